@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a call of `kvcore.compat` costs over the calls of the core that do the same.
+"""Measure what a call of `kvcore.compat` costs over the equivalent calls of the core.
 
-Run: python -m benches.compat [--running 256] [--rounds 15]. Both do the same work in turn, in CPU
-time of this thread; the least of the rounds. Requests are objects as vLLM's, with their own hashes
-or without. In the rows with a star nothing is read but an id, counts and the token that is new;
-what those cost over the core is compared with MOST. Adapters decode by `append`, which is
+Run: python -m benches.compat [--running 256] [--rounds 15]. Both do the same work in turn; the time
+is CPU time of this thread, the least of the rounds. Requests are objects as vLLM's, with their own
+hashes or without. In the rows with a star nothing is read but an id, counts and the token that is
+new; what those cost over the core is compared with MOST. Adapters decode by `append`, which is
 `allocate_slots(request, 1)` without its other arguments.
 """
 
@@ -57,15 +57,15 @@ class EngineRequest:
 
     @property
     def num_tokens(self) -> int:
-        """Prompt and answer."""
+        """The number of tokens of prompt and answer."""
         return len(self.all_token_ids)
 
     def is_finished(self) -> bool:
-        """Whether it is over."""
+        """Return whether the request has finished."""
         return self.ended
 
     def say(self, token: int) -> None:
-        """A step is over, and its token is known."""
+        """Append the token of a finished step."""
         self.num_computed_tokens = self.num_tokens
         self.all_token_ids.append(token)
         if hasattr(self, "block_hashes"):
@@ -90,7 +90,7 @@ class Round:
     def clock(
         self, kind: str, call: Call, requests: list[EngineRequest], num_shares: int | None = None
     ) -> None:
-        """Make a call for each of these; num_shares: how many requests a call is for, in all."""
+        """Time a call with each item. num_shares: total number of requests that the calls serve."""
         start = time.thread_time()
         for request in requests:
             call(request)
@@ -98,14 +98,14 @@ class Round:
         self.counts[kind] += num_shares or len(requests)
 
     def microseconds(self, kind: str) -> float:
-        """Of one call, with the loop around it."""
+        """Return the microseconds of one call, including the loop around it."""
         return 1e6 * self.seconds[kind] / self.counts[kind]
 
 
 def measure(
     calls: Calls, name: str, num_running: int, *, own_hashes: bool, append_first: bool = False
 ) -> Round:
-    """The life of requests that run side by side: admitted, decoded, preempted, and so to the end.
+    """Run requests side by side from admission over decoding and preemption to the end.
 
     name: of the round; no two requests share a prompt. append_first: whether the first block is
     decoded by `append` and the second by `allocate_slots`, or the other way round.
@@ -145,7 +145,7 @@ def measure(
 
 
 def over_compat(config: Config) -> Calls:
-    """The calls as an engine that was written for vLLM makes them."""
+    """Return the calls as an engine written for vLLM makes them."""
     manager = Compat(config, log_stats=False, tells_steps=True)
 
     def admit(request: EngineRequest) -> None:
@@ -176,7 +176,7 @@ def over_compat(config: Config) -> Calls:
 
 
 def over_core(config: Config) -> Calls:
-    """The calls of the core that do the same, one request at a time."""
+    """Return the equivalent calls of the core, one request at a time."""
     manager = KVCacheManager(config)
 
     def admit(request: EngineRequest) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Copies of randomly placed pages against one contiguous copy_ of as many bytes, as ratios.
+"""Compare copies of randomly placed pages with one contiguous copy_ of as many bytes.
 
 Both sides take turns in one process, on the same memory, and are measured by process CPU
 time and wall time; a ratio is the median over rounds of (contiguous time / pages' time): 1.0 is
@@ -44,7 +44,7 @@ class Figure:
 
 
 def page_layout(page_kib: int, order: Order) -> CacheLayout:
-    """An fp16 layout of NUM_LAYERS layers whose page has this many KiB."""
+    """Return an fp16 layout of NUM_LAYERS layers whose page has this many KiB."""
     head_dim = 64
     block_size = page_kib * 1024 // (NUM_LAYERS * 2 * head_dim * 2)
     return CacheLayout(
@@ -58,7 +58,7 @@ def page_layout(page_kib: int, order: Order) -> CacheLayout:
 
 
 def operations(cache: Cache, num_pages: int, seed: int) -> dict[str, tuple[Operation, Operation]]:
-    """Each copying command on randomly placed pages, and a contiguous operation of as many bytes.
+    """Return the copying commands on random pages, each with a contiguous operation of equal size.
 
     cache: of 2 * num_pages device blocks and at least num_pages host blocks, which are written.
     """
@@ -88,7 +88,7 @@ def operations(cache: Cache, num_pages: int, seed: int) -> dict[str, tuple[Opera
 
 
 def measure(page_kib: int, order: Order, rounds: int, seed: int) -> list[Figure]:
-    """Ratios of the four operations at one page size and order."""
+    """Measure the ratios of the four operations at one page size and order."""
     num_pages = PAYLOAD_MIB * 1024 // page_kib
     cache = Cache(page_layout(page_kib, order), 2 * num_pages, 2 * num_pages)
     figures = []
@@ -126,9 +126,9 @@ def _ratios(whole: Operation, pages: Operation, rounds: int) -> tuple[float, flo
 def main() -> None:
     """Print the figures, one per line, with the goal if there is one."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=15, help="measurements a line")
+    parser.add_argument("--rounds", type=int, default=15, help="measurements per line")
     parser.add_argument("--seed", type=int, default=0, help="seed of the placement")
-    parser.add_argument("--json", action="store_true", help="one JSON object a line")
+    parser.add_argument("--json", action="store_true", help="print one JSON object per line")
     options = parser.parse_args()
     torch.set_num_threads(1)
     orders: tuple[Order, ...] = ("block_major", "layer_major")

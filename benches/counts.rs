@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! One call, many times, in a pool whose blocks all hold something: for counting instructions.
+//! Make one call many times in a pool whose blocks are all cached, to count its instructions.
 //!
 //! Run: `make counts`, which runs `counts CALL BLOCKS` under callgrind for each call and two pools,
-//! and counts what is inside `measured` alone. Without arguments each call is made once.
+//! and counts only what is inside `measured`. Without arguments each call is made once.
 
 use std::hint::black_box;
 
@@ -55,7 +55,7 @@ struct Bench {
 }
 
 impl Bench {
-    /// A pool that requests filled and left.
+    /// Make a pool that requests have filled and left.
     fn new(blocks: u32) -> Bench {
         let mut config = Config::new(blocks, BLOCK_SIZE, b"bench");
         config.hashing = Hashing::Xxh3;
@@ -75,16 +75,16 @@ impl Bench {
         bench
     }
 
-    /// Measure one call after those before it.
+    /// Measure one call, after the calls that prepare it.
     fn run(&mut self, call: &str) {
         let before = CALLS.iter().take_while(|&&before| before != call);
         before.filter(|&&before| before != "append_ahead").for_each(|before| self.call(before));
         if call == "append" {
-            // The first ones move each prompt to a column with room for more.
+            // The first calls move each prompt to a column with room for more.
             self.call(call);
         }
         if call == "fork" {
-            // The first ones take memory from where it was freed last, in pieces of many sizes.
+            // The first calls reuse freed memory, in pieces of many sizes.
             self.call(call);
             self.call("take_batch");
             for child in &self.children {
@@ -127,7 +127,7 @@ impl Bench {
                     allocate_slots(state, id, &slot_request).expect("the arguments are right");
                 assert!(got.is_ok(), "the pool has room");
             }),
-            // Ahead, the batch before the last sampled each token, which fills a position to come.
+            // Ahead, the batch before the last sampled each token, which fills a placeholder.
             "append" | "append_ahead" => {
                 for step in 0..2 * BLOCK_SIZE {
                     let tokens = rows.map(|row| 1_000 * row + step);
@@ -156,7 +156,7 @@ impl Bench {
     }
 }
 
-/// All that is counted.
+/// Run the work; only its instructions are counted.
 #[inline(never)]
 fn measured(bench: &mut Bench, call: &str) {
     bench.call(black_box(call));

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What one call into the twin costs, by what it takes and gives back.
+"""Measure what one call into the twin costs, depending on its arguments and result.
 
 Run: python -m benches.crossings [options of pytest, e.g. -k append]. pytest-benchmark in CPU time
-of the thread, since machines are shared; compare rows of one run with each other, and no row with
-one of another day. `tests/core/test_crossings.py` counts how many calls a step makes.
+of the thread, since machines are shared; compare rows of one run with each other, but not rows of
+different runs. `tests/core/test_crossings.py` counts how many calls a step makes.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from kvcore import Config, KVCacheManager, Request
 BLOCK_SIZE = 16
 NUM_REQUESTS = 64
 NUM_TOKENS = 4096
-FIRST_TOKEN = 100_000  # above the ints that Python keeps
+FIRST_TOKEN = 100_000  # above the ints that Python caches
 
 ROUNDS = 20
-STEPS = 100  # a round; all of them together fit the pool
-CALLS = 500  # a round
+STEPS = 100  # per round; the steps of all rounds fit the pool
+CALLS = 500  # per round
 
 
 class Bench(Protocol):
-    """The fixture of pytest-benchmark, as far as it is used."""
+    """The part of pytest-benchmark's fixture that is used here."""
 
     def pedantic(self, target: Callable[[], object], *, rounds: int, iterations: int) -> object:
         """Time a call in this many rounds of this many calls."""
@@ -36,7 +36,7 @@ class Bench(Protocol):
 
 @pytest.fixture
 def manager() -> KVCacheManager:
-    """A pool of 16,384 blocks with one request of a prompt, and NUM_REQUESTS of three tokens."""
+    """Make a pool of 16,384 blocks with one prompt and NUM_REQUESTS requests of three tokens."""
     made = KVCacheManager(Config(16_384, BLOCK_SIZE), "rust")
     made.add_request(Request("long", range(FIRST_TOKEN, FIRST_TOKEN + NUM_TOKENS)))
     made.allocate_slots("long", NUM_TOKENS)
@@ -48,12 +48,12 @@ def manager() -> KVCacheManager:
 
 
 def names() -> list[str]:
-    """Ids of the short requests."""
+    """Return the ids of the short requests."""
     return [f"request-{number}" for number in range(NUM_REQUESTS)]
 
 
 def rows() -> array.array[int]:
-    """Their rows."""
+    """Return the rows of the short requests."""
     return array.array("i", range(1, 1 + NUM_REQUESTS))
 
 
@@ -98,7 +98,7 @@ def test_append_64_requests(benchmark: Bench, manager: KVCacheManager, kind: str
 @pytest.mark.parametrize("num_requests", [256, 1024])
 @pytest.mark.parametrize("kind", ["known", "ahead"])
 def test_append_rows(benchmark: Bench, num_requests: int, kind: str) -> None:
-    """A decode step from buffers; ahead: each token fills a position to come."""
+    """Measure a decode step from buffers; ahead: each token fills a placeholder position."""
     manager = KVCacheManager(Config(40 * num_requests, BLOCK_SIZE), "rust")
     rows = array.array("i")
     for number in range(num_requests):
@@ -113,7 +113,7 @@ def test_append_rows(benchmark: Bench, num_requests: int, kind: str) -> None:
 
 
 def step(manager: KVCacheManager, requests: Any, tokens: Any) -> None:
-    """A token each, and the batch."""
+    """Append a token to each request and take the batch."""
     if manager.append(requests, tokens).refused is not None:
         raise RuntimeError("the pool is full")
     manager.take_batch()
@@ -131,7 +131,7 @@ def test_the_ids_of_256_blocks(benchmark: Bench, manager: KVCacheManager) -> Non
 
 
 def main() -> int:
-    """Run all of it under pytest."""
+    """Run all benches of this file under pytest."""
     columns = "--benchmark-columns=min,median,stddev,rounds"
     timer = "--benchmark-timer=time.thread_time"
     quiet = ["-q", "-p", "no:cacheprovider", "--benchmark-sort=name", columns, timer]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tokens a second of the engine over the same forward with one contiguous cache a request.
+"""Compare the engine's speed with a forward pass over one contiguous cache per request.
 
 Both sides answer the same prompts in the same batches, take turns in one process, and the
 figure is the median over rounds of (contiguous time / engine's time): 1.0 means that blocks and
@@ -46,7 +46,7 @@ class Figure:
 
 
 def smollm2_shape() -> LlamaConfig:
-    """The shape of SmolLM2-135M."""
+    """Return the shape of SmolLM2-135M."""
     return LlamaConfig(
         num_layers=30,
         hidden_size=576,
@@ -59,7 +59,7 @@ def smollm2_shape() -> LlamaConfig:
 
 
 def make_requests(number: int, num_prompt_tokens: int, max_tokens: int) -> list[GenerationRequest]:
-    """Prompts of random tokens."""
+    """Make requests with prompts of random tokens."""
     draw = random.Random(number)
     return [
         GenerationRequest(
@@ -120,12 +120,12 @@ def measure(
 def main() -> None:
     """Print one line per batch size, with the goal."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=5, help="measurements a line")
-    parser.add_argument("--prompt-tokens", type=int, default=64, help="tokens a prompt")
-    parser.add_argument("--max-tokens", type=int, default=24, help="tokens an answer")
-    parser.add_argument("--threads", type=int, default=1, help="of torch")
-    parser.add_argument("--backend", choices=("rust", "python"), help="of the manager")
-    parser.add_argument("--json", action="store_true", help="one JSON object a line")
+    parser.add_argument("--rounds", type=int, default=5, help="measurements per line")
+    parser.add_argument("--prompt-tokens", type=int, default=64, help="tokens per prompt")
+    parser.add_argument("--max-tokens", type=int, default=24, help="tokens per answer")
+    parser.add_argument("--threads", type=int, default=1, help="threads of torch")
+    parser.add_argument("--backend", choices=("rust", "python"), help="the manager's backend")
+    parser.add_argument("--json", action="store_true", help="print one JSON object per line")
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
     model = tiny_model(config=smollm2_shape())

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What publishing costs the engine's thread, beside what its manager costs.
+"""Measure what publishing events costs the engine's thread, compared with its manager.
 
 Run: python -m benches.events. Requests of shared prompts are admitted, decoded and freed on the
 Rust twin; the same work runs with and without a publisher, in turns. The time is CPU time of the
-engine's thread alone; the publisher's thread has its own.
+engine's thread; the publisher has a thread of its own.
 """
 
 from __future__ import annotations

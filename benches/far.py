@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pages to and from Redis through a far tier, beside the client library alone; needs redis-server.
+"""Compare a far tier's page transfers to Redis with the client library alone; needs redis-server.
 
 Run: python -m benches.far. Batches of 32 pages, put and got in turns; the figure is the median of
 the ratios of neighbours. The library alone sends the same bytes and does nothing with the answer.
@@ -29,14 +29,14 @@ PLACE = Place(bytes(range(32)))
 
 
 def timed(call: Callable[[], object]) -> float:
-    """Seconds of a call."""
+    """Return the seconds of a call."""
     started = time.perf_counter()
     call()
     return time.perf_counter() - started
 
 
 def wait(tier: ThreadedTier, ticket: int | None) -> None:
-    """Until a ticket ended, all its names OK."""
+    """Wait until a ticket has ended, and check that all its names are OK."""
     assert ticket is not None
     while not (done := tier.poll()):
         time.sleep(0.0001)
@@ -44,7 +44,7 @@ def wait(tier: ThreadedTier, ticket: int | None) -> None:
 
 
 def measure(size: int) -> tuple[float, float, float]:
-    """Ratios of put and get, the library's time over the tier's, and MB a second of gets."""
+    """Return the ratios of put and get (library time over tier time), and MB per second of gets."""
     library = load_extra("redis", what="pages in Redis", package="redis", extra="redis")
     client = library.Redis(port=PORT)
     tier = ThreadedTier(RedisStore(f"redis://127.0.0.1:{PORT}/0", timeout_s=30))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a CUDA device takes for the commands of a batch, as shares of its own bandwidth.
+"""Measure a CUDA device's time for the commands of a batch, as shares of its own bandwidth.
 
 Run: `make gpu-check`, or `python -m benches.gpu`. Each side is one call over the same memory
 (random pages; one contiguous operation of as many bytes). Both are queued in turn on one stream
@@ -41,12 +41,12 @@ GOAL = 0.9
 RUNNING = 1024
 TABLE_BLOCKS = 512
 AHEAD_CYCLES = 40_000_000
-"""The device waits so long (some 20 ms) before what is timed, so that it never waits for a call."""
+"""The device first waits this long (some 20 ms), so that it never waits for a call."""
 
 
 @attrs.frozen(kw_only=True)
 class Taken:
-    """Seconds that an operation takes of the device, and of the caller."""
+    """The seconds of an operation on the device, and of its caller."""
 
     device: float
     caller: float
@@ -76,7 +76,7 @@ class Timer:
         return Taken(device=float(start.elapsed_time(end)) / 1e3, caller=caller)
 
     def compare(self, whole: Operation, pages: Operation, rounds: int) -> tuple[float, Taken]:
-        """Median of (whole's time / pages' time) on the device, and the medians of pages."""
+        """Return the median ratio (whole over pages) on the device, and the medians of pages."""
         whole(), pages()
         shares, taken = [], []
         for turn in range(rounds):
@@ -88,7 +88,7 @@ class Timer:
 
 
 def medians(taken: Sequence[Taken]) -> Taken:
-    """The medians of several measurements."""
+    """Return the medians of several measurements."""
     return Taken(
         device=statistics.median(each.device for each in taken),
         caller=statistics.median(each.caller for each in taken),
@@ -116,7 +116,7 @@ def measure_tables(timer: Timer, rounds: int) -> None:
     for place in range(min(rounds + 1, TABLE_BLOCKS)):
         batch = close(place, [SetTable(row, 0, place, row + 1) for row in range(RUNNING)])
         taken.append(timer.measure(partial(runtime.apply, batch)))
-    median = medians(taken[1:])  # the first one compiles
+    median = medians(taken[1:])  # the first run compiles
     print(
         f"tables: one entry for each of {RUNNING} requests: {median.device * 1e6:.0f} us of the "
         f"device, {median.caller * 1e6:.0f} us of the caller"
@@ -124,7 +124,7 @@ def measure_tables(timer: Timer, rounds: int) -> None:
 
 
 def busy_batch() -> Batch:
-    """A batch with copies, swaps both ways, zeros and table changes."""
+    """Return a batch with copies, swaps both ways, zeros and table changes."""
     commands: list[Command] = [SwapOut(1, 0), SwapOut(2, 1), SwapIn(3, 3), SwapIn(4, 4)]
     commands += [CopyOnWrite(5, 6), Zero(7)]
     return close(0, commands + [SetTable(row, 0, 0, row + 1) for row in range(64)])
@@ -150,11 +150,11 @@ def count_launches(device: torch.device) -> None:
 
 
 def main() -> None:
-    """Print the figures, or that there is no device."""
+    """Print the figures, or a note that there is no device."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="cuda", help="cuda, or cpu to try the program")
-    parser.add_argument("--pages", type=int, default=1000, help="pages a call")
-    parser.add_argument("--rounds", type=int, default=21, help="measurements a line")
+    parser.add_argument("--pages", type=int, default=1000, help="pages per call")
+    parser.add_argument("--rounds", type=int, default=21, help="measurements per line")
     options = parser.parse_args()
     if options.device == "cuda" and not torch.cuda.is_available():
         print("benches.gpu: there is no CUDA device here, nothing is measured")

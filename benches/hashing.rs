@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What hashing a prompt of 100,000 tokens costs, beside the bare chain of SHA-256.
+//! Measure the hashing of a prompt of 100,000 tokens against a bare chain of SHA-256.
 //!
-//! Run: `cargo bench --bench hashing`. The bare chain is SHA-256(parent, 16 tokens of 4 bytes), no
-//! encoding and no check: what any chain of SHA-256 costs at least. Rounds of all cases take turns,
-//! so that a neighbour's load meets them alike; a case's time is its least, and its ratio to the
+//! Run: `cargo bench --bench hashing`. The bare chain is SHA-256(parent, 16 tokens of 4 bytes),
+//! without encoding or checks: the least that any chain of SHA-256 costs. Rounds of all cases take
+//! turns, so that other load affects them alike; a case's time is its least, and its ratio to the
 //! bare chain the median over rounds. `-- --test` runs each case once.
 
 use std::hint::black_box;
@@ -17,10 +17,10 @@ use sha2::{Digest, Sha256};
 const NUM_TOKENS: usize = 100_000;
 const BLOCK_SIZE: u32 = 16;
 const NUM_ROUNDS: usize = 200;
-/// Token ids of a vocabulary of today: most take five bytes in CBOR.
+/// Return token ids of a current vocabulary; most take five bytes in CBOR.
 const VOCABULARY: u32 = 151_936;
 
-/// A name and what it hashes.
+/// The name of a case and its work.
 struct Case<'a> {
     name: &'static str,
     run: Box<dyn Fn() -> BlockHash + 'a>,
@@ -65,7 +65,7 @@ fn case<'a>(
     Case { name, run: Box::new(run) }
 }
 
-/// The chain of a request that decodes: each block is hashed when its last token comes.
+/// Hash the chain of a decoding request: each block when its last token arrives.
 fn block_by_block(tokens: &[u32]) -> BlockHash {
     let (none, hashing) = (ExtraKeys::default(), Hashing::Sha256Cbor);
     let (mut parent, mut start) = (root_hash(b"bench", hashing), 0);
@@ -99,7 +99,7 @@ fn tokens() -> Vec<u32> {
     (0..NUM_TOKENS).map(|_| next()).collect()
 }
 
-/// An adapter, and an image of 576 tokens in each 2048.
+/// Return extra inputs: an adapter, and an image of 576 tokens per 2048.
 fn extra_keys() -> ExtraKeys {
     let lora = LoRA { name: "adapter".to_owned(), path: "adapters/adapter".to_owned() };
     let image = |offset| MediaItem { identifier: "f".repeat(64), offset, length: 576 };

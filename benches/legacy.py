@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a facade's call costs beside what it asks of the core.
+"""Measure what a facade's call costs compared with the core calls that it makes.
 
 Run: python -m benches.legacy [--rounds 15] [--backend rust] [--facade v0]. A story is played on a
-facade once to note what each of its phases asks of the core; then the story and what was asked are
-done in turn, in CPU time of this thread, and the least of the rounds is kept. A phase is some
-hundred calls, so that the clock does not count.
+facade once to record the core calls of each phase; then the story and the recorded calls run in
+turn, in CPU time of this thread, and the least of the rounds is kept. A phase has some hundred
+calls, so that reading the clock does not matter.
 
 Beneath a call are the transitions that it makes, and hashing where the core does it: the ratio is
 the call's time by theirs, and `MOST` is what it may be. What a call reads of the core is told
@@ -42,15 +42,15 @@ class Story(Protocol):
     """
 
     backing: Backing
-    """The blocks behind the facade, fresh."""
+    """The blocks behind the facade, not yet used."""
 
     def phases(self) -> Iterator[tuple[str, Work]]:
-        """Names and work, to be done in order before the next one is requested."""
+        """Yield names and work; each work must run before the next one is requested."""
         ...
 
 
 class Each:
-    """Work that calls something with each row of arguments, and keeps the answers."""
+    """Work that calls a function with each row of arguments, and keeps the results."""
 
     def __init__(self, call: Callable[..., Any], *columns: Iterable[object]) -> None:
         self.call = call
@@ -67,7 +67,7 @@ class Each:
 
 @attrs.define
 class Noted:
-    """What a phase asks of the core, and how many calls of the facade it is."""
+    """The core calls of a phase, and the number of facade calls that made them."""
 
     num_calls: int
     transitions: Calls
@@ -75,7 +75,7 @@ class Noted:
 
 
 class Noting:
-    """Blocks that note each call that reaches them."""
+    """Blocks that record each call that reaches them."""
 
     def __init__(self, blocks: Any) -> None:
         self._blocks = blocks
@@ -88,13 +88,13 @@ class Noting:
 
         def call(*args: Any) -> Any:
             lists = (each[:] if isinstance(each, list) else each for each in args)
-            calls.append((name, tuple(lists)))  # a table goes on changing
+            calls.append((name, tuple(lists)))  # copies, since a table keeps changing
             return method(*args)
 
         return call
 
     def wrap(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """A function that does the same and is noted; an iterator is read to its end."""
+        """Return a function whose calls are recorded; an iterator is read to its end."""
 
         def read(*args: Any, **options: Any) -> Any:
             answer = function(*args, **options)
@@ -107,7 +107,7 @@ class Noting:
         return call
 
     def hand_out(self, num_calls: int) -> Noted:
-        """What was noted since the last time, which is forgotten."""
+        """Return the calls recorded since the last time, and forget them."""
         noted = Noted(num_calls, self.transitions[:], self.reads[:])
         self.transitions.clear()
         self.reads.clear()
@@ -115,13 +115,13 @@ class Noting:
 
 
 def is_transition(name: str) -> bool:
-    """Whether a call of this name changes the tiers, by what it answers."""
+    """Return whether a call changes the tiers, judged by its return type."""
     function = next(getattr(each, name) for each in MODULES if hasattr(each, name))
     return str(function.__annotations__["return"]).startswith("Outcome")
 
 
 def note(story: Story) -> dict[str, Noted]:
-    """What each phase of a story asks of the core; the story is played."""
+    """Play a story and return the core calls of each phase."""
     noting: Any = Noting(story.backing.blocks)
     story.backing.blocks = noting
     places = getattr(story, "core_functions", ())
@@ -139,14 +139,14 @@ def note(story: Story) -> dict[str, Noted]:
 
 
 def time_story(story: Story) -> dict[str, float]:
-    """Seconds of each phase of a story."""
+    """Return the seconds of each phase of a story."""
     return {name: seconds(work) for name, work in story.phases()}
 
 
 def time_calls(backing: Backing, noted: dict[str, Noted]) -> dict[str, tuple[float, float]]:
-    """Seconds of the same transitions on fresh blocks, and of the reads behind them.
+    """Return the seconds of the recorded transitions on fresh blocks, and of the recorded reads.
 
-    The reads of a phase are done when its transitions are, which changes what they answer.
+    The reads of a phase run after its transitions, which changes their results.
     """
     blocks = backing.blocks
     return {
@@ -156,7 +156,7 @@ def time_calls(backing: Backing, noted: dict[str, Noted]) -> dict[str, tuple[flo
 
 
 def calls_of(blocks: Any, calls: Calls) -> Work:
-    """Work that makes calls, one after the other."""
+    """Return work that makes the calls, one after the other."""
     bound = [
         (getattr(blocks, method) if isinstance(method, str) else method, args)
         for method, args in calls
@@ -170,7 +170,7 @@ def calls_of(blocks: Any, calls: Calls) -> Work:
 
 
 def seconds(work: Work) -> float:
-    """CPU seconds of this thread that some work takes."""
+    """Return the CPU seconds of this thread that some work takes."""
     start = time.thread_time()
     work()
     return time.thread_time() - start
@@ -182,7 +182,7 @@ def measure(make: Callable[[BackendName], Story], backend: BackendName, rounds: 
     facade = dict.fromkeys(noted, float("inf"))
     transitions, reads = dict(facade), dict(facade)
     for _ in range(rounds):
-        gc.collect()  # what the rounds before left is memory for this one
+        gc.collect()  # frees the memory of earlier rounds
         for name, value in time_story(make(backend)).items():
             facade[name] = min(facade[name], value)
         for name, (changing, reading) in time_calls(make(backend).backing, noted).items():
@@ -206,24 +206,26 @@ def measure(make: Callable[[BackendName], Story], backend: BackendName, rounds: 
 
 
 class Idle:
-    """What any call of a facade costs before it does something."""
+    """A facade whose call does nothing, to measure the cost of a call."""
 
     def call(self, first: int, second: int) -> None:
-        """Does nothing."""
+        """Do nothing."""
 
 
 def time_idle(num_calls: int = 1000, rounds: int = 15) -> float:
-    """Microseconds of a method that does nothing, called as those of the facades are."""
+    """Return the microseconds of a method that does nothing, called as the facades' methods are."""
     work = Each(Idle().call, range(num_calls), range(num_calls))
     return 1e6 * min(seconds(work) for _ in range(rounds)) / num_calls
 
 
 def main() -> None:
-    """Measure the stories of all facades, or of those whose files have a name in them."""
-    parser = argparse.ArgumentParser(description="What a facade's call costs.")
+    """Measure the stories of all facades, or of those whose file names contain a given name."""
+    parser = argparse.ArgumentParser(description="Measure what a facade's call costs.")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--backend", choices=BACKENDS)
-    parser.add_argument("--facade", default="", help="such as v0, v03, kv_cache")
+    parser.add_argument(
+        "--facade", default="", help="part of a facade's file name, such as v0, v03, kv_cache"
+    )
     options = parser.parse_args()
     gc.disable()
     questions = []

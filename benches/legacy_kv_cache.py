@@ -30,7 +30,7 @@ NUM_BLOCKS = 8192
 
 @attrs.define
 class Request:
-    """What the manager reads of a request."""
+    """A request as the manager reads it."""
 
     request_id: str
     all_token_ids: list[int]
@@ -42,12 +42,12 @@ class Request:
 
     @property
     def num_tokens(self) -> int:
-        """Prompt and generated tokens."""
+        """The number of prompt and generated tokens."""
         return len(self.all_token_ids)
 
 
 class V1:
-    """Requests of their own, then as many that hit all of them, decode and end."""
+    """Distinct requests, then as many that hit all their blocks, decode and end."""
 
     def __init__(self, backend: BackendName) -> None:
         spec = FullAttentionSpec(SIZE, num_kv_heads=1, head_size=1, dtype="float16")
@@ -60,7 +60,7 @@ class V1:
         self.second = [Request(f"b{number}", [*each, 1]) for number, each in enumerate(tokens)]
 
     def phases(self) -> Iterator[tuple[str, Work]]:
-        """The life of all requests."""
+        """Yield the phases of all requests."""
         manager, first, second = self.manager, self.first, self.second
         allocate = manager.allocate_slots
         yield "look-up, hashes and a miss", Each(manager.get_computed_blocks, first)
@@ -83,7 +83,7 @@ class V1:
         yield "take_batch", manager.take_batch
 
     def _compute(self, requests: list[Request], num_computed: int) -> None:
-        """This many tokens are computed, and one is new."""
+        """Set the number of computed tokens of each request, and append a token."""
         for request in requests:
             request.num_computed_tokens = num_computed
             request.all_token_ids += [3] * (num_computed + 1 - request.num_tokens)

@@ -37,7 +37,7 @@ class Naive:
         ]
 
     def phases(self) -> Iterator[tuple[str, Work]]:
-        """The life of all groups."""
+        """Yield the phases of all groups."""
         manager, groups = self.manager, self.groups
         seqs = [group.seqs[0] for group in groups]
         yield "can_allocate", Each(manager.can_allocate, groups)
@@ -77,7 +77,7 @@ class Naive:
 
 
 class Cached(Naive):
-    """The same where they share half of their prompt."""
+    """Groups that share half of their prompt."""
 
     caching = True
 
@@ -90,7 +90,7 @@ class Blocks:
         self.backing = self.allocator.blocks.backing
 
     def phases(self) -> Iterator[tuple[str, Work]]:
-        """One block at a time."""
+        """Yield phases that handle one block at a time."""
         allocator, count = self.allocator, 1024
         alone = [None] * count
         tokens = [[number] * SIZE for number in range(count)]

@@ -40,7 +40,7 @@ class Space:
             self.children.append(Sequence(3 * number + 2, "", range(PROMPT), SIZE))
 
     def phases(self) -> Iterator[tuple[str, Work]]:
-        """The life of all groups; what engines do between the calls leaves caches alone."""
+        """Yield the phases of all groups, without an engine's work between the calls."""
         manager, groups, children = self.manager, self.groups, self.children
         seqs = [seq for group in groups for seq in group.get_seqs()]
         yield "can_allocate", Each(manager.can_allocate, groups)
@@ -90,7 +90,7 @@ class Early:
         ]
 
     def phases(self) -> Iterator[tuple[str, Work]]:
-        """The life of all requests."""
+        """Yield the phases of all requests."""
         manager, requests = self.manager, self.requests
         first, *others = requests
         strangers = [Request(f"stranger {n}", [1000 + n] * PROMPT) for n in range(15)]

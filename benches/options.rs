@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What a second group or a batch in flight costs a decode step.
+//! Measure what a second group or a batch in flight costs a decode step.
 //!
-//! Run: `cargo bench --bench options`. Rounds of all cases take turns, so that a neighbour's load
-//! meets them alike; a case's time is its least, and its ratio to the first the median over rounds.
+//! Run: `cargo bench --bench options`. Rounds of all cases take turns, so that other load affects
+//! them alike; a case's time is its least, and its ratio to the first the median over rounds.
 //! `-- --test` runs each case once. `benches/replay.rs --events` has the price of events.
 
 use std::time::{Duration, Instant};
@@ -62,7 +62,7 @@ fn cases(running: u32, steps: u32) -> Vec<(&'static str, Config)> {
     ]
 }
 
-/// This many decode steps of this many requests; each batch is completed before the next is taken.
+/// Run decode steps of some requests; each batch is completed before the next is taken.
 fn decode(config: &Config, running: u32, steps: u32) -> Duration {
     let mut state = make_state(config.clone()).expect("the sizes are right");
     for number in 0..running {

@@ -1,18 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The gain of planning a step while the previous one is computed: tokens per second, with and
-without.
+"""Measure the gain in tokens per second of planning a step while the previous one is computed.
 
 The same requests, the same model and pool; engines with no, one and two batches in flight take
 turns in one process, and the figure is the median over rounds of (time without / time with): above
-1.0 overlapping wins. Engines are made once, and each round asks for other prompts, so that nothing
-is hit. Each step holds the same requests in all of them. "At best" is what one batch in flight
-could reach if nothing but batches and forward passes took time. Random weights, greedy. Goals for
-one batch in flight: 0.95 at hidden 512, 1.2 with the tiny model from 8 requests on. With overlap
-the passes have a core of their own, so torch has `--threads` there, and `--threads-without` where
-nothing overlaps. The two processes keep to a core each, the last two that are allowed, and the
-engine without overlap runs on either; `--floating` leaves all to the system, as `--threads 2`
-needs. On a CUDA device (`--device cuda`) the last model has 8 layers of the shape of Llama 3 8B's;
-bfloat16.
+1.0 overlapping wins. Engines are made once, and each round uses new prompts, so that there are no
+hits. Each step has the same requests in all engines. "At best" is the gain of one batch in flight
+if only batches and forward passes took time. Random weights, greedy. Goals for one batch in flight:
+0.95 at hidden 512, 1.2 with the tiny model from 8 requests on. With overlap the passes have a core
+of their own, so torch has `--threads` there, and `--threads-without` where nothing overlaps. The
+two processes keep to a core each, the last two that are allowed, and the engine without overlap
+runs on either; `--floating` leaves all to the system, as `--threads 2` needs. On a CUDA device
+(`--device cuda`) the last model has 8 layers of the shape of Llama 3 8B's; bfloat16.
 """
 
 import argparse
@@ -62,7 +60,7 @@ class Side:
 
 
 def make_model(shape: dict[str, Any], device: str) -> Llama:
-    """The tiny model, wider."""
+    """Make the tiny model with another shape."""
     dtype = torch.float32 if device == "cpu" else torch.bfloat16
     config = attrs.evolve(tiny_config(), **shape)
     return tiny_model(config=config, device=device, dtype=dtype)
@@ -95,7 +93,7 @@ def measure(
     threads: tuple[int, int],
     pair: list[int],
 ) -> dict[int, Side]:
-    """Let the engines answer in turn, this many times. threads: of torch, without and with.
+    """Let the engines answer in turn, this many times. threads: torch's, without and with overlap.
 
     pair: the cores of the caller and of the process, if they keep to them.
     """
@@ -114,7 +112,7 @@ def measure(
             if pair:
                 os.sched_setaffinity(0, pair[:1] if number else pair)
             computed[0] = 0.0
-            engine.metrics.__init__()  # type: ignore[misc] # counts from 0 again
+            engine.metrics.__init__()  # type: ignore[misc] # reset the counts
             started = time.perf_counter()
             for request in asked:
                 engine.add_request(request)
@@ -132,7 +130,7 @@ def measure(
 
 
 def vary(request: GenerationRequest, turn: int) -> GenerationRequest:
-    """A request of a turn, whose blocks no other turn has."""
+    """Return a request for one turn, whose blocks no other turn shares."""
     prompt = (turn % 256, turn // 256, *request.prompt[2:])
     return attrs.evolve(request, request_id=f"{request.request_id} {turn}", prompt=prompt)
 
@@ -140,15 +138,19 @@ def vary(request: GenerationRequest, turn: int) -> GenerationRequest:
 def main() -> None:
     """Print a line for each model, number of requests and number of batches in flight."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=15, help="measurements a line")
-    parser.add_argument("--max-tokens", type=int, default=32, help="tokens an answer")
-    parser.add_argument("--threads", type=int, default=1, help="of torch, with overlap")
-    parser.add_argument("--threads-without", type=int, default=1, help="of torch, without")
-    parser.add_argument("--backend", choices=("rust", "python"), help="of the manager")
-    parser.add_argument("--floating", action="store_true", help="leave the cores to the system")
+    parser.add_argument("--rounds", type=int, default=15, help="measurements per line")
+    parser.add_argument("--max-tokens", type=int, default=32, help="tokens per answer")
+    parser.add_argument("--threads", type=int, default=1, help="threads of torch with overlap")
+    parser.add_argument(
+        "--threads-without", type=int, default=1, help="threads of torch without overlap"
+    )
+    parser.add_argument("--backend", choices=("rust", "python"), help="the manager's backend")
+    parser.add_argument("--floating", action="store_true", help="let the system choose the cores")
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
-    parser.add_argument("--only", help="the one model to measure, as lines begin with it")
-    parser.add_argument("--requests", type=int, nargs="*", default=[2, 8, 32], help="at a time")
+    parser.add_argument("--only", help="measure only this model, as named at the start of its line")
+    parser.add_argument(
+        "--requests", type=int, nargs="*", default=[2, 8, 32], help="numbers of requests at a time"
+    )
     given = parser.parse_args()
     threads = (given.threads_without, given.threads)
     is_kept = runs_in_fork(torch.device(given.device)) and not given.floating

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What an eviction policy costs: allocating and freeing in a full pool under each one.
+//! Measure each eviction policy: allocating and freeing in a full pool.
 //!
-//! Run: `cargo bench --bench policies`. It prints nanoseconds of processor time per block. What an
-//! allocation costs more than under `lru` is the decision; requests wait for a tenth of the pool.
+//! Run: `cargo bench --bench policies`. It prints nanoseconds of processor time per block. The
+//! extra cost over `lru` is that of the policy's decision; requests wait for a tenth of the pool.
 
 use std::hint::black_box;
 use std::time::Duration;
@@ -31,7 +31,7 @@ fn main() {
     }
 }
 
-/// The time of all allocations, and of all calls that free what they got.
+/// The time of all allocations, and of all calls that free them.
 fn measure(eviction: Eviction) -> (Duration, Duration) {
     let mut config = Config::new(NUM_BLOCKS, 1, b"seed");
     (config.eviction, config.hashing) = (eviction, Hashing::Xxh3);

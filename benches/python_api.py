@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a call of the manager costs from Python, and whether the pool's size matters.
+"""Measure what a call of the manager costs from Python, and whether the pool's size matters.
 
 Run: python benches/python_api.py [--rounds 5]. Cases alternate inside each round and the least of
 the rounds is kept, in CPU time of this thread, because machines are noisy; only the ratios mean
@@ -25,19 +25,19 @@ BACKENDS: tuple[Literal["rust", "python"], ...] = ("rust", "python")
 
 
 def seconds(work: Callable[[], object]) -> float:
-    """CPU seconds of this thread that one call takes."""
+    """Return the CPU seconds of this thread that one call takes."""
     start = time.thread_time()
     work()
     return time.thread_time() - start
 
 
 def prompt(number: int) -> array.array[int]:
-    """Tokens of one request, of PROMPT_BLOCKS blocks; no two requests share a block."""
+    """Return the tokens of one request, PROMPT_BLOCKS blocks; no two requests share a block."""
     return array.array("I", [number + 1] * (PROMPT_BLOCKS * BLOCK_SIZE))
 
 
 def measure_prompts(manager: KVCacheManager, count: int) -> dict[str, float]:
-    """Seconds per block of adding, looking up, allocating and freeing this many requests."""
+    """Measure seconds per block of adding, looking up, allocating and freeing requests."""
     requests = [Request(f"r{number}", prompt(number)) for number in range(count)]
     tokens = PROMPT_BLOCKS * BLOCK_SIZE
 
@@ -66,7 +66,7 @@ def measure_prompts(manager: KVCacheManager, count: int) -> dict[str, float]:
 
 
 def measure_decode(manager: KVCacheManager, running: int, steps: int) -> dict[str, float]:
-    """Seconds per request of a decode step: one call with buffers for all, and one call each."""
+    """Measure seconds per request of a decode step: one batched call, and one call per request."""
     rows = array.array("i")
     for number in range(running):
         rows.append(manager.add_request(Request(f"d{number}", [number, 1, 2])))
@@ -107,7 +107,7 @@ def main() -> None:
         for backend in BACKENDS
         for pool in (SMALL_POOL, LARGE_POOL)
     }
-    gc.disable()  # else it walks the Python core's million blocks: see docs/decisions.md
+    gc.disable()  # else collections walk the Python core's million blocks: see docs/decisions.md
     best: dict[tuple[str, int], dict[str, float]] = {case: {} for case in managers}
     for _ in range(rounds):
         for case, manager in managers.items():

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Record one list of operations that every block manager can replay.
 
-Run: python -m benches.record TRACE --blocks 16384 --out FILE. In place of TRACE: --kind turns for a
-made-up one, --decode 1024 for this many requests that decode at once, --made 1 for a small list in
-which requests go on where others ended.
+Run: python -m benches.record TRACE --blocks 16384 --out FILE. Instead of TRACE: --kind turns for a
+generated trace, --decode 1024 for this many requests that decode at once, --made 1 for a small list
+in which requests continue earlier ones.
 
-The list is recorded without assuming any sharing of blocks, so that preemptions and chunks
-follow from the count of blocks that an unshared pool needs, and a manager that shares needs less.
-Everything is deterministic: the same arguments give the same bytes. One `hash_id` of the trace is
-512 tokens and always the same ones; output tokens are of their request alone.
+The list is recorded as if no blocks were shared: preemptions and chunks follow from the number of
+blocks that a pool without sharing needs, and a manager that shares needs less.
+Everything is deterministic: equal arguments give equal bytes. One `hash_id` of the trace stands for
+512 fixed tokens; no two requests share output tokens.
 
 The file is little-endian u32 words: MAGIC, VERSION, block size, blocks of the pool, requests,
 words of tokens, words of operations; for each request its prompt length and output length; the
@@ -52,13 +52,13 @@ class Recorded:
 
     @property
     def output_len(self) -> int:
-        """Tokens that are decoded one by one."""
+        """The number of tokens that are decoded one by one."""
         return len(self.tokens) - self.prompt_len
 
 
 @attrs.frozen
 class Limits:
-    """What the recording scheduler obeys."""
+    """The limits of the recording scheduler."""
 
     num_blocks: int
     block_size: int
@@ -67,16 +67,16 @@ class Limits:
 
     @property
     def usable(self) -> int:
-        """Blocks that hold tokens: managers keep one back as padding."""
+        """The number of blocks that hold tokens: managers keep one as padding."""
         return self.num_blocks - 1
 
     def blocks(self, num_tokens: int) -> int:
-        """Blocks that this many tokens fill."""
+        """Return how many blocks num_tokens tokens fill."""
         return -(-num_tokens // self.block_size)
 
 
 def expand(kind: str, number: int, num_tokens: int) -> array.array[int]:
-    """Tokens that follow from the name alone, the same on every machine."""
+    """Return tokens that depend only on kind and number, equal on every machine."""
     raw = array.array("I", hashlib.shake_128(f"{kind} {number}".encode()).digest(4 * num_tokens))
     if sys.byteorder == "big":
         raw.byteswap()
@@ -84,7 +84,7 @@ def expand(kind: str, number: int, num_tokens: int) -> array.array[int]:
 
 
 def traced(requests: Iterable[TraceRequest]) -> list[Recorded]:
-    """Requests of a trace, with tokens."""
+    """Return the requests of a trace, with tokens."""
     expanded: dict[int, array.array[int]] = {}
     recorded = []
     for number, request in enumerate(requests):
@@ -100,7 +100,7 @@ def traced(requests: Iterable[TraceRequest]) -> list[Recorded]:
 
 
 def made(seed: int) -> list[Recorded]:
-    """Requests of which most start as one before did, some of them with all that it said."""
+    """Make requests, most of which begin as an earlier one, some with its whole answer."""
     numbers = iter(expand("numbers", seed, 4 * MADE_REQUESTS))
     requests: list[Recorded] = []
     for number in range(MADE_REQUESTS):
@@ -117,7 +117,7 @@ def made(seed: int) -> list[Recorded]:
 
 
 def decoding(count: int) -> list[Recorded]:
-    """Requests with prompts of 500 to 563 tokens, no two alike, for DECODE_STEPS steps."""
+    """Make requests with different prompts of 500 to 563 tokens, for DECODE_STEPS steps."""
     return [
         Recorded(expand("decode", number, length + DECODE_STEPS), length)
         for number in range(count)
@@ -126,10 +126,10 @@ def decoding(count: int) -> list[Recorded]:
 
 
 class Recorder:
-    """A continuous-batching scheduler on a pool without sharing, which writes down what it does.
+    """A continuous-batching scheduler on a pool without sharing that records its operations.
 
-    A request claims the blocks of all its tokens when it is admitted, so that only decoding makes
-    anybody wait, and the newest request gives way.
+    A request claims the blocks of all its tokens when it is admitted, so only decoding can run out
+    of blocks; the newest request is then preempted.
     """
 
     def __init__(self, requests: Sequence[Recorded], limits: Limits) -> None:
@@ -144,11 +144,11 @@ class Recorder:
         self.waiting = list(range(len(requests)))[::-1]  # the next one is last
 
     def claim(self, number: int) -> int:
-        """Blocks of all tokens of a request."""
+        """Return the number of blocks for all tokens of a request."""
         return self.limits.blocks(self.known[number])
 
     def preempt_newest(self) -> None:
-        """The newest request gives its blocks back and waits in front."""
+        """Free the blocks of the newest request and put it at the front of the queue."""
         victim = self.running.pop()
         self.free += self.claim(victim)
         self.computed[victim] = 0
@@ -156,7 +156,7 @@ class Recorder:
         self.operations.extend([PREEMPT, victim])
 
     def decode(self) -> int:
-        """One token for each request whose tokens are all computed; how many there were."""
+        """Decode a token for each request whose tokens are all computed; returns their number."""
         while True:
             ready = [n for n in self.running if self.computed[n] == self.known[n]]
             needed = sum(self.known[n] % self.limits.block_size == 0 for n in ready)
@@ -172,7 +172,7 @@ class Recorder:
         return len(ready)
 
     def prefill(self, number: int, budget: int) -> int:
-        """One chunk of a running request; the tokens it took of the budget."""
+        """Prefill one chunk of a running request; returns the tokens taken from the budget."""
         start = self.computed[number]
         end = min(self.known[number], start + budget)
         if end > start:
@@ -195,14 +195,14 @@ class Recorder:
             budget -= self.prefill(number, budget)
 
     def finish(self) -> None:
-        """Those that have all their tokens leave, after the step that computed the last one."""
+        """Remove requests that have all their tokens, after the step that computed the last one."""
         for number in [n for n in self.running if self.known[n] == len(self.requests[n].tokens)]:
             self.free += self.claim(number)
             self.running.remove(number)
             self.operations.extend([FINISH, number])
 
     def step(self, *, decode_alone: bool) -> None:
-        """One step; with `decode_alone` nothing is decoded until every prompt is computed."""
+        """Run one step; with `decode_alone`, decode nothing until every prompt is computed."""
         self.finish()
         budget = self.limits.token_budget
         in_prefill = any(self.computed[n] < self.known[n] for n in self.running)
@@ -217,7 +217,7 @@ class Recorder:
 def record(
     requests: Sequence[Recorded], limits: Limits, *, decode_alone: bool = False
 ) -> array.array[int]:
-    """Words of the whole file."""
+    """Return the words of the whole file."""
     fitting = [r for r in requests if limits.blocks(len(r.tokens)) <= limits.usable]
     recorder = Recorder(fitting, limits)
     while recorder.waiting or recorder.running:
@@ -243,20 +243,22 @@ def write(path: Path, words: array.array[int]) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Record what the arguments ask for and say what it is."""
+    """Record the requested list and print a summary."""
     parser = argparse.ArgumentParser(prog="python -m benches.record", description=__doc__)
     source = parser.add_mutually_exclusive_group(required=True)
-    source.add_argument("trace", type=Path, nargs="?", help="Mooncake's JSONL or Bailian's")
-    source.add_argument("--kind", choices=KINDS, help="of a made-up trace")
+    source.add_argument(
+        "trace", type=Path, nargs="?", help="a trace in Mooncake's or Bailian's JSONL"
+    )
+    source.add_argument("--kind", choices=KINDS, help="the kind of a generated trace")
     source.add_argument("--decode", type=int, metavar="N", help="requests that decode at once")
-    source.add_argument("--made", type=int, metavar="SEED", help="a small list")
-    parser.add_argument("--requests", type=int, default=300, help="of the trace")
+    source.add_argument("--made", type=int, metavar="SEED", help="the seed of a small list")
+    parser.add_argument("--requests", type=int, default=300, help="requests of the trace")
     parser.add_argument(
-        "--blocks", type=int, help="of the pool (16384; with --decode 64 a request)"
+        "--blocks", type=int, help="blocks of the pool (16384; with --decode 64 per request)"
     )
     parser.add_argument("--block-size", type=int, default=16)
     parser.add_argument("--budget", type=int, default=8192, help="tokens per step")
-    parser.add_argument("--max-running", type=int, help="256; with --decode N")
+    parser.add_argument("--max-running", type=int, help="running requests (256; with --decode N)")
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args(arguments)
     limits = Limits(

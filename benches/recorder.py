@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a flight recorder costs: the manager's processor time with it and without, and its bytes.
+"""Measure what a flight recorder costs: the manager's CPU time with and without it, and bytes.
 
 Run: python -m benches.recorder [TRACE] [--blocks 16384] [--requests 1000] [--rounds 15]. Without a
 TRACE the workload is made up. The loop of `kvcore replay` is recorded once. Then the calls of its
@@ -38,11 +38,11 @@ from kvcore.replay.workload import TraceRequest
 SEED = 1
 BY_POSITION = {"hit", "tokens", "done"}
 Made = tuple[str, tuple[Any, ...], dict[str, Any]]
-"""A call: its name, what is given by position, and by name."""
+"""A call: its name, positional arguments and keyword arguments."""
 
 
 def record_loop(requests: Iterable[TraceRequest], options: Options, folder: Path) -> float:
-    """Record the loop of `kvcore replay`; its virtual seconds."""
+    """Record the loop of `kvcore replay`; returns its virtual seconds."""
     manager = KVCacheManager(make_config(options), "rust")
     manager.start_recording(Recorder(folder, keep_segments=1 << 20))
     loop = Loop(requests, options, manager)
@@ -53,7 +53,7 @@ def record_loop(requests: Iterable[TraceRequest], options: Options, folder: Path
 
 
 def recorded_calls(folder: Path, options: Options) -> tuple[list[Made], int]:
-    """The calls of a record with the hits that they were given, and the bytes of their tokens."""
+    """Return the calls of a record with their hits, and the bytes of their tokens."""
     manager, calls, token_bytes = KVCacheManager(make_config(options), "rust"), list[Made](), 0
     hits: dict[str, Hit] = {}
     for path in segment_files(folder):
@@ -73,7 +73,7 @@ def recorded_calls(folder: Path, options: Options) -> tuple[list[Made], int]:
 
 
 def seconds(manager: KVCacheManager, calls: Sequence[Made]) -> float:
-    """Seconds of this thread that the calls take."""
+    """Return the CPU seconds of this thread that the calls take."""
     made = [(getattr(manager, name), args, named) for name, args, named in calls]
     start = time.thread_time()
     for method, args, named in made:
@@ -115,9 +115,9 @@ def main() -> None:
 
 
 def measure(base: Path, calls: Sequence[Made], options: Options, rounds: int) -> dict[str, float]:
-    """The least seconds of the calls, with and without a recorder."""
+    """Return the least seconds of the calls, with and without a recorder."""
     best = {"plain": float("inf"), "recording": float("inf")}
-    gc.disable()  # else a collection falls on one side
+    gc.disable()  # else a collection would burden one side
     for number in range(2 * rounds):
         name = list(best)[number % 2]
         manager = KVCacheManager(make_config(options), "rust")

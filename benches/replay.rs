@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What a whole list of an engine's operations costs, by phase.
+//! Measure a whole list of an engine's operations, by phase.
 //!
 //! Run: `cargo bench --bench replay -- [--hash sha256_cbor|sha256|xxh3] [--rounds N] [--blocks N]
 //! [--policy lru|uncached_first] [--events] [FILE]...`. A file is one that `python -m
-//! benches.record` wrote; `make bench` writes the default one. CPU time of the thread, net of the
-//! clock's own; of each phase the least over rounds. `--events`: events are made, and drained once
-//! a step. `--test` runs one round.
+//! benches.record` wrote; `make bench` writes the default one. The figures are CPU time of the
+//! thread, minus the clock's own, the least over rounds per phase. `--events`: events are made, and
+//! drained once per step. `--test` runs one round.
 
 mod operations;
 
@@ -45,7 +45,7 @@ fn main() {
     }
 }
 
-/// What the command line asks for.
+/// The options of the command line.
 struct Options {
     hashing: Hashing,
     eviction: Eviction,
@@ -103,15 +103,15 @@ fn eviction_of(name: &str) -> Eviction {
     }
 }
 
-/// What one run cost and found.
+/// The cost and the hits of one run.
 struct Run {
     times: [Duration; 6],
-    /// The manager's time of each step, rising.
+    /// The manager's time of each step, in ascending order.
     steps: Vec<Duration>,
     blocks: usize,
     appended: usize,
     hit_tokens: u64,
-    /// Resident kilobytes that the state took: before the run, and with it.
+    /// Resident kilobytes of the state: before the run, and with it.
     memory: [usize; 2],
 }
 
@@ -158,7 +158,7 @@ struct Replay<'a> {
     rows: Vec<u32>,
     appended: Vec<usize>,
     computed: Vec<u32>,
-    /// The hit of each request that was looked up, until it is allocated.
+    /// The hit of each request that was looked up and not yet allocated.
     hits: Vec<Option<RequestedHit>>,
     times: [Duration; 6],
     hit_tokens: u64,
@@ -281,12 +281,12 @@ impl Replay<'_> {
     }
 }
 
-/// What one reading of the clock adds to what it times.
+/// Measure what one reading of the clock adds to a time.
 fn clock_cost() -> Duration {
     (0..1_000).map(|_| ThreadTime::now().elapsed()).min().unwrap_or_default()
 }
 
-/// Kilobytes of this process that are in memory.
+/// Return the resident kilobytes of this process.
 fn resident() -> usize {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a sanitizer takes: bytes per slot, and CPU time of a decode step of 256 requests.
+"""Measure a sanitizer's bytes per slot, and its CPU time for a decode step of 256 requests.
 
-Run: python -m benches.sanitizer. What it costs beside a real scheduler is in
-`python -m benches.engines --engines vllm-sanitizer`.
+Run: python -m benches.sanitizer. `python -m benches.engines --engines vllm-sanitizer` measures it
+with a real scheduler.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ NUM_REQUESTS, CONTEXT, STEPS = 256, 2048, 512
 
 
 def bytes_per_slot(block_size: int) -> float:
-    """Bytes of contents, events and claims per slot of a full pool."""
+    """Return the bytes of contents, events and claims per slot of a full pool."""
     checker = TwinSlotChecker([CacheGroup(block_size=block_size)], NUM_BLOCKS, full=False)
     return checker.num_bytes() / (NUM_BLOCKS * block_size)
 
 
 def decode_step() -> float:
-    """Median CPU seconds of a step that gives each request a token."""
+    """Return the median CPU seconds of a step that gives each request a token."""
     sanitizer = Sanitizer([CacheGroup(block_size=16)], NUM_BLOCKS, backend="rust")
     tokens = [list(range(CONTEXT)) for _ in range(NUM_REQUESTS)]
     names = [f"r{number}" for number in range(NUM_REQUESTS)]
@@ -48,7 +48,7 @@ def decode_step() -> float:
 
 
 def main() -> None:
-    """Print both."""
+    """Print bytes per slot and time per step."""
     for block_size in (8, 16, 32, 64):
         print(f"{bytes_per_slot(block_size):6.1f} bytes per slot, {block_size} slots per block")
     print(f"{decode_step() * 1e6:6.0f} us per decode step of {NUM_REQUESTS} requests")

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CPU time per step of what decides about blocks under transformers: its own, and kvcore.
+"""Measure CPU time per step under transformers with its own block manager and with kvcore.
 
 Run: python -m benches.transformers_steps [SEQUENCES ...]. Needs transformers outside the project
-(benches/peers/install.py). Drives transformers' scheduler and batch processor without a model: a
-step is planned, its tensors are left out, and tokens come back. So the figure is what transformers
-spends on planning and on reading the output, its scheduler's own loop included. Both sides take
-turns, a round each; the figures are medians over rounds, the ratio that of the ratios. Then the
-same with kvcore in the shadow of transformers' cache: what kvcore's calls take in charge, and what
-the shadow costs besides, as shares of transformers' step.
+(benches/peers/install.py). Drives transformers' scheduler and batch processor without a model: it
+plans a step, makes no tensors, and returns tokens. So the figure is transformers' time for planning
+and for reading the output, its scheduler's own loop included. Both sides take turns, a round each;
+the figures are medians over rounds, the ratio that of the ratios. It then measures kvcore in the
+shadow of transformers' cache: the time of kvcore's own calls, and of the rest of the shadow, as
+shares of transformers' step.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SEQUENCES = (4, 16, 64)
 PAGE, PROMPT, NEW, ROUNDS = 16, 200, 64, 12
 NUM_LAYERS, HEADS, WIDTH = 2, 2, 8
 CALLS = ("search_prefix_match", "expect", "can_store_request_tokens", "free_blocks", "close_batch")
-"""What transformers calls of kvcore's cache in these loads."""
+"""The methods of kvcore's cache that transformers calls in these loads."""
 
 
 class Loop:
@@ -74,7 +74,7 @@ class Loop:
         self.chance, self.token = random.Random(seed), 7
 
     def prepare_batch_update(self) -> tuple[list[Any], list[int], None]:
-        """The requests of the step and their new tokens, which transformers asks for."""
+        """Return the requests of the step and their new tokens, as transformers expects."""
         return self.batch, [self.token] * len(self.batch), None
 
     def add(self, name: str, system: list[int]) -> None:
@@ -85,7 +85,7 @@ class Loop:
         self.scheduler.add_waiting_request(RequestState(name, prompt, max_new_tokens=NEW))
 
     def step(self) -> None:
-        """Plan a step, take its tokens for computed, and read the output."""
+        """Plan a step, count its tokens as computed, and read the output."""
         batch = None
         while batch is None:
             batch, *_ = self.scheduler.schedule_batch(self.cache.max_batch_tokens, 10**9)
@@ -100,7 +100,7 @@ class Loop:
         self.processor.update_batch()
 
     def serve(self, number: int, num_sequences: int) -> float:
-        """Serve a round of requests that begin alike; returns microseconds of CPU per step."""
+        """Serve a round of requests with a common prefix; returns CPU microseconds per step."""
         system = [self.chance.randrange(1000) for _ in range(PROMPT // 2)]
         for request in range(num_sequences):
             self.add(f"{number}-{request}", system)
@@ -112,7 +112,7 @@ class Loop:
 
 
 def compare(num_sequences: int) -> tuple[float, float, float]:
-    """Microseconds per step of transformers and of kvcore, and their ratio."""
+    """Return microseconds per step of transformers and of kvcore, and their ratio."""
     import kvcore_transformers
 
     native = Loop(num_sequences, seed=1)
@@ -129,7 +129,7 @@ def compare(num_sequences: int) -> tuple[float, float, float]:
 
 
 def compare_shadow(num_sequences: int) -> tuple[float, float]:
-    """Shares of transformers' step: of kvcore's calls in charge, and of the rest of the shadow."""
+    """Return the shares of transformers' step of kvcore's own calls and the rest of the shadow."""
     import kvcore_transformers
 
     native = Loop(num_sequences, seed=1)
@@ -173,7 +173,7 @@ def main(arguments: list[str]) -> int:
 
 if __name__ == "__main__":
     try:
-        import transformers  # noqa: F401  # whether this is its environment
+        import transformers  # noqa: F401  # checks whether this is its environment
     except ImportError:
         install.install([FAMILY])
         sys.exit(run_there("-m", "benches.transformers_steps", *sys.argv[1:]))

@@ -85,7 +85,7 @@ PROMPTS = {"a": [1, 2, 3, 4], "b": [5, 6, 7, 8]}
 
 
 def moves(_: World, state: State) -> Iterator[Call]:
-    """What may happen next: an arrival, a chunk, a token, or the end of a request."""
+    """Return what may happen next: an arrival, a chunk, a token, or the end of a request."""
     for name, prompt in PROMPTS.items():
         if name not in state.requests:
             yield Call("add_request", (Request(name, prompt),))

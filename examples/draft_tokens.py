@@ -18,12 +18,12 @@ NUM_DRAFTS, LENGTH = 3, 19
 
 
 def model(token: int) -> int:
-    """The token that follows."""
+    """Return the token that follows."""
     return token + 1
 
 
 def guess(token: int) -> list[int]:
-    """What may follow, as the drafter has it."""
+    """Return what may follow, as the drafter has it."""
     letters = [chr(token + place) for place in range(1, NUM_DRAFTS + 1)]
     return [ord(each.upper() if each in "aeiou" else each) for each in letters]
 

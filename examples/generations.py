@@ -281,7 +281,7 @@ class Kvcore(Driven):
 
 
 def copies(batch: Batch) -> str:
-    """The copies that a batch asks of its runtime."""
+    """Return the copies that a batch asks of its runtime."""
     found = []
     for command in batch:
         match command:

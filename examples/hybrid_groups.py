@@ -32,7 +32,7 @@ manager = KVCacheManager(
 
 
 def show() -> None:
-    """One line of the table: blocks that are not the null block, by group."""
+    """Return one line of the table: blocks that are not the null block, by group."""
     full, window = (sum(block != 0 for block in ids) for ids in manager.get_block_ids("long"))
     print(f"{manager.num_tokens('long'):6} {full:6} {window:7} {manager.num_free_blocks:6}")
 

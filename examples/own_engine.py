@@ -160,7 +160,7 @@ class Engine:
 
 
 def without_cache(prompt: list[int]) -> list[int]:
-    """The prompt and its answer, from all tokens again for each new one."""
+    """Return the prompt and its answer, from all tokens again for each new one."""
     token_ids = list(prompt)
     while len(token_ids) < len(prompt) + MAX_ANSWER and STOP not in token_ids[len(prompt) :]:
         token_ids.append(digest([digest(*each) for each in enumerate(token_ids)]) % NUM_TOKEN_IDS)

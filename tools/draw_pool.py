@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Draws docs/images/pool.svg: three requests in one pool share, copy on write, leave and evict.
+"""Draw docs/images/pool.svg: three requests in one pool share, copy on write, leave and evict.
 
-What is drawn is what a manager answers, so the picture cannot differ from the code. Colours have a
+The picture shows what a manager returns, so it cannot differ from the code. Colours have a
 light and a dark form, chosen by the reader's system. `python -m tools.draw_pool` writes the file.
 """
 
@@ -50,17 +50,17 @@ WIDTH = 2 * LEFT + BOX * NUM_BLOCKS - (BOX - SIZE * CELL)
 
 @attrs.frozen
 class Moment:
-    """The pool after a step. blocks: of each usable block what it is, its owners and its words."""
+    """The pool after a step. blocks: kind, owners and words of each usable block."""
 
     title: str
     blocks: tuple[tuple[str, str, tuple[str, ...]], ...]
 
 
 class Story:
-    """A manager, and the words that its blocks hold."""
+    """Plays the story on a manager, and records the words that its blocks hold."""
 
     def __init__(self) -> None:
-        """An empty pool."""
+        """Begin with an empty pool."""
         self.manager = KVCacheManager(
             Config(num_blocks=NUM_BLOCKS + 1, block_size=SIZE), backend="python"
         )
@@ -69,7 +69,7 @@ class Story:
         self.moments: list[Moment] = []
 
     def admit(self, name: str) -> int:
-        """Bring a request and give it slots; the tokens that it found."""
+        """Add a request and give it slots; returns the number of tokens found in the cache."""
         self.words[name] = list(WORDS[name])
         self.manager.add_request(Request(name, [number(word) for word in WORDS[name]]))
         hit = self.manager.get_computed_blocks(name)
@@ -77,7 +77,7 @@ class Story:
         return hit.num_tokens
 
     def draw_moment(self, title: str) -> None:
-        """Draw the pool as it is."""
+        """Record the current state of the pool as a moment."""
         owners: dict[int, str] = {}
         for name, words in sorted(self.words.items()):
             for position, block in enumerate(self.manager.get_block_ids(name)[0]):
@@ -91,19 +91,19 @@ class Story:
 
 
 def number(word: str) -> int:
-    """A token for a word."""
+    """Return the token of a word."""
     return int.from_bytes(word.encode()[:3], "big")
 
 
 def kind_of(owners: str, *, has_words: bool) -> str:
-    """What a block is drawn as."""
+    """Return the kind of a block, which selects its colour."""
     if owners:
         return owners if len(owners) == 1 else SHARED
     return KEPT if has_words else UNUSED
 
 
 def play() -> list[Moment]:
-    """The story, with its turns asserted."""
+    """Play the story, asserting what happens, and return its moments."""
     story = Story()
     story.admit("a")
     story.draw_moment("a is computed: 12 tokens in 3 blocks")
@@ -135,7 +135,7 @@ def play() -> list[Moment]:
 
 
 def to_svg(moments: Sequence[Moment]) -> str:
-    """The moments as one SVG."""
+    """Draw the moments as one SVG."""
     body = [*legend()]
     for place, moment in enumerate(moments):
         body += draw(moment, TOP + ROW * place)
@@ -144,7 +144,7 @@ def to_svg(moments: Sequence[Moment]) -> str:
 
 
 def legend() -> Iterator[str]:
-    """What the colours mean."""
+    """Draw the legend of the colours."""
     x = LEFT
     for name, _, _ in FILLS:
         words = SAID.get(name, f"request {name}")
@@ -155,7 +155,7 @@ def legend() -> Iterator[str]:
 
 
 def draw(moment: Moment, top: int) -> Iterator[str]:
-    """One moment: its sentence, and the blocks with their words and their owners."""
+    """Draw one moment: its sentence, and the blocks with their words and owners."""
     yield text(LEFT, top, moment.title)
     for place, (kind, owners, words) in enumerate(moment.blocks):
         x, y = LEFT + place * BOX, top + 8

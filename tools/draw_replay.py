@@ -27,12 +27,12 @@ THINNED = 4
 
 
 def play(num_blocks: int) -> Result:
-    """The example's run on a pool of a size."""
+    """Run the example on a pool of num_blocks blocks."""
     return replay(generate(KIND, NUM_REQUESTS, SEED), Options(num_blocks=num_blocks))
 
 
 def draw() -> tuple[str, str]:
-    """The pictures: the run over time, the sweep."""
+    """Draw two pictures: the run over time, and the sweep."""
     result = play(NUM_BLOCKS)
     runs = [result, *map(play, SIZES)]
     runs.sort(key=lambda each: each.options.num_blocks)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Draws docs/images/view.png: the page of `kvcore view` for a made-up replay, in a Chromium.
+"""Draw docs/images/view.png: the page of `kvcore view` for a made-up replay, in a Chromium.
 
 `python -m tools.draw_view` writes the file.
 """

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The table of the named worlds: states, edges and seconds, on both backends.
+"""Print the table of the named worlds: states, edges and seconds, on both backends.
 
-A world whose counts are not the pinned ones, that breaks a property, or that does not show
-what it is for, ends it with code 1. Python leaves the worlds out that are the twin's. Seconds are
-of this machine, as it is.
+The exit code is 1 if a world's counts are not the pinned ones, if it breaks a property, or if it
+does not reach its goals. Worlds of the twin do not run on the Python backend. Seconds are those of
+this machine.
 """
 
 from __future__ import annotations
@@ -19,9 +19,11 @@ from kvcore.check.search.coverage import missed
 
 
 def main() -> int:
-    """Explore all named worlds, or those named; returns the exit code."""
-    parser = argparse.ArgumentParser(description="The table of the named worlds.")
-    parser.add_argument("worlds", nargs="*", metavar="WORLD", help="all if none is named")
+    """Explore all named worlds, or the given ones; returns the exit code."""
+    parser = argparse.ArgumentParser(description="Print the table of the named worlds.")
+    parser.add_argument(
+        "worlds", nargs="*", metavar="WORLD", help="worlds to explore; by default all"
+    )
     chosen = parser.parse_args().worlds or list(PROFILES)
     unknown = [name for name in chosen if name not in PROFILES]
     if unknown:
@@ -47,7 +49,7 @@ def main() -> int:
 
 
 def is_wrong(name: str, profile: Profile, report: Report) -> bool:
-    """Say what is not as it was pinned."""
+    """Print how a report differs from the pinned counts and goals; return whether it does."""
     found = (report.verdict, report.num_states, report.num_edges)
     missing = missed(profile, report.notes)
     if found == ("complete", profile.num_states, profile.num_edges) and not missing:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""docs/facts.md: the numbered facts that headers cite, each with the files of its tests.
+"""Write docs/facts.md: the numbered facts that headers cite, each with the files of its tests.
 
-`make conformance` writes the page from `tests/conformance/facts.toml` and from the marks of the
-tests; a test holds that the page in the tree is the one that this writes.
+`make conformance` writes the page from `tests/conformance/facts.toml` and the marks of the tests; a
+test checks that the page in the tree is up to date.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from `tests/conformance/facts.toml`.
 
 
 def facts_page(facts: Facts) -> str:
-    """The page as Markdown."""
+    """Return the page as Markdown."""
     files: dict[str, set[str]] = defaultdict(set)
     for number, place in marks(files_of_tests()):
         files[number].add(place.partition(":")[0])
@@ -55,7 +55,7 @@ def facts_page(facts: Facts) -> str:
 
 
 def _line(facts: Facts, number: str, files: list[str]) -> str:
-    """A fact as a list item that links to it and to its tests can name."""
+    """Return a fact as a list item with an anchor and links to its tests."""
     words = facts.words.get(number) or facts.conflicts.get(number, "")
     links = ", ".join(f"[{Path(name).stem}](../{name})" for name in files)
     said = f" ({links})" if links else ""

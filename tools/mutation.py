@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Put one-line defects of mutation tools into a scratch copy, one by one, and see what finds each.
 
-`draw LANGUAGE` fills the table up (needs `make mutation-tools`), `run LANGUAGE` tries what nothing
-has killed yet, `slice` tries ten again, chosen by the commit's hash, `score` counts.
-A defect runs through the stages of `tools.mutation_stages`, cheapest first, until one fails.
+`draw LANGUAGE` fills up the table (needs `make mutation-tools`), `run LANGUAGE` tries the defects
+that nothing has killed yet, `slice` repeats ten that the commit's hash selects, `score` counts.
+Each defect runs through the stages of `tools.mutation_stages`, cheapest first, until one fails.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tools.mutation_table import LANGUAGES, Row, apply_row, find_line, read_tabl
 
 SEED = "kvcore one-line defects 1"
 NUM_ROWS = {"python": 165, "rust": 175}
-"""More than 150, for rows that go stale, and in Rust for those that the compiler refuses."""
+"""More than 150, to allow for rows that become stale or, in Rust, do not compile."""
 NUM_IN_SLICE = {"python": 8, "rust": 2}
 CONTEXT_MAX = 8
 TOOLS = ROOT / "target" / "mutation-tools"
@@ -36,12 +36,12 @@ PLACES = (
 
 
 def rank(*words: str) -> str:
-    """Where the seed puts a defect: it depends on the defect's own text alone."""
+    """Return the sort key of a defect in the seeded order; it depends only on the defect's text."""
     return hashlib.sha256("\0".join((SEED, *words)).encode()).hexdigest()
 
 
 def drawn_from(language: str) -> list[str]:
-    """The files whose lines are changed, without the lists of rooms and the unit tests."""
+    """Return the files whose lines are changed, without package and unit test files."""
     folder, suffix = LANGUAGES[language]
     found = [path for place in PLACES for path in (ROOT / folder / place).rglob(f"*{suffix}")]
     found += [path for place in PLACES if (path := ROOT / folder / f"{place}{suffix}").exists()]
@@ -50,7 +50,7 @@ def drawn_from(language: str) -> list[str]:
 
 
 def listed(language: str) -> Iterator[dict[str, str | int]]:
-    """What the language's mutation tool can change in one line: file, function, number, now."""
+    """Yield each one-line change of the language's mutation tool: file, function, number, now."""
     files = drawn_from(language)
     if language == "python":
         command = [str(TOOLS / "venv/bin/python"), "tools/mutation_list.py", *files]
@@ -74,7 +74,7 @@ def listed(language: str) -> Iterator[dict[str, str | int]]:
 
 
 def placed(mutant: dict[str, str | int]) -> Row | None:
-    """The mutant as a row, with as many lines before it as make its place the only one."""
+    """Return the mutant as a row, with enough lines before it to make its place unique, or None."""
     lines = (ROOT / str(mutant["file"])).read_text().split("\n")
     number = int(mutant["number"])
     for length in range(min(CONTEXT_MAX, number) + 1):
@@ -91,7 +91,7 @@ def placed(mutant: dict[str, str | int]) -> Row | None:
 
 
 def drawn(language: str) -> list[Row]:
-    """One mutant of each line that has any, in the order of the seed."""
+    """Return one mutant per line that has any, in the seeded order."""
     of_line: dict[tuple[str, ...], Row] = {}
     for mutant in listed(language):
         row = placed(mutant)
@@ -103,7 +103,7 @@ def drawn(language: str) -> list[Row]:
 
 
 def draw(language: str) -> None:
-    """Keep the rows that still apply, and fill the table up in the order of the seed."""
+    """Keep the rows that still apply, and fill up the table in the seeded order."""
     old = read_table(language)
     rows = [row for row in old if applies(row)]
     known = known_tests(language)
@@ -122,20 +122,20 @@ def draw(language: str) -> None:
 
 
 def applies(row: Row) -> bool:
-    """Whether the row's line is in the tree, once."""
+    """Return whether the row's line occurs exactly once in the tree."""
     path = ROOT / row.file
     return path.exists() and find_line(path.read_text().split("\n"), row) is not None
 
 
 def num_stale(rows: Iterable[Row]) -> int:
-    """How many rows no longer apply."""
+    """Return the number of rows that no longer apply."""
     return sum(not applies(row) for row in rows)
 
 
 def run(language: str, minutes: float, num_stages: int) -> None:
-    """Try each row that nothing has killed yet and that has no reason, as long as time is left.
+    """Try each row that nothing has killed yet and that is not explained, while time is left.
 
-    A row goes on after the stage that it has survived; if that was the last, from the first.
+    A row continues after the stage that it has survived; after the last, it starts again.
     """
     until = time.monotonic() + 60 * minutes
     scratch = Scratch(language)
@@ -157,7 +157,10 @@ def run(language: str, minutes: float, num_stages: int) -> None:
 
 
 def try_row(scratch: Scratch, row: Row, stages: list[Stage]) -> Stage | None:
-    """Run the stages over one defect and note the first that fails; or a stage not tried yet."""
+    """Run the stages on a defect and record the first that fails.
+
+    Returns a stage that must first pass without a defect, or None.
+    """
     with apply_row(scratch.folder, row):
         for stage in stages:
             if stage.name not in scratch.passed:
@@ -173,7 +176,7 @@ def try_row(scratch: Scratch, row: Row, stages: list[Stage]) -> Stage | None:
 
 
 def slice_of(language: str) -> list[Row]:
-    """The rows that the commit's hash chooses among those which a named test kills."""
+    """Return the rows that the commit's hash selects among those that a named test kills."""
     head = subprocess.run(
         ["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False
     ).stdout.strip()
@@ -190,7 +193,7 @@ def slice_of(language: str) -> list[Row]:
 
 
 def slice_again(languages: list[str]) -> int:
-    """Whether the tests that killed the commit's rows still do; the number of those that live."""
+    """Check that the selected rows are still killed; returns the number that survive."""
     num_alive = 0
     for language in languages:
         chosen, scratch = slice_of(language), Scratch(language)
@@ -216,7 +219,7 @@ def slice_again(languages: list[str]) -> int:
 
 
 def score() -> None:
-    """Print how many rows each language has of each kind, and what killed them."""
+    """Print each language's number of rows per status, and per stage that killed them."""
     for language in LANGUAGES:
         rows = read_table(language)
         kinds = Counter(row.status for row in rows)
@@ -231,8 +234,12 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="tools.mutation", description=__doc__)
     parser.add_argument("command", choices=("draw", "run", "slice", "score"))
     parser.add_argument("language", nargs="?", choices=(*LANGUAGES, "both"), default="both")
-    parser.add_argument("--minutes", type=float, default=24 * 60, help="begin no row after these")
-    parser.add_argument("--stages", type=int, default=4, help="the first stages alone")
+    parser.add_argument(
+        "--minutes", type=float, default=24 * 60, help="start no row after this many minutes"
+    )
+    parser.add_argument(
+        "--stages", type=int, default=4, help="run only the first stages, this many"
+    )
     options = parser.parse_args(arguments)
     languages = list(LANGUAGES) if options.language == "both" else [options.language]
     if options.command == "slice":

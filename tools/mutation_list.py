@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""List the one-line defects that cosmic-ray can put into Python files, a JSON object per line.
+"""List the one-line defects that cosmic-ray can put into Python files, one JSON object per line.
 
-Arguments: the files. It runs with the Python of `make mutation-tools`, which alone has cosmic-ray.
-Left out: operators that give the same code by other words (`is` for `==`), that most often crash
-(`**` for `+`), and what changes annotations alone, which nothing reads at run time.
+Arguments: the files. It needs the Python of `make mutation-tools`, which has cosmic-ray. It leaves
+out operators whose result is equivalent (`is` for `==`) or mostly crashes (`**` for `+`), and
+changes of annotations, which nothing reads at run time.
 """
 
 from __future__ import annotations
@@ -47,26 +47,26 @@ CHOSEN = re.compile(f"core/({COMPARISONS}|{BINARY}|{OTHERS}|{WHOLE})")
 
 
 class WithoutAnnotations(ast.NodeTransformer):
-    """Takes away what nothing reads at run time."""
+    """Removes annotations, which nothing reads at run time."""
 
     def visit_arg(self, node: ast.arg) -> ast.arg:
-        """A parameter without its type."""
+        """Remove the type of a parameter."""
         node.annotation = None
         return node
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
-        """A function without the type of its value."""
+        """Remove the return type of a function."""
         node.returns = None
         return self.generic_visit(node)
 
     def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST:
-        """A field without its type."""
+        """Remove the type of a field."""
         node.annotation = ast.Constant(None)
         return self.generic_visit(node)
 
 
 def meaning(code: str) -> str:
-    """What the interpreter runs of a module; empty if it is none."""
+    """Return the code of a module without annotations, as text; empty if it does not parse."""
     try:
         return ast.dump(WithoutAnnotations().visit(ast.parse(code)))
     except SyntaxError:
@@ -74,7 +74,7 @@ def meaning(code: str) -> str:
 
 
 def mutants(path: str) -> Iterator[dict[str, object]]:
-    """Each mutant that changes one line, and with it what is run."""
+    """Yield each mutant that changes one line and what the interpreter runs."""
     code = Path(path).read_text()
     lines, meant, tree = code.split("\n"), meaning(code), get_ast(code)
     for name in filter(CHOSEN.fullmatch, cosmic_ray.plugins.operator_names()):

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The stages that a one-line defect runs through, cheapest first, in a scratch copy of the tree.
 
-Processor time and memory are limited, because a defect may loop for ever; it is then found, too.
-What is not a test of behaviour (style, documents, wheels) is in no stage.
+Processor time and memory are limited, because a defect may loop for ever; that counts as found.
+Tests that do not test behaviour (style, documents, wheels) are in no stage.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ UNITS = (*POOLS, *ROOMS)
 
 @attrs.frozen(kw_only=True)
 class Stage:
-    """Tests by name: a command, to which the names of tests can be added instead of its paths.
+    """A named set of tests: a command, and its paths, which names of tests can replace.
 
-    cpu_s_max, memory_max: per process; a defect may allocate without end. builds_twin: the compiled
-    twin is built into the copy first.
+    cpu_s_max, memory_max: limits per process; a defect may allocate without end. builds_twin:
+    whether the twin is first compiled into the copy.
     """
 
     name: str
@@ -108,9 +108,9 @@ STAGES = {
 
 
 def known_tests(language: str, files: Iterable[str] = ()) -> set[str]:
-    """The names of all tests that can kill a defect, as `Row.test` has them.
+    """Return the names of all tests that can kill a defect, in the form of `Row.test`.
 
-    files: of Python alone, if not all.
+    files: for Python, the test files to collect; by default all.
     """
     listing = (
         (*PYTEST, "--collect-only", "--assert=plain", *NOT_THESE, *files)
@@ -122,10 +122,10 @@ def known_tests(language: str, files: Iterable[str] = ()) -> set[str]:
 
 
 class Scratch:
-    """A copy of what git tracks, with the built twin, where defects are tried."""
+    """A copy of the files that git tracks and of the built twin, in which defects are tried."""
 
     def __init__(self, language: str) -> None:
-        """Bring the language's copy up to date; cargo's finished work is shared with the tree."""
+        """Bring the language's copy up to date; it shares cargo's target folder with the tree."""
         self.language = language
         digest = hashlib.sha256(str(ROOT).encode()).hexdigest()[:8]
         self.folder = Path(tempfile.gettempdir()) / f"kvcore-mutation-{language}-{digest}"
@@ -136,7 +136,7 @@ class Scratch:
         tracked = {*names.splitlines(), "kvcore/_rust.abi3.so"}
         for path in [*self.folder.glob("tests/**/*"), *self.folder.glob("kvcore/**/*")]:
             if path.is_file() and str(path.relative_to(self.folder)) not in tracked:
-                path.unlink()  # of an earlier copy: a moved trace would be there twice
+                path.unlink()  # from an earlier copy: a moved trace would exist twice
         for name in tracked:
             source, target = ROOT / name, self.folder / name
             same = target.is_file() and filecmp.cmp(source, target, shallow=False)
@@ -152,7 +152,7 @@ class Scratch:
         self.passed.add(stage.name)
 
     def run(self, stage: Stage, *tests: str) -> str | None:
-        """The first test that fails; None if all pass. tests: names, instead of the whole stage."""
+        """Return the first test that fails, or None. tests: names, instead of the whole stage."""
         if stage.builds_twin:
             if self._call(EXTENSION, stage)[0]:
                 return UNBUILT
@@ -169,7 +169,7 @@ class Scratch:
         return "hangs" if "SIGXCPU" in output or code in (-24, -9) else "crashes"
 
     def _call(self, command: tuple[str, ...], stage: Stage) -> tuple[int, str]:
-        """Exit code and output of a command in the copy, under the limits of a stage."""
+        """Run a command in the copy under the limits of a stage; returns exit code and output."""
 
         def limit() -> None:
             resource.setrlimit(resource.RLIMIT_CPU, (stage.cpu_s_max, stage.cpu_s_max + 5))

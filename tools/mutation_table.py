@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tables of drawn defects, `tests/mutation/*.json`: a row per line, found by its text.
+"""The tables of drawn defects, `tests/mutation/*.json`: a row per line of code, found by its text.
 
-A row survives moved lines: its line is the only one with that text after those lines before it.
+A row survives moved lines: its line is the only one with its text and the given lines before it.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ UNNAMED = ("hangs", "crashes")
 
 @attrs.define(kw_only=True)
 class Row:
-    """A defect: where, the line as it was and is now, and what became of it.
+    """A defect: its place, the old and the new line, and the outcome.
 
-    status: unrun (or not to the end: it has passed stage), killed (by test, in stage), survived all
-    stages, equivalent (with its reason), unbuildable.
+    status: unrun (or not to the end: it has passed `stage`), killed (by test, in stage), survived
+    (all stages), equivalent (for a reason), unbuildable.
     """
 
     file: str
@@ -37,12 +37,12 @@ class Row:
     reason: str = ""
 
     def is_named(self) -> bool:
-        """Whether a test is known by name that finds the defect."""
+        """Return whether the test that finds the defect is known by name."""
         return self.test not in UNNAMED
 
 
 def read_table(language: str) -> list[Row]:
-    """The committed rows of a language; none if there is no table yet."""
+    """Return the committed rows of a language; empty if there is no table yet."""
     path = ROOT / "tests" / "mutation" / f"{language}.json"
     return [Row(**row) for row in json.loads(path.read_text())] if path.exists() else []
 
@@ -55,7 +55,7 @@ def write_table(language: str, rows: list[Row]) -> None:
 
 
 def find_line(lines: list[str], row: Row) -> int | None:
-    """The index of the row's line; None unless there is exactly one."""
+    """Return the index of the row's line; None unless there is exactly one."""
     size = len(row.before)
     stripped = [line.strip() for line in lines]
     found = [
@@ -68,7 +68,7 @@ def find_line(lines: list[str], row: Row) -> int | None:
 
 @contextmanager
 def apply_row(folder: Path, row: Row) -> Iterator[None]:
-    """Put the defect into a copy of the tree, and take it out at the end."""
+    """Put the defect into a copy of the tree, and remove it at the end."""
     path = folder / row.file
     text = path.read_text()
     lines = text.split("\n")
@@ -84,7 +84,7 @@ def apply_row(folder: Path, row: Row) -> Iterator[None]:
 
 
 def write_source(path: Path, text: str) -> None:
-    """Write a file; of Python's, drop the compiled form, whose stamp counts whole seconds only."""
+    """Write a file and delete its compiled form, whose time stamp has whole seconds only."""
     path.write_text(text)
     for compiled in path.parent.glob(f"__pycache__/{path.stem}.*.pyc"):
         compiled.unlink()

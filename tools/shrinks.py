@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Records of runs with seeded bugs, shrunk by the search of `kvcore shrink`.
+"""Shrink records of runs with seeded bugs by the search of `kvcore shrink`.
 
-`python -m tools.shrinks [LIBRARY]`: the bugs are those of the Python core, or, with a build of the
-twin that has the feature `mutants`, those of the twin. For each bug the calls of one simulated run,
-100,000 of them, are recorded with the bug in it. It prints a table, and ends with code 1 where a
-record needs more than CALLS_MAX calls or SECONDS_MAX.
+`python -m tools.shrinks [LIBRARY]` uses the bugs of the Python core or, given a build of the twin
+with the feature `mutants`, those of the twin. For each bug it records the calls of one simulated
+run, 100,000 of them, with the bug active. It prints a table; the exit code is 1 if a record needs
+more than CALLS_MAX calls or SECONDS_MAX seconds.
 """
 
 from __future__ import annotations
@@ -38,13 +38,17 @@ PYTHON_BUGS = (
 
 def main() -> int:
     """Shrink a record of each bug; returns the exit code."""
-    parser = argparse.ArgumentParser(description="Records of seeded bugs, shrunk.")
-    parser.add_argument("library", nargs="?", help="the twin with the features python, mutants")
-    parser.add_argument("--bug", action="append", help="by default ten of them")
+    parser = argparse.ArgumentParser(description="Shrink records of runs with seeded bugs.")
+    parser.add_argument(
+        "library", nargs="?", help="a twin built with the features python and mutants"
+    )
+    parser.add_argument(
+        "--bug", action="append", help="a seeded bug, may be repeated; by default ten of them"
+    )
     parser.add_argument("--calls", type=int, default=NUM_CALLS)
     given = parser.parse_args()
     twin = load(given.library) if given.library else None
-    from kvcore.replay.records.shrink import shrink  # kvcore takes the twin that is loaded
+    from kvcore.replay.records.shrink import shrink  # kvcore uses the loaded twin
 
     config, items = simulated(given.calls)
     row = "{:<32} {:>8} {:>8} {:>6} {:>8}  {}".format
@@ -68,7 +72,7 @@ def main() -> int:
 
 @contextmanager
 def seeded(twin: ModuleType | None, bug: str) -> Iterator[None]:
-    """A bug in the twin, or in the Python core."""
+    """Activate a bug in the twin, or in the Python core."""
     from kvcore.check.mutants import MUTANTS, Patcher
 
     if twin is not None:
@@ -84,7 +88,7 @@ def seeded(twin: ModuleType | None, bug: str) -> Iterator[None]:
 
 
 def simulated(num_calls: int) -> tuple[Any, Any]:
-    """A configuration and the first calls of a simulated run on the twin without a bug."""
+    """Return a configuration and the first calls of a simulated run on the twin, without a bug."""
     from kvcore.check.simulate.runs import simulate
     from kvcore.check.simulate.setting import Fixed
     from kvcore.manager import KVCacheManager
@@ -118,7 +122,7 @@ def simulated(num_calls: int) -> tuple[Any, Any]:
 
 
 def record(folder: Path, config: Any, items: Any, backend: Any) -> None:
-    """Record calls on a backend, up to one that does not end, if the bug makes any so."""
+    """Record calls on a backend, up to the first call that a bug keeps from ending."""
     from kvcore.replay.records.attempt import attempt
     from kvcore.replay.records.guarded import in_child
 

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What attrs classes cost in place of the msgspec structs outside types/ and state/.
+"""Measure the cost of attrs classes instead of msgspec structs outside types/ and state/.
 
-Run: python -m tools.structs [--rounds 7]. For each part of kvcore, a copy of it has attrs classes
-there, and runs on the Python backend. The figures are CPU time over that of a copy with structs,
-in turn, the least of the rounds; all copies choose the right `replace` at each call.
+Run: python -m tools.structs [--rounds 7]. For each part of kvcore, a copy uses attrs classes in
+that part and runs on the Python backend. The figures are CPU time relative to a copy with structs
+only; the copies run in turn, and the least of the rounds counts. All copies choose the right
+`replace` at each call.
 """
 
 from __future__ import annotations
@@ -87,7 +88,7 @@ print(time.process_time() - start)
 
 
 def copy_to(folder: Path, patterns: tuple[str, ...]) -> None:
-    """A copy of kvcore in a folder, with attrs classes in the files of these patterns."""
+    """Copy kvcore to a folder, with attrs classes in the files of these patterns."""
     target = folder / "kvcore"
     shutil.copytree(ROOT / "kvcore", target, ignore=shutil.ignore_patterns("__pycache__", "_rust*"))
     (target / "either.py").write_text(EITHER)
@@ -108,7 +109,7 @@ def _as_attrs(name: str, options: str) -> str:
 
 
 def seconds(folder: Path, work: str) -> float:
-    """CPU seconds of some work in a copy."""
+    """Return the CPU seconds of some work in a copy."""
     command = [sys.executable, "-c", SCRIPT, work]
     env = os.environ | {"PYTHONPATH": str(folder)}
     done = subprocess.run(command, cwd=folder, env=env, check=True, stdout=subprocess.PIPE)
@@ -117,7 +118,9 @@ def seconds(folder: Path, work: str) -> float:
 
 def main() -> None:
     """Print the cost of each part for each kind of work."""
-    parser = argparse.ArgumentParser(description="What attrs classes cost in place of structs.")
+    parser = argparse.ArgumentParser(
+        description="Measure the cost of attrs classes instead of structs."
+    )
     parser.add_argument("--rounds", type=int, default=7)
     rounds = parser.parse_args().rounds
     with tempfile.TemporaryDirectory() as base:

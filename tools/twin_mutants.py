@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The score of the twin's own seeded bugs (`rust/src/mutants.rs`), each in a named world.
+"""Score the twin's own seeded bugs (`rust/src/mutants.rs`), each in a named world.
 
-`python -m tools.twin_mutants LIBRARY` hunts each bug twice in a build with the feature `mutants`:
-by all properties, and by what users observe alone. A bug must be found in a short run; one that no
-user sees has its reason here. It prints a table, and ends with code 1 where a bug lives.
+`python -m tools.twin_mutants LIBRARY` searches for each bug twice in a build with the feature
+`mutants`: with all properties, and with only those that users observe. A bug must be found in a
+short run; a bug that no user can see has its reason here. It prints a table; the exit code is 1 if
+a bug survives.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from importlib.util import module_from_spec, spec_from_file_location
 from types import ModuleType
 
 STATES_MAX = 10_000
-"""A hunt explores at most this many states."""
+"""Each search explores at most this many states."""
 HITS = "only hits are lost"
 MIRROR = "the worker's tables are wrong, which this ghost reads from the state"
 ORDER = "batches that run one after the other hide it"
@@ -66,15 +67,15 @@ BUGS: dict[str, tuple[str, str | None]] = {
     "StaleComesBackToHits": ("epoch-swap", None),
     "EpochsAge": ("epoch", HITS),
 }
-"""Each seeded bug: the named world that shows it, and why no user sees it, where that is so."""
+"""Seeded bug -> the named world that shows it, and the reason if no user can see it."""
 
 
 def main() -> int:
-    """Hunt all of them; returns the exit code."""
-    parser = argparse.ArgumentParser(description="The twin's own seeded bugs.")
+    """Search for all bugs; returns the exit code."""
+    parser = argparse.ArgumentParser(description="Score the twin's own seeded bugs.")
     parser.add_argument("library", help="the twin, built with the features python and mutants")
     twin = load(parser.parse_args().library)
-    from kvcore.check.cli.mutants import LONGEST_RUN  # kvcore takes the twin that is loaded
+    from kvcore.check.cli.mutants import LONGEST_RUN  # kvcore uses the loaded twin
 
     row = "{:<22} {:<13} {:>3}  {:<22} {:>6} {:>7}  {}".format
     print(row("seeded bug", "found by", "ops", "world", "states", "seconds", "a user sees"))
@@ -93,7 +94,7 @@ def main() -> int:
 
 
 def load(library: str) -> ModuleType:
-    """Make a build the twin of this process: before `kvcore` is imported."""
+    """Load a build as this process's twin; must run before `kvcore` is imported."""
     loader = ExtensionFileLoader("kvcore._rust", library)
     spec = spec_from_file_location("kvcore._rust", library, loader=loader)
     assert spec is not None
@@ -103,8 +104,10 @@ def load(library: str) -> ModuleType:
 
 
 def hunt(twin: ModuleType, bug: str, world: str, *, observed: bool) -> tuple[str | None, int, int]:
-    """The property that finds a bug in a named world, by how many operations, and the states
-    until then. observed: whether only what users observe counts.
+    """Search a named world for a bug.
+
+    Returns the property that finds it or None, the number of calls, and the states explored.
+    observed: whether only properties that users observe count.
     """
     from kvcore.check import check
     from kvcore.check.mutants.observed import OBSERVABLE

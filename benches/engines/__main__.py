@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an engine's steps cost over kvcore, as a ratio to what they cost over its own manager; what
-calls of `kvcore.compat` cost over the core's; what a shadow or a sanitizer costs beside the steps.
+"""Measure an engine's steps over kvcore, as a ratio to its steps over its own manager.
+
+Also measures calls of `kvcore.compat` against the core's, and the share of a step that a shadow or
+a sanitizer adds.
 
 Run: python -m benches.engines [--engines vllm] [--running 256] [--loads decode] [--modes async]
-[--by-call]. CPU time of the thread, both sides in turn, in each engine's own environment. What is
-not installed is left out with the reason; `python -m benches.peers.install` installs vLLM and
-transformers.
+[--by-call]. CPU time of the thread, both sides in turn, in each engine's own environment. An engine
+that is not installed is left out, with the reason; `python -m benches.peers.install` installs vLLM
+and transformers.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ class Bench:
     options: tuple[str, ...] = ()
 
     def missing(self) -> str | None:
-        """Why it cannot run; None if it can."""
+        """Return why the bench cannot run, or None."""
         if self.family is None:
             return checkout.missing()
         if not self.family or install.is_installed(self.family):
@@ -46,7 +48,7 @@ class Bench:
         return f"{install.PACKAGES[self.family].requirement} is not in {install.home()}"
 
     def run(self, arguments: list[str]) -> int:
-        """Run it; returns its status."""
+        """Run the program and return its exit status."""
         python = str(install.python_of(self.family or "")) if self.runs_there else sys.executable
         environment = os.environ | {"PYTHONWARNINGS": "ignore"}
         if self.runs_there:
@@ -66,7 +68,7 @@ BENCHES = {
 
 
 def main(arguments: list[str]) -> int:
-    """Measure the engines that are there; 1 if one of them failed."""
+    """Measure the installed engines; returns 1 if one of them failed."""
     failed = False
     for engine in read_options(arguments).engines:
         bench = BENCHES[engine]

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the calls of a manager cost that vLLM's scheduler makes, in CPU time of the thread.
+"""Measure the calls that vLLM's scheduler makes on a manager, in CPU time of the thread.
 
-To read that clock can take longer than a call. So each call comes behind an empty one by the same
-arguments, with a reading of the clock before, between and after: what the empty one and its reading
-take goes off. Needs no engine.
+Reading that clock can take longer than a call. So each call follows an empty call with the same
+arguments, and the clock is read before, between and after: the time of the empty call and its
+reading is subtracted. Needs no engine.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ CALLS = (
     "make_prefix_cache_stats",
     "estimate_cached_tokens",
 )
-"""What the scheduler calls on a manager in these loads."""
+"""The methods of a manager that the scheduler calls in these loads."""
 
 
 @attrs.define
@@ -43,12 +43,12 @@ class Spent:
 
     @property
     def total(self) -> float:
-        """Seconds of all calls."""
+        """Return the seconds of all calls."""
         return sum(self.seconds.values())
 
 
 def clocked(manager: Any, calls: Iterable[str] = CALLS) -> Spent:
-    """What a manager's calls spend from here on, less what calls of an empty function take."""
+    """Start timing a manager's calls, less the time of an empty call, and return the totals."""
     spent = Spent()
     for name in calls:
         setattr(manager, name, timed(name, getattr(manager, name), spent))
@@ -56,7 +56,7 @@ def clocked(manager: Any, calls: Iterable[str] = CALLS) -> Spent:
 
 
 def timed(name: str, call: Any, spent: Spent) -> Any:
-    """A call, with an empty one before it by the same arguments."""
+    """Return a call that is timed, less an empty call with the same arguments before it."""
     clock, seconds, counts = time.thread_time, spent.seconds, spent.counts
 
     def both(*args: Any, **options: Any) -> Any:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the command line of `python -m benches.engines` asks for; needs no engine."""
+"""The command-line options of `python -m benches.engines`; needs no engine."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ MODES = ("sync", "async")
 
 
 def read_number(text: str) -> int:
-    """A number of an option. Raises ArgumentTypeError."""
+    """Read an option's number, at least 1. Raises ArgumentTypeError."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of 1 or more")
     return int(text)
 
 
 def read_numbers(text: str) -> list[int]:
-    """The same of several."""
+    """Read an option's numbers, separated by commas. Raises ArgumentTypeError."""
     return [read_number(each) for each in text.split(",")]
 
 
@@ -40,19 +40,21 @@ class Options:
 
 
 def read_options(arguments: Sequence[str] | None = None) -> Options:
-    """The options of a command line."""
+    """Read the options of a command line."""
     parser = argparse.ArgumentParser(
         prog="python -m benches.engines",
-        description="CPU time of an engine's steps over kvcore and over its own manager.",
+        description="Measure CPU time of an engine's steps over kvcore and over its own manager.",
     )
     parser.add_argument("--engines", default=",".join(ENGINES), help="%(default)s")
     sizes = ",".join(map(str, SIZES))
     parser.add_argument("--running", default=sizes, type=read_numbers, help="%(default)s")
     parser.add_argument("--loads", default=",".join(LOADS), help="%(default)s")
     parser.add_argument("--modes", default=",".join(MODES), help="%(default)s")
-    parser.add_argument("--rounds", type=read_number, default=12, help="of each side, in turn")
-    parser.add_argument("--steps", type=read_number, default=16, help="of a round")
-    parser.add_argument("--by-call", action="store_true", help="also the time of each call")
+    parser.add_argument(
+        "--rounds", type=read_number, default=12, help="rounds per side; the sides take turns"
+    )
+    parser.add_argument("--steps", type=read_number, default=16, help="steps per round")
+    parser.add_argument("--by-call", action="store_true", help="also measure the time of each call")
     given = parser.parse_args(arguments)
     for name, known in (("engines", ENGINES), ("loads", LOADS), ("modes", MODES)):
         unknown = set(vars(given)[name].split(",")) - set(known)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CPU time of a sanitizer attached to vLLM 0.33.0's scheduler, beside that of the steps it watches.
+"""Measure the CPU time of a sanitizer on vLLM 0.33.0's scheduler, against that of its steps.
 
 Runs in vLLM's environment: `python -m benches.engines --engines vllm-sanitizer` calls this. The
 loads are those of vllm_steps.py. A share is the sanitizer's time over the rest of the steps' time.
@@ -25,14 +25,16 @@ from benches.engines.vllm_steps import Case, Drive, each_case
 from kvcore.sanitizer.engines.vllm import scheduler as watched
 
 EVERY = (1, 16)
-"""All requests are checked, or one in this many."""
+"""Sampling rates: check every request, or one in this many."""
 KINDS = {False: watched.Scheduler, True: watched.AsyncScheduler}
 
 
 @attrs.define
 class Side:
-    """A scheduler under a load. inside: CPU seconds of the sanitizer's part of a round; rounds:
-    those of the round's steps without it.
+    """A scheduler under a load.
+
+    inside: CPU seconds of the sanitizer in a round. rounds: CPU seconds of the round's steps
+    without it.
     """
 
     drive: Drive
@@ -41,7 +43,7 @@ class Side:
     rounds: list[float] = attrs.field(factory=list)
 
     def clock(self) -> None:
-        """Measure what the sanitizer spends from here on."""
+        """Start measuring the sanitizer's time."""
         guard, clock = self.drive.scheduler._guard, time.thread_time
         for name in ("tell", "report"):
             setattr(guard, name, self._clocked(getattr(guard, name), clock))
@@ -56,7 +58,7 @@ class Side:
         return timed
 
     def run(self, steps: int) -> None:
-        """A round."""
+        """Run one round."""
         self.spent = 0.0
         whole = sum(self.drive.step() for _ in range(steps))
         self.inside.append(self.spent)
@@ -64,7 +66,7 @@ class Side:
 
 
 def measure(case: Case, options: Options, model: str) -> list[Side]:
-    """Rounds of the same steps on all sides. Raises RuntimeError on a finding."""
+    """Run rounds of the same steps on all sides. Raises RuntimeError on a finding."""
     sides = []
     for every in EVERY:
         os.environ["KVCORE_SANITIZER_EVERY"] = str(every)
@@ -96,7 +98,7 @@ def show(case: Case, sides: list[Side], options: Options) -> None:
 
 
 def main() -> int:
-    """Measure the cases that are asked for."""
+    """Measure the requested cases."""
     options = read_options()
     heads = "".join(f"  {'1 in ' + str(every) if every > 1 else 'all':34}" for every in EVERY)
     print(f"{'vLLM 0.33.0':28}{'us per step':>12}{heads}")

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CPU time of vLLM 0.33.0's steps with kvcore in the shadow of its manager, beside those without.
+"""Measure CPU time of vLLM 0.33.0's steps with and without kvcore in its manager's shadow.
 
 Runs in vLLM's environment: `python -m benches.engines --engines vllm-shadow` calls this. The loads
-are those of vllm_steps.py, the sides take turns step by step. What a step costs more is, first,
-what kvcore's manager costs in charge, as `manager_calls.py` measures it in the adapter's scheduler;
-the rest is of passing each call on, of timing and of comparing. Both as shares of vLLM's own step.
+are those of vllm_steps.py, the sides take turns step by step. The extra cost of a step has two
+parts: kvcore's manager itself, as `manager_calls.py` measures it in the adapter's scheduler, and
+the rest, for forwarding, timing and comparing each call. Both are shares of vLLM's own step.
 """
 
 from __future__ import annotations
@@ -27,8 +27,10 @@ MOST = 0.05
 
 @attrs.define
 class Measured:
-    """Of a case, round by round: seconds of a step without and with a shadow, and of the calls of
-    kvcore's manager in a step that it is in charge of.
+    """The measurements of a case, round by round.
+
+    Seconds of a step without and with a shadow, and of the calls of kvcore's manager in a step that
+    it serves alone.
     """
 
     alone: list[float] = attrs.field(factory=list)
@@ -37,19 +39,19 @@ class Measured:
 
     @property
     def manager(self) -> float:
-        """Share of vLLM's step that kvcore's manager takes."""
+        """The share of vLLM's step that kvcore's manager takes."""
         pairs = zip(self.calls, self.alone, strict=True)
         return statistics.median(calls / own for calls, own in pairs)
 
     @property
     def besides(self) -> float:
-        """Share that the rest of the shadow takes."""
+        """The share of vLLM's step that the rest of the shadow takes."""
         rounds = zip(self.shadow, self.calls, self.alone, strict=True)
         return statistics.median((both - calls) / own for both, calls, own in rounds) - 1
 
 
 def measure(case: Case, options: Options, model: str) -> Measured:
-    """Rounds of the same steps on all sides. Raises RuntimeError if kvcore parts."""
+    """Run rounds of the same steps on all sides. Raises RuntimeError if kvcore differs."""
     own, behind = KINDS[case.is_async]
     os.environ["KVCORE_SHADOW"] = "1"
     shadow, alone = Drive(behind, case, model), Drive(own, case, model)
@@ -63,8 +65,8 @@ def measure(case: Case, options: Options, model: str) -> Measured:
     for _ in range(options.rounds):
         seconds, before = [0.0] * len(sides), spent.total
         for step in range(options.steps):
-            # No side goes twice in a row, and each comes behind the other two equally often: what
-            # a side finds in the processor's caches is what the one before it left.
+            # No side runs twice in a row, and each follows the other two equally often, since a
+            # side finds in the processor's caches what the previous one left.
             for side in (0, 2, 1) if step % 2 else (0, 1, 2):
                 seconds[side] += sides[side].step() / options.steps
         measured.alone.append(seconds[0])
@@ -77,7 +79,7 @@ def measure(case: Case, options: Options, model: str) -> Measured:
 
 
 def main() -> int:
-    """Measure the cases that are asked for."""
+    """Measure the requested cases."""
     options = read_options()
     print("vLLM 0.33.0 with kvcore in its shadow; shares of vLLM's own step, in CPU time")
     print(f"{'':28}{'us per step':>12}{'manager':>10}{'besides':>10}")

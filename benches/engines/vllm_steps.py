@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CPU time of vLLM 0.33.0's steps, over its own manager and over kvcore's, side by side.
+"""Measure CPU time of vLLM 0.33.0's steps over its own manager and over kvcore's.
 
 Runs in vLLM's environment: `python -m benches.engines` calls this. No model runs; a step is
 schedule() and update_from_output(). In `decode` each request gets one token per step. In `mix`
-requests end after 32 to 95 tokens and others come for them, each with a prefix of 1,024 tokens that
-is found and 64 to 127 tokens of its own. First whole steps are measured, both sides in turn; then
-the calls of the manager, of the same steps on both sides.
+requests end after 32 to 95 tokens and others replace them, each with a cached prefix of 1,024
+tokens and 64 to 127 tokens of its own. Whole steps are measured first, both sides in turn, then the
+manager's calls in the same steps on both sides.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ KINDS = {
 
 @attrs.frozen
 class Case:
-    """What is measured."""
+    """One case to measure."""
 
     load: str
     is_async: bool
@@ -71,7 +71,7 @@ class Case:
 
 
 def make_config(case: Case, model: str) -> VllmConfig:
-    """vLLM's configuration of a case."""
+    """Make vLLM's configuration for a case."""
     cache = CacheConfig(block_size=BLOCK_SIZE, enable_prefix_caching=True)
     cache.num_gpu_blocks = num_blocks(case)
     return VllmConfig(
@@ -92,7 +92,7 @@ def make_config(case: Case, model: str) -> VllmConfig:
 
 
 def num_blocks(case: Case) -> int:
-    """Room for all requests at their longest."""
+    """Return enough blocks for all requests at full length."""
     return case.num_running * (MAX_MODEL_LEN // BLOCK_SIZE + 2) + 1
 
 
@@ -117,7 +117,7 @@ class Drive:
         )
         self.case = case
         self.num_come = 0
-        self.num_tokens: list[int] = []  # scheduled, a step
+        self.num_tokens: list[int] = []  # scheduled per step
         self._dice = random.Random(1)
         self._prefix = self._draw(PREFIX)
         self._hasher = get_request_block_hasher(BLOCK_SIZE, sha256)
@@ -130,7 +130,7 @@ class Drive:
             self.step()
 
     def step(self) -> float:
-        """Schedule, and take the output of the oldest step; CPU seconds."""
+        """Schedule, take the output of the oldest step, and return the CPU seconds."""
         clock = time.thread_time
         start = clock()
         planned = self.scheduler.schedule()
@@ -171,7 +171,7 @@ class Drive:
 
 
 def answer(planned: Any) -> ModelRunnerOutput:
-    """A token for each request of a step, and none for a chunk of a prompt."""
+    """Return a token for each request of a step, and none for a chunk of a prompt."""
     names = list(planned.num_scheduled_tokens)
     return ModelRunnerOutput(
         req_ids=names,
@@ -185,7 +185,7 @@ def answer(planned: Any) -> ModelRunnerOutput:
 
 @attrs.define
 class Measured:
-    """Of a case: CPU seconds of each round and side, and the calls of num_steps more steps."""
+    """The measurements of a case: CPU seconds per round and side, and calls of num_steps steps."""
 
     rounds: dict[str, list[float]] = attrs.field(factory=lambda: {side: [] for side in SIDES})
     calls: dict[str, Spent] = attrs.field(factory=lambda: {side: Spent() for side in SIDES})
@@ -193,14 +193,14 @@ class Measured:
 
     @property
     def ratios(self) -> list[float]:
-        """kvcore's rounds over vLLM's."""
+        """Return the ratio of kvcore's time to vLLM's, per round."""
         return [
             mine / own for own, mine in zip(self.rounds["vllm"], self.rounds["kvcore"], strict=True)
         ]
 
 
 def measure(case: Case, options: Options, model: str) -> Measured:
-    """Both sides of a case. Raises RuntimeError if they do not schedule the same."""
+    """Measure both sides of a case. Raises RuntimeError if they schedule differently."""
     kinds = dict(zip(SIDES, KINDS[case.is_async], strict=True))
     drives = {side: Drive(kinds[side], case, model) for side in SIDES}
     measured = Measured()
@@ -221,7 +221,7 @@ def measure(case: Case, options: Options, model: str) -> Measured:
 
 
 def show(case: Case, measured: Measured, options: Options) -> None:
-    """Print the row of a case, and the rows of its calls if asked for."""
+    """Print the row of a case, and the rows of its calls if requested."""
     step = statistics.median(measured.rounds["vllm"]) / options.steps
     own, mine = (measured.calls[side] for side in SIDES)
     ratios = measured.ratios
@@ -243,7 +243,7 @@ def show(case: Case, measured: Measured, options: Options) -> None:
 
 
 def each_case(options: Options) -> Iterator[tuple[Case, str]]:
-    """The cases that are asked for, and the folder of a model for them."""
+    """Yield the requested cases, each with the folder of a model."""
     init_none_hash(sha256)
     with tempfile.TemporaryDirectory() as model:
         shape = MODEL | {"max_position_embeddings": MAX_MODEL_LEN, "vocab_size": VOCABULARY}
@@ -253,7 +253,7 @@ def each_case(options: Options) -> Iterator[tuple[Case, str]]:
 
 
 def main() -> int:
-    """Measure the cases that are asked for."""
+    """Measure the requested cases."""
     options = read_options()
     print("vLLM 0.33.0, kvcore over its own manager; us are vLLM's own, of CPU a step")
     print("load    mode   running     us/step     step      rounds    manager us  manager")

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""nano-vllm's scheduler over its own block manager and over kvcore: the same steps, and their cost.
+"""Compare nano-vllm's scheduler over its own block manager and over kvcore: steps and cost.
 
 Run: python -m benches.nano_vllm [--quick]. Clones nano-vllm first, outside the project, unless
-KVCORE_NANO_VLLM names a checkout; left out with the reason if neither can be had. Ends with status
-1 if a token or a step differs.
+KVCORE_NANO_VLLM names a checkout; if neither is available, it says why. The exit status is 1 if a
+token or a step differs.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SEEDS, ROUNDS = 200, 5
 
 @attrs.define
 class Comparison:
-    """How many random schedules were the same, and the seeds of those that were not."""
+    """The number of random schedules that were equal, and the seeds of the others."""
 
     num_same: int = 0
     other_tokens: list[int] = attrs.field(factory=list)
@@ -37,12 +37,12 @@ class Comparison:
 
     @property
     def failed(self) -> bool:
-        """Whether a sequence got other tokens, or a step differs for no reason that is known."""
+        """Whether a sequence got other tokens, or a step differs for no known reason."""
         return bool(self.other_tokens or self.other_steps)
 
 
 def compare(scheduler: Any, seeds: range) -> Comparison:
-    """kvcore against nano-vllm as it is and as it would be if it kept all blocks of a content."""
+    """Compare kvcore with nano-vllm, unchanged and with an index of all blocks of a content."""
     found = Comparison()
     for seed in seeds:
         load = random_load(seed)
@@ -64,7 +64,7 @@ def compare(scheduler: Any, seeds: range) -> Comparison:
 def served_load(
     block_size: int, max_num_seqs: int, num_blocks: int, num_prompts: int = 300
 ) -> Load:
-    """Chats behind 8 system prompts of 600 tokens: 20 to 300 tokens more, and 50 to 150 new."""
+    """Make chats after 8 system prompts of 600 tokens: 20 to 300 more tokens, 50 to 150 new."""
     draw = random.Random(1)
     systems = [tokens(draw, 600) for _ in range(8)]
     prompts = [
@@ -76,7 +76,7 @@ def served_load(
 
 @contextlib.contextmanager
 def making(scheduler: Any, manager: Any) -> Iterator[None]:
-    """Let nano-vllm's schedulers make this manager."""
+    """Make nano-vllm's schedulers use this manager."""
     theirs, scheduler.BlockManager = scheduler.BlockManager, manager
     try:
         yield
@@ -86,9 +86,9 @@ def making(scheduler: Any, manager: Any) -> Iterator[None]:
 
 @attrs.frozen
 class Cost:
-    """Microseconds of CPU time that a step of the scheduler takes over a manager.
+    """The CPU microseconds of a scheduler's step over a manager.
 
-    alone: over one that decides nothing and gives the same answers.
+    alone: those over a manager that only repeats the recorded answers.
     """
 
     whole: float
@@ -103,7 +103,7 @@ class Cost:
 def measure(
     scheduler: Any, load: Load, num_rounds: int, show: Callable[[str], None]
 ) -> tuple[Cost, Cost]:
-    """nano-vllm's manager and kvcore's: the least of each step over the rounds, and the mean."""
+    """Measure both managers: the least time of each step over the rounds, averaged."""
     managers = []
     for manager in (scheduler.BlockManager, BlockManager):
         answers: list[Any] = []
@@ -128,7 +128,7 @@ def main() -> int:
     quick = "--quick" in sys.argv[1:]
     try:
         checkout.clone()
-    except subprocess.CalledProcessError:  # Git has said why
+    except subprocess.CalledProcessError:  # Git has printed the reason
         print(f"nano-vllm: left out: {checkout.missing()}")
         return 0
 

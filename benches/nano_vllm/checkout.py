@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""nano-vllm at the pinned commit, from Git, since no registry has it.
+"""Fetch nano-vllm at the pinned commit from Git, since no registry has it.
 
-The folder is $KVCORE_NANO_VLLM if that is set, else one beside the peers, outside the project. Its
-scheduler is imported without the rest of the package, which needs a GPU's libraries.
+The folder is $KVCORE_NANO_VLLM if that is set, otherwise one beside the peers, outside the project.
+Its scheduler is imported without the rest of the package, which needs a GPU's libraries.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ TRANSFORMERS = ("AutoConfig", "AutoTokenizer", "Qwen3Config")
 
 
 def folder() -> Path:
-    """Where a checkout is, or would be made."""
+    """Return the folder of the checkout, which may not exist yet."""
     named = os.environ.get("KVCORE_NANO_VLLM")
     return Path(named) if named else home() / "nano-vllm"
 
 
 def missing() -> str | None:
-    """Why there is no nano-vllm to run; None if there is one."""
+    """Return why nano-vllm cannot run, or None."""
     if (folder() / "nanovllm" / "__init__.py").exists():
         return None
     return f"nano-vllm is not in {folder()}: `make engines-nano` clones it, or name a checkout"
@@ -58,13 +58,13 @@ def clone() -> None:
 
 @contextlib.contextmanager
 def imported() -> Iterator[Any]:
-    """nano-vllm's module `scheduler`; after the block no module of it is left."""
+    """Import nano-vllm's module `scheduler` for a block; unload its modules after it."""
     package = ModuleType("nanovllm")  # its own __init__ imports the model runner
     vars(package)["__path__"] = [str(folder() / "nanovllm")]
     made = {"nanovllm": package}
     if find_spec("transformers") is None:
         made["transformers"] = ModuleType("transformers")
-        # Named by annotations, and for what is read from disk, which is not done here.
+        # Used by annotations and for reading from disk, which does not happen here.
         vars(made["transformers"]).update(dict.fromkeys(TRANSFORMERS, object))
     sys.modules.update(made)
     try:

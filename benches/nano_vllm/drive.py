@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""nano-vllm's own scheduler over a block manager, with a model that samples by a rule.
+"""Drive nano-vllm's scheduler over a block manager, with a model that samples by a rule.
 
-A token depends on the last tokens and on the length, so a sequence gets the same ones however it is
-scheduled. The blocks of a table hold what the sequence's steps wrote: a hit on a block with another
-content is found at once.
+A token depends on the last tokens and on the length, so a sequence gets the same tokens however
+it is scheduled. The blocks of a table hold what the sequence's steps wrote, so a hit on a block
+with other content is found at once.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ class Load:
 
 
 Step = tuple[bool, list[tuple[int, int, int, list[int]]]]
-"""Whether it prefills; of each sequence its number, computed tokens, new ones and blocks."""
+"""Whether the step prefills; per sequence its number, computed tokens, new tokens and blocks."""
 
 
 def random_load(seed: int) -> Load:
-    """Prompts that share prefixes, in pools from just large enough to roomy."""
+    """Make prompts that share prefixes, for pools from just large enough to roomy."""
     draw = random.Random(seed)
     size = draw.choice((4, 8, 16))
     systems = [tokens(draw, draw.randrange(1, 12 * size)) for _ in range(3)]
@@ -59,19 +59,19 @@ def random_load(seed: int) -> Load:
 
 
 def tokens(draw: random.Random, number: int) -> list[int]:
-    """Random tokens."""
+    """Draw random tokens."""
     return [draw.randrange(VOCABULARY) for _ in range(number)]
 
 
 class Pool:
-    """What the slots of all blocks hold, as a device would."""
+    """The content of all slots, as on a device."""
 
     def __init__(self, load: Load) -> None:
         self.size = load.block_size
         self.blocks = [[-1] * load.block_size for _ in range(load.num_blocks)]
 
     def run(self, seq: Any, is_prefill: bool) -> int:
-        """Write what a step computes, read that and all before it, and sample."""
+        """Write the tokens of a step, read all tokens up to them, and sample."""
         start = seq.num_cached_tokens if is_prefill else seq.num_tokens - 1
         end = start + seq.num_scheduled_tokens
         for position in range(start, end):
@@ -85,7 +85,7 @@ class Pool:
 
 
 def make_engine(scheduler: Any, load: Load) -> tuple[Any, list[Any]]:
-    """A scheduler of nano-vllm with the sequences of a load, and those."""
+    """Make nano-vllm's scheduler with the sequences of a load; returns both."""
     sequence = scheduler.Sequence
     sequence.block_size = load.block_size
     params = type(sequence.__init__.__defaults__[0])  # of sampling
@@ -112,8 +112,8 @@ def drive(
 ) -> tuple[list[list[int]], list[Step], Any]:
     """Serve a load by nano-vllm's module `scheduler`; returns outputs, steps and its manager.
 
-    Looks at the content of every slot that a step reads; with `seconds` it does not, and adds the
-    CPU time of the scheduler to it, step by step.
+    Checks the content of every slot that a step reads. If `seconds` is given, it does not check,
+    but appends the scheduler's CPU time of each step to `seconds`.
     """
     engine, seqs = make_engine(scheduler, load)
     numbers = {seq.seq_id: number for number, seq in enumerate(seqs)}
@@ -136,5 +136,5 @@ def drive(
 
 
 def seen(number: int, seq: Any) -> tuple[int, int, int, list[int]]:
-    """What a step has of a sequence."""
+    """Return a sequence's part of a step: number, computed tokens, new tokens and blocks."""
     return number, seq.num_cached_tokens, seq.num_scheduled_tokens, [*seq.block_table]

@@ -7,7 +7,7 @@ from typing import Any
 
 
 class Copies(dict[int, int]):
-    """An index from hashes to blocks, which gives the oldest block and knows the others."""
+    """An index from hashes to blocks that returns the oldest block and knows the others."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -31,7 +31,7 @@ class Copies(dict[int, int]):
 
 
 def keeping_copies(theirs: Any) -> Any:
-    """nano-vllm's manager, except that a content is findable while any block has it."""
+    """Return nano-vllm's manager, changed to find a content while any block has it."""
 
     class Keeping(theirs):  # type: ignore[misc] # nano-vllm has no types here
         """Its index lists all blocks of a hash."""
@@ -52,10 +52,10 @@ def keeping_copies(theirs: Any) -> Any:
 
 
 def recording(cls: Any, answers: list[Any]) -> Any:
-    """A manager that also notes what it answered."""
+    """Return a manager class that also records its answers."""
 
     class Recording(cls):  # type: ignore[misc] # either manager
-        """Its own answers, in order."""
+        """Records its own answers, in order."""
 
         def can_allocate(self, seq: Any) -> Any:
             answers.append(super().can_allocate(seq))
@@ -69,10 +69,10 @@ def recording(cls: Any, answers: list[Any]) -> Any:
 
 
 def repeating(answers: list[Any]) -> Any:
-    """A manager that decides nothing: it gives recorded answers, and every table one block."""
+    """Return a manager class that repeats recorded answers and gives every table one block."""
 
     class Repeating:
-        """What the scheduler costs besides its manager."""
+        """Decides nothing, to measure the scheduler's cost without its manager."""
 
         def __init__(self, num_blocks: int, block_size: int) -> None:
             del num_blocks

@@ -7,12 +7,12 @@ use std::path::Path;
 const MAGIC: u32 = 0x6b76_6f70;
 const VERSION: u32 = 1;
 
-/// One thing that an engine asks of a manager.
+/// One operation of an engine on a manager.
 #[derive(Debug, Clone, Copy)]
 pub enum Operation<'a> {
     Step,
     Add(usize),
-    /// Up to this many tokens.
+    /// The number of tokens to allocate up to.
     Prefill(usize, u32),
     Decode(&'a [u32]),
     Preempt(usize),
@@ -25,7 +25,7 @@ pub struct List {
     pub block_size: u32,
     pub num_blocks: u32,
     tokens: Vec<u32>,
-    /// Where each request's tokens are, and how many are its prompt.
+    /// The place of each request's tokens, and the length of its prompt.
     requests: Vec<(Range<usize>, usize)>,
     words: Vec<u32>,
 }
@@ -66,7 +66,7 @@ impl List {
         })
     }
 
-    /// The list in a file.
+    /// Read the list from a file.
     pub fn read(path: &Path) -> List {
         let bytes = std::fs::read(path).unwrap_or_else(|error| panic!("{path:?}: {error}"));
         let words: Vec<u32> =

@@ -2,9 +2,9 @@
 """Compare block managers side by side on recorded lists of operations.
 
 Run: python -m benches.peers [--quick] [--cases 16k,d1024] [--peers vllm033,kvcore-rust]. Installs
-what is missing first (benches/peers/install.py). Without --peers all of them run where the pool has
-16,384 blocks, and the main ones elsewhere. Ends with status 1 where hit tokens differ that are to
-be the same.
+what is missing first (benches/peers/install.py). Without --peers, all peers run if the pool has
+16,384 blocks, and the main ones otherwise. The exit status is 1 if hit tokens differ that must be
+equal.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ MAIN_PEERS = (BASE, "vllm085", "sglang", "kvbm", "kvcore-rust", "kvcore-rust-lru
 
 
 def read_names(text: str) -> list[str]:
-    """Names with commas between them."""
+    """Read names separated by commas."""
     return text.split(",")
 
 
 def read_options(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """What the command line asks for."""
+    """Read the options of the command line."""
     parser = argparse.ArgumentParser(
         prog="python -m benches.peers",
         description=__doc__,
@@ -51,13 +51,19 @@ def read_options(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--cases", type=read_names, default=list(CASES), metavar="NAME,...")
     parser.add_argument("--peers", type=read_names, metavar="NAME,...")
-    parser.add_argument("--base", default=BASE, metavar="NAME", help="whom ratios compare with")
+    parser.add_argument(
+        "--base", default=BASE, metavar="NAME", help="the peer that ratios compare with"
+    )
     parser.add_argument("--quick", action="store_true", help="one case, four peers, two rounds")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--requests", type=int, default=300, help="of the trace")
-    parser.add_argument("--trace", type=Path, help="Mooncake's JSONL; else a made-up one")
+    parser.add_argument("--requests", type=int, default=300, help="requests of the trace")
+    parser.add_argument(
+        "--trace", type=Path, help="a trace in Mooncake's JSONL; by default a generated one"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every step's times")
-    parser.add_argument("--markdown", action="store_true", help="as docs/performance.md has it")
+    parser.add_argument(
+        "--markdown", action="store_true", help="print Markdown, as in docs/performance.md"
+    )
     options = parser.parse_args(arguments)
     if options.quick:
         options.cases, options.peers, options.rounds = list(QUICK_CASES), list(QUICK_PEERS), 2
@@ -75,12 +81,12 @@ def read_options(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def peers_of(case: str, chosen: Sequence[str] | None) -> Sequence[str]:
-    """The peers that run a case: those that were requested, else all or the main ones."""
+    """Return the peers that run a case: the requested ones, or all, or the main ones."""
     return chosen or (EVERY_PEER if case == FULL_CASE else MAIN_PEERS)
 
 
 def case_row(side: Side, peer: str, base: str, *, is_decode: bool) -> list[str]:
-    """What one peer cost, and how many times as fast as the base it was."""
+    """Return the row of one peer: its cost, and its speed relative to the base."""
     runs = side.runs[peer]
     against = spread = "-"
     if base in side.runs:
@@ -104,7 +110,7 @@ def case_row(side: Side, peer: str, base: str, *, is_decode: bool) -> list[str]:
 def print_case(
     name: str, side: Side, peers: Sequence[str], base: str = BASE, *, markdown: bool
 ) -> None:
-    """One case as a table."""
+    """Print one case as a table."""
     drivers = ", ".join(
         f"{1e3 * sum(side.runs[null].least):.1f} ms ({PEERS[null].title})"
         for null in NULLS
@@ -128,7 +134,7 @@ def print_case(
 
 
 def differing_hits(name: str, side: Side) -> list[str]:
-    """Hit tokens of a case that are to be the same and are not."""
+    """Return complaints about hit tokens of a case that differ but must be equal."""
     found = []
     for group in SAME_HITS:
         hits = {peer: side.runs[peer].hits for peer in group if peer in side.runs}
@@ -139,7 +145,7 @@ def differing_hits(name: str, side: Side) -> list[str]:
 
 
 def show(line: str) -> None:
-    """Where the run is, in one line that the next one replaces."""
+    """Show the progress of the run in one line, which the next one replaces."""
     if sys.stderr.isatty():
         print(f"\r{line:<60}", end="", file=sys.stderr, flush=True)
 

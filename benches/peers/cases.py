@@ -10,7 +10,7 @@ import attrs
 from benches import record
 
 OPERATIONS = Path("build/ops")
-MADE_UP = "turns"  # the kind of a made-up trace
+MADE_UP = "turns"  # the kind of a generated trace
 
 
 @attrs.frozen
@@ -56,7 +56,7 @@ PEERS = {
     "kvcore-batched-xxh3": _python("the same, xxh3", "kvcore"),
     "kvcore-python": _python("kvcore's Python core, sha256", "kvcore"),
 }
-# Those whose hit tokens are to be the same: the first one's rules are the others' too.
+# Peers whose hit tokens must be equal, since they follow the rules of the first one.
 SAME_HITS = (
     ("vllm033", "vllm033-cbor", "kvcore-rust", "kvcore-rust-sha", "kvcore-rust-xxh3",
      "kvcore-calls", "kvcore-batched", "kvcore-batched-xxh3", "kvcore-python"),
@@ -87,9 +87,9 @@ CASES = {
 
 
 def recorded(name: str, trace: Path | None, num_requests: int) -> Path:
-    """The file of a case's list, recorded if it is not there or older than what it is made of.
+    """Return the file of a case's list; record it if it is missing or older than its sources.
 
-    trace: None for a made-up one.
+    trace: None for a generated one.
     """
     case = CASES[name]
     sources = [Path(record.__file__)]

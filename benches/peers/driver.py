@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One process: replay one list of operations through one peer and print what it cost as JSON.
+"""Replay one list of operations through one peer in this process; print the cost as JSON.
 
 Run: python -m benches.peers.driver PEER FILE. It runs in the peer's own environment.
 """
@@ -23,7 +23,7 @@ MODULES = {
 
 
 def find(name: str) -> Maker:
-    """How the peer of this name is made."""
+    """Return the maker of a peer. Raises TypeError for an unknown name."""
     if name == "null":
         return Maker(lambda _: Null())
     found = importlib.import_module(MODULES[name.split("-")[0]]).MAKERS[name]

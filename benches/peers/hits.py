@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ask vLLM's own managers what small lists of operations hit, so that tests need no vLLM.
+"""Record what small lists of operations hit in vLLM's own managers, so that tests need no vLLM.
 
 Run: python -m benches.peers.hits > tests/peers/hits.json. Installs both versions of vLLM first
-(benches/peers/install.py). tests/peers/test_hits.py holds kvcore to what they said.
+(benches/peers/install.py). tests/peers/test_hits.py compares kvcore with the records.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ LISTS = (
 
 
 def list_arguments(seed: int, num_blocks: int, block_size: int) -> list[str]:
-    """The arguments of `benches.record` for a list."""
+    """Return the arguments of `benches.record` for a list."""
     sizes = ["--blocks", num_blocks, "--block-size", block_size, "--budget", 64]
     return [str(word) for word in ("--made", seed, *sizes, "--max-running", 8)]
 
 
 def main() -> None:
-    """Print the lists with what each look-up hit."""
+    """Print the lists with the hits of each look-up."""
     install.install(PEERS)
     found: list[dict[str, Any]] = []
     with TemporaryDirectory() as folder:

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Peers from the package registries, at pinned versions, in a folder outside the project.
+"""Install peers from the package registries, at pinned versions, in a folder outside the project.
 
 Run: python -m benches.peers.install [PEER ...]. The folder is $KVCORE_PEERS, or kvcore/peers in the
-user's cache folder. Each Python peer has an environment of its own, since two are called vllm; what
-is not in it, torch above all, comes from the environment that this runs in. The Rust peers are one
-program. Nothing is done twice.
+user's cache folder. Each Python peer has an environment of its own, since two are called vllm;
+packages that it lacks, torch above all, come from the environment that this runs in. The Rust peers
+are one program. Steps that are already done are skipped.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ STAMP = "installed"
 
 @attrs.frozen
 class Package:
-    """A peer on the Python registry. requirements: what importing it takes besides torch."""
+    """A peer on the Python registry. requirements: packages that its import needs besides torch."""
 
     requirement: str
     requirements: str | None = None
@@ -43,27 +43,27 @@ PACKAGES = {
 
 
 def home() -> Path:
-    """Where the peers are."""
+    """Return the folder of the peers."""
     return peers_home()
 
 
 def python_of(family: str) -> Path:
-    """The interpreter of a peer's environment."""
+    """Return the interpreter of a peer's environment."""
     return peer_python(family)
 
 
 def program() -> Path:
-    """The program with the Rust peers."""
+    """Return the path of the program with the Rust peers."""
     return home() / "target" / "release" / "kvcore-peers"
 
 
 def run(*command: object) -> None:
-    """Run a command to its end. Raises CalledProcessError."""
+    """Run a command and wait for it. Raises CalledProcessError."""
     subprocess.run([str(part) for part in command], check=True)
 
 
 def wanted(family: str) -> str:
-    """What the stamp in a Python peer's environment says if that is as pinned."""
+    """Return the stamp that a Python peer's environment has if it matches the pins."""
     package = PACKAGES[family]
     pins = (HERE / package.requirements).read_text() if package.requirements else ""
     site = sysconfig.get_path("purelib")
@@ -73,13 +73,13 @@ def wanted(family: str) -> str:
 
 
 def is_installed(family: str) -> bool:
-    """Whether the environment of a Python peer is there as pinned."""
+    """Return whether the environment of a Python peer exists and matches the pins."""
     stamp = home() / family / STAMP
     return stamp.exists() and stamp.read_text() == wanted(family)
 
 
 def install_package(family: str) -> None:
-    """Make the environment of a Python peer, unless it is there as pinned."""
+    """Make the environment of a Python peer, unless it exists and matches the pins."""
     if is_installed(family):
         return
     package = PACKAGES[family]
@@ -96,7 +96,7 @@ def install_package(family: str) -> None:
 
 
 def install_rust() -> None:
-    """Build the Rust peers, kvcore's twin among them."""
+    """Build the Rust peers, including kvcore's twin."""
     manifest = HERE / "Cargo.toml"
     target = home() / "target"
     run("cargo", "build", "--release", "--locked", "--quiet", "--manifest-path", manifest,
@@ -104,7 +104,7 @@ def install_rust() -> None:
 
 
 def install(families: Iterable[str]) -> None:
-    """Install these, RUST among them or not."""
+    """Install the peers of these families; RUST stands for all Rust peers."""
     home().mkdir(parents=True, exist_ok=True)
     for family in families:
         if family == RUST:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""kvcore's own Python API under the operations of the list: one call per request, or batched."""
+"""Replay the list's operations on kvcore's Python API: one call per request, or batched."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Calls:
             raise RuntimeError(f"the pool has no room: {blocks}")
 
     def decode(self, decode: Decode) -> None:
-        # `computed` is left alone: the next prefill of a request comes after it was preempted.
+        # `computed` is not updated: a request is prefilled again only after a preemption.
         ids, append = self.ids, self.manager.append
         for request, token in zip(decode.requests, decode.tokens, strict=True):
             append([ids[request]], [token])
@@ -99,7 +99,7 @@ class Batched(Calls):
 
 
 def buffer(prompt: array.array[int]) -> array.array[int]:
-    """A prompt as it is."""
+    """Return a prompt unchanged."""
     return prompt
 
 

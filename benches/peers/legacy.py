@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Facades of kvcore.legacy beside the managers that they stand for, call by call.
+"""Compare facades of kvcore.legacy with the managers that they replace, call by call.
 
-Run: python -m benches.peers.legacy [--rounds 9] [--facade v0] [--markdown]. Installs the release
-that the facades stand for, if it is missing, and goes on in its environment, where both are
-imported. A round plays a story on the original and on the facade over both backends, in turn, in
-CPU time of one thread; the least of the rounds is kept. Only the ratios of one run mean something.
-Each facade brings its stories: `BESIDE` of `benches/peers/legacy_*.py`.
+Run: python -m benches.peers.legacy [--rounds 9] [--facade v0] [--markdown]. Installs the original
+release if it is missing, and continues in its environment, where both can be imported. A round
+plays a story on the original and on the facade over both backends, in turn, in CPU time of one
+thread; the least of the rounds is kept. Only the ratios of one run mean something. Each facade
+brings its stories: `BESIDE` of `benches/peers/legacy_*.py`.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ ROOT = Path(__file__).parents[2]
 
 
 class Story(Protocol):
-    """A manager, fresh, and what is done with it."""
+    """An unused manager, and the work to do with it."""
 
     def phases(self) -> Iterator[tuple[str, Work]]:
-        """Names and work, to be done in order before the next one is requested."""
+        """Yield names and work; each work must run before the next one is requested."""
         ...
 
 
 @attrs.frozen
 class Beside:
-    """A story on an original, and the same on the facade that stands for it."""
+    """A story on an original manager and on its facade."""
 
     title: str
     original: Callable[[], Story]
@@ -59,7 +59,7 @@ class Row:
     facade: dict[BackendName, float]
 
     def cells(self) -> list[str]:
-        """As columns."""
+        """Return the row as columns."""
         shown = [self.phase, f"{self.original:.2f}"]
         for backend in BACKENDS:
             mine = self.facade[backend]
@@ -71,7 +71,7 @@ HEADS = ["", "original us", *(head for each in BACKENDS for head in (f"{each} us
 
 
 def play(story: Story) -> dict[str, float]:
-    """Microseconds of one call of each phase, the mean where phases have one name."""
+    """Return the microseconds per call of each phase; phases of one name are averaged."""
     total: dict[str, float] = {}
     num_calls: dict[str, int] = {}
     for name, work in story.phases():
@@ -102,14 +102,14 @@ def compare(pair: Beside, num_rounds: int) -> list[Row]:
 
 
 def stories(facade: str) -> Iterator[Beside]:
-    """Those of all facades, or of one."""
+    """Yield the stories of all facades, or of one."""
     for path in sorted(Path(__file__).parent.glob("legacy_*.py")):
         if facade in ("", path.stem.removeprefix("legacy_")):
             yield from importlib.import_module(f"benches.peers.{path.stem}").BESIDE
 
 
 def print_story(title: str, rows: Sequence[Row], *, markdown: bool) -> None:
-    """One story as a table, with the sum of the means of its calls."""
+    """Print one story as a table, with the sum of the means of its calls."""
     total = {each: sum(row.facade[each] for row in rows) for each in BACKENDS}
     table = [row.cells() for row in rows]
     if len(rows) > 1:
@@ -119,10 +119,10 @@ def print_story(title: str, rows: Sequence[Row], *, markdown: bool) -> None:
 
 
 def read_options(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """What the command line asks for."""
+    """Read the options of the command line."""
     parser = argparse.ArgumentParser(prog="python -m benches.peers.legacy", description=__doc__)
     parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--facade", default="", help="such as v0; else all")
+    parser.add_argument("--facade", default="", help="one facade, such as v0; by default all")
     parser.add_argument("--markdown", action="store_true")
     parser.add_argument(INSIDE, action="store_true", help=argparse.SUPPRESS)
     return parser.parse_args(arguments)

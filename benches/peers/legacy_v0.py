@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""V0's stories on vLLM 0.8.5's own block manager, and steps of its scheduler over both.
+"""Play V0's stories on vLLM 0.8.5's block manager, and steps of its scheduler over both managers.
 
-The stories are those of benches/legacy_v0.py. The original asserts that somebody asked for a
-sequence's cached tokens before it is freed, so all are asked, outside the clock. Taking a batch is
-the facade's alone and stands in no table. The scheduler is vLLM's own in both cases.
+The stories are those of benches/legacy_v0.py. The original asserts that a sequence's cached
+tokens were queried before it is freed, so all are queried, outside the clock. Only the facade takes
+batches, so no table shows that. The scheduler is vLLM's own in both cases.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ MAX_MODEL_LEN = 2048
 
 
 class DecoderGroup(SequenceGroup):
-    """A group as the original's manager asks for it."""
+    """A group as the original manager expects it."""
 
     def is_encoder_decoder(self) -> bool:
-        """False: it has no encoder."""
+        """Return False: it has no encoder."""
         return False
 
 
@@ -54,7 +54,7 @@ class Driven(Naive):
         self.groups = [DecoderGroup(each.request_id, each.seqs) for each in self.groups]
 
     def phases(self) -> Iterator[tuple[str, Work]]:
-        """All phases but the batch; before sequences are freed, somebody asks for their tokens."""
+        """Yield all phases but the batch; query cached tokens before sequences are freed."""
         if not hasattr(self.manager, "take_batch"):
             self.manager.take_batch = list
         for name, work in super().phases():
@@ -99,17 +99,17 @@ class Steps:
             self.scheduler.add_seq_group(group)
 
     def group(self, number: int, tokens: list[int]) -> Any:
-        """A request with one sequence."""
+        """Return a request with one sequence."""
         seqs = [VllmSequence(number, token_inputs(tokens), SIZE)]
         sampling = SamplingParams(max_tokens=MAX_MODEL_LEN)
         return VllmGroup(str(number), seqs, arrival_time=0.0, sampling_params=sampling)
 
     def step(self, outputs: list[Any]) -> None:
-        """Ask what to run next."""
+        """Call the scheduler for the next step."""
         outputs.append(self.scheduler.schedule()[1])
 
     def apply(self, output: Any) -> None:
-        """What the model answers."""
+        """Append the model's tokens."""
         for scheduled in output.scheduled_seq_groups:
             group = scheduled.seq_group
             group.update_num_computed_tokens(scheduled.token_chunk_size)
@@ -117,7 +117,7 @@ class Steps:
                 seq.append_token_id(1, {1: Logprob(0.0)})
 
     def phases(self) -> Iterator[tuple[str, Work]]:
-        """Each step is a call; the model's answers are given outside the clock."""
+        """Yield phases with one call per step; the model's answers are outside the clock."""
         vllm_scheduler.AllocStatus = self.statuses
         outputs: list[Any] = []
         yield f"schedule {NUM_GROUPS} prompts of {PROMPT}", partial(self.step, outputs)
@@ -129,7 +129,7 @@ class Steps:
 
 
 def manager(kind: BackendName | None, *, caching: bool) -> Any:
-    """The original's manager, or the facade's."""
+    """Make the original manager, or the facade on a backend."""
     sizes = (SIZE, NUM_BLOCKS, NUM_BLOCKS)
     if kind is None:
         return SelfAttnBlockSpaceManager(*sizes, enable_caching=caching)
@@ -137,7 +137,7 @@ def manager(kind: BackendName | None, *, caching: bool) -> Any:
 
 
 def steps(caching: bool) -> Beside:
-    """Steps of the scheduler."""
+    """Return the comparison of the scheduler's steps."""
     return Beside(
         f"vLLM's scheduler, {'with' if caching else 'without'} prefix caching",
         lambda: Steps(SelfAttnBlockSpaceManager, VllmStatus, caching=caching),
@@ -146,7 +146,7 @@ def steps(caching: bool) -> Beside:
 
 
 def calls(caching: bool) -> Beside:
-    """Calls of the manager."""
+    """Return the comparison of the manager's calls."""
     return Beside(
         f"V0's manager, {'with' if caching else 'without'} prefix caching",
         lambda: Driven(None, caching=caching),

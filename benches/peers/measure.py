@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run peers side by side, and what their rounds say.
+"""Run peers side by side, and evaluate their rounds.
 
-One process a peer and a list; in a round each peer runs once, so that whatever else the
-machine does falls on all of them. A cost is the sum over steps of the least time of each step over
-rounds, net of the same of the empty driver; a spread is over the rounds' own ratios.
+Each peer and list has a process of its own; in a round each peer runs once, so that other load on
+the machine affects all of them. A cost is the sum over steps of the least time of each step over
+the rounds, minus the cost of the empty driver; a spread is over the ratios of single rounds.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from benches.peers.work import DECODE, FINISH, PREEMPT, PREFILL, Work
 
 @attrs.frozen
 class Round:
-    """One run of one peer: CPU seconds of each step, and what it found."""
+    """One run of one peer: CPU seconds of each step, hits, and memory."""
 
     steps: Sequence[float]
     hits: Sequence[int]  # tokens of each look-up
@@ -39,23 +39,23 @@ class Runs:
 
     @property
     def least(self) -> list[float]:
-        """The least time of each step."""
+        """Return the least time of each step."""
         return [min(times) for times in zip(*(one.steps for one in self.rounds), strict=True)]
 
     @property
     def totals(self) -> list[float]:
-        """The whole list, a round."""
+        """Return the time of the whole list, per round."""
         return [sum(one.steps) for one in self.rounds]
 
     @property
     def hits(self) -> tuple[int, ...]:
-        """Hit tokens of each look-up, the same in every round."""
+        """Return the hit tokens of each look-up, which are equal in every round."""
         (found,) = {tuple(one.hits) for one in self.rounds}
         return found
 
     @property
     def memory(self) -> tuple[float, float]:
-        """The least over rounds."""
+        """Return the least megabytes over rounds."""
         made, end = zip(*(one.memory for one in self.rounds), strict=True)
         return min(made), min(end)
 
@@ -68,17 +68,17 @@ class Side:
     runs: dict[str, Runs]
 
     def null(self, peer: str) -> Runs:
-        """The empty driver of a peer's language."""
+        """Return the runs of the empty driver in a peer's language."""
         return self.runs[PEERS[peer].null]
 
     def cost(self, peer: str, steps: Sequence[int] | None = None) -> float:
-        """Net CPU seconds of a peer, of the whole list or of some steps."""
+        """Return the net CPU seconds of a peer for the whole list or some steps."""
         mine, driver = self.runs[peer].least, self.null(peer).least
         chosen = range(len(mine)) if steps is None else steps
         return sum(mine[step] for step in chosen) - sum(driver[step] for step in chosen)
 
     def ratio(self, slow: str, fast: str) -> tuple[float, float, float]:
-        """How many times as fast, and the least and the greatest over rounds."""
+        """Return how many times as fast one peer is as another, and the extremes over rounds."""
 
         def net(peer: str) -> list[float]:
             pairs = zip(self.runs[peer].totals, self.null(peer).totals, strict=True)
@@ -88,22 +88,22 @@ class Side:
         return self.cost(slow) / self.cost(fast), min(rounds), max(rounds)
 
     def a_block(self, peer: str) -> float:
-        """Seconds a block of tokens that an unshared pool would compute."""
+        """Return the seconds per block of tokens that a pool without sharing would compute."""
         return self.cost(peer) / num_blocks_computed(self.work)
 
     def step(self, peer: str, share: float) -> float:
-        """Seconds of the step that so large a share of steps is no longer than."""
+        """Return the given quantile of step times in seconds."""
         ordered = sorted(self.runs[peer].least)
         return ordered[round(share * (len(ordered) - 1))]
 
     def decode_step(self, peer: str) -> float:
-        """Net seconds of a step that decodes for all requests and does nothing else, the mean."""
+        """Return the mean net seconds of a step that only decodes, for all requests."""
         steps = self.work.pure_decodes()
         return self.cost(peer, steps) / len(steps)
 
 
 def num_blocks_computed(work: Work) -> float:
-    """Blocks of all tokens that the list computes, anew after each preemption."""
+    """Return the blocks that the list computes, counting them again after each preemption."""
     total = 0
     computed = [0] * len(work.prompts)
     for step in work.steps:
@@ -122,7 +122,7 @@ def num_blocks_computed(work: Work) -> float:
 
 
 def run_once(peer: str, file: Path) -> Round:
-    """One peer on one list, in a process of its own. Raises RuntimeError with what it said."""
+    """Run one peer on one list in a process. Raises RuntimeError with its error output."""
     family = PEERS[peer].family
     if family == "rust":
         command = [str(install.program()), peer, str(file)]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The figures that the project asks of itself, and what one run of the bench gives for each."""
+"""The figures that the project sets itself, and how to read each from a run of the bench."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Sides = Mapping[str, Side]
 
 @attrs.frozen
 class Number:
-    """One figure. measured: from the cases that ran; raises KeyError where one is missing."""
+    """One figure. measured: reads it from the cases that ran; raises KeyError if one is missing."""
 
     title: str
     required: str
@@ -23,7 +23,7 @@ class Number:
 
 
 def ratio(case: str, slow: str, fast: str) -> Callable[[Sides], str]:
-    """How many times as fast one peer is as another, with the spread over rounds."""
+    """Return a figure: how many times as fast one peer is as another, with the spread."""
 
     def measured(sides: Sides) -> str:
         least, low, high = sides[case].ratio(slow, fast)
@@ -35,24 +35,24 @@ def ratio(case: str, slow: str, fast: str) -> Callable[[Sides], str]:
 
 
 def decode_step(sides: Sides) -> str:
-    """One decode step of 1024 requests."""
+    """Return the figure of one decode step of 1024 requests."""
     side = sides["d1024"]
     mine, other = side.decode_step("kvcore-batched"), side.decode_step("vllm033")
     return f"{other / mine:.0f}x ({1e6 * mine:.0f} us)"
 
 
 def growth(peer: str) -> Callable[[Sides], str]:
-    """Cost a block in the largest pool over that in the usual one."""
+    """Return a figure: the cost per block in the largest pool over that in the usual one."""
     return lambda sides: f"{sides['1m'].a_block(peer) / sides['16k'].a_block(peer):.2f}"
 
 
 def tail(peer: str) -> Callable[[Sides], str]:
-    """The 99.9th percentile of a step in the largest pool."""
+    """Return a figure: the 99.9th percentile of a step in the largest pool."""
     return lambda sides: f"{1e3 * sides['1m'].step(peer, 0.999):.2f} ms"
 
 
 def memory(peer: str) -> Callable[[Sides], str]:
-    """Memory of the largest pool, before and after."""
+    """Return a figure: the memory of the largest pool, before and after."""
 
     def measured(sides: Sides) -> str:
         made, end = sides["1m"].runs[peer].memory
@@ -62,7 +62,7 @@ def memory(peer: str) -> Callable[[Sides], str]:
 
 
 def least_of(*each: Callable[[Sides], str]) -> Callable[[Sides], str]:
-    """Several figures in one field."""
+    """Return a figure that shows several in one field."""
     return lambda sides: "; ".join(one(sides) for one in each)
 
 
@@ -127,7 +127,7 @@ NUMBERS = (
 
 
 def rows(sides: Sides) -> Iterator[tuple[str, str, str, str]]:
-    """The figures that these cases and peers give."""
+    """Yield the figures that these cases and peers allow."""
     for number in NUMBERS:
         try:
             yield number.title, number.required, number.aim, number.measured(sides)

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Replay a list of operations through one peer, and what that cost.
+"""Replay a list of operations through one peer, and measure its cost.
 
-Standard library alone. CPU time of this thread, read twice a step. What an engine has at
-hand anyway is made before the clock starts: prompts as the lists or buffers that a tokenizer gives,
-the tokens of each step as a sampler gives them. The garbage collector is frozen once and then runs,
-as in vLLM's engine. The first prefill of a request looks up; a hit that goes past the chunk leaves
-one token to compute, so that every peer holds its hits from then on.
+Uses the standard library only. CPU time of this thread is read twice per step. Objects that an
+engine has anyway are made before the clock starts: prompts as the lists or buffers that a tokenizer
+gives, the tokens of each step as a sampler gives them. The garbage collector is frozen once and
+then runs, as in vLLM's engine. The first prefill of a request looks up; a hit that goes past the
+chunk leaves one token to compute, so that every peer holds its hits from then on.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Peer(Protocol):
     hits: list[int]
 
     def add(self, request: int, prompt: Any) -> None:
-        """Make a request known."""
+        """Add a request."""
 
     def prefill(self, request: int, end: int) -> None:
         """Allocate up to `end`, after a look-up if the request holds nothing."""
@@ -39,25 +39,25 @@ class Peer(Protocol):
         """Append a token to each request."""
 
     def preempt(self, request: int) -> None:
-        """Give back the blocks, keep the tokens."""
+        """Free the blocks, keep the tokens."""
 
     def finish(self, request: int) -> None:
-        """Give back the blocks and forget the request."""
+        """Free the blocks and forget the request."""
 
     def end_step(self) -> None:
-        """The batch goes to the device."""
+        """Hand the batch to the device."""
 
 
 @dataclass(frozen=True)
 class Maker:
-    """How a peer is made. prompt: what it takes as a prompt, made before the clock starts."""
+    """Makes a peer. prompt: converts a prompt for it, before the clock starts."""
 
     make: Callable[[Work], Peer]
     prompt: Callable[[array.array[int]], Sequence[int]] = array.array.tolist
 
 
 class Null:
-    """A peer that does nothing: what is left is the driver."""
+    """A peer that does nothing, to measure the driver."""
 
     def __init__(self) -> None:
         self.hits: list[int] = []
@@ -82,7 +82,7 @@ class Null:
 
 
 def replay(maker: Maker, work: Work) -> dict[str, Any]:
-    """Cost of each step in seconds, hits, and megabytes of the manager before and after."""
+    """Return the seconds of each step, hits, and the manager's megabytes before and after."""
     prompts = [maker.prompt(prompt) for prompt in work.prompts]
     gc.collect()
     bare = resident()
@@ -100,7 +100,7 @@ def replay(maker: Maker, work: Work) -> dict[str, Any]:
 
 
 def run(peer: Peer, work: Work, prompts: list[Sequence[int]]) -> list[float]:
-    """The whole list; CPU seconds of each step."""
+    """Replay the whole list; returns the CPU seconds of each step."""
     decodes = work.decodes
     clock = time.thread_time
     times = []
@@ -123,7 +123,7 @@ def run(peer: Peer, work: Work, prompts: list[Sequence[int]]) -> list[float]:
 
 
 def resident() -> float:
-    """Megabytes of this process that are in memory; 0 if the system does not say."""
+    """Return the resident megabytes of this process; 0 if the system does not report them."""
     try:
         pages = int(Path("/proc/self/statm").read_text().split()[1])
     except OSError:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SGLang 0.5.23's Rust tree core under the operations of the list.
+"""Replay the list's operations on SGLang 0.5.23's Rust tree core.
 
-Its compiled tree through its bindings, called in the order of SGLang's radix cache: match
-and lock, insert after each chunk and at the end, give back the doubles, move the lock. What SGLang
-has around the tree is left out in its favour: pages come from a plain list, and a page's slots are
+The bench calls the compiled tree through its bindings, in the order of SGLang's radix cache: match
+and lock, insert after each chunk and at the end, free duplicates, move the lock. SGLang's own code
+around the tree is left out, in its favour: pages come from a plain list, and a page's slots are
 written when it is taken, so that a decoded token costs an append until its page is full.
 """
 
@@ -22,7 +22,7 @@ FULL = 0  # the component of full attention
 
 
 class Known:
-    """A request: its tokens, its slots, how far both go, and what it locks in the tree."""
+    """A request: its tokens and slots, how many are used, and its lock in the tree."""
 
     __slots__ = ("computed", "filled", "lock", "protected", "slots", "tokens")
 
@@ -69,7 +69,7 @@ class Tree:
         self.insert(known)
 
     def grow(self, known: Known, end: int) -> None:
-        """Slots up to `end`."""
+        """Take slots up to `end`."""
         count = -(-(end - known.filled) // self.page_size)
         if count > 0:
             if count > len(self.pages):
@@ -155,7 +155,7 @@ class Tree:
                     self.give_back(slots)
 
     def give_back(self, slots: torch.Tensor) -> None:
-        """Pages of slots, which come whole."""
+        """Free slots, which form whole pages."""
         self.pages.extend((slots[:: self.page_size] // self.page_size).tolist())
 
     def decode(self, decode: Decode) -> None:

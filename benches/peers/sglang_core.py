@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The compiled tree core of SGLang's wheel, loaded by itself.
+"""Load the compiled tree core of SGLang's wheel alone.
 
-Importing `sglang` itself takes a long chain of packages that the tree does not use.
+Importing `sglang` itself needs a long chain of packages that the tree does not use.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ NAME = "sglang.srt.mem_cache.rust_tree_core.mem_cache"
 
 
 def load() -> ModuleType:
-    """The extension module."""
+    """Return the extension module."""
     folder = "/".join(NAME.split(".")[:-1])
     files = distribution("sglang").files or []
     found = [each for each in files if each.as_posix().startswith(f"{folder}/mem_cache.")]

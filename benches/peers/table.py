@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tables of the side-by-side benches, for a terminal or as Markdown."""
+"""Print tables of the side-by-side benches, for a terminal or as Markdown."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 def print_table(
     heads: Sequence[str], table: Iterable[Sequence[str]], *, markdown: bool = False
 ) -> None:
-    """Columns, the first to the left."""
+    """Print rows as columns; only the first is aligned to the left."""
     lines = [heads, *table]
     if markdown:
         lines.insert(1, ["---", *["---:"] * (len(heads) - 1)])

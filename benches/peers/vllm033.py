@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vLLM 0.33.0 under the operations of the list: its KVCacheManager, Request and block hasher."""
+"""Replay the list's operations on vLLM 0.33.0's KVCacheManager, Request and block hasher."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Vllm(VllmScheduler):
         )
 
     def allocate_first(self, known: Any, num_new: int, num_hit: int, blocks: Any) -> Any:
-        """Allocate behind a hit; the request then runs."""
+        """Allocate after a hit; the request then runs."""
         found = self.manager.allocate_slots(known, num_new, num_hit, blocks)
         known.status = RequestStatus.RUNNING
         return found

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vLLM 0.8.5 (V1) under the operations of the list: its KVCacheManager and Request.
+"""Replay the list's operations on the KVCacheManager and Request of vLLM 0.8.5 (V1).
 
-`vllm085-facade` is kvcore's facade in the place of the manager, with vLLM's own requests.
+`vllm085-facade` uses kvcore's facade instead of the manager, with vLLM's own requests.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from kvcore.legacy.v1_0_8.kv_cache_manager import KVCacheManager as Facade
 
 
 class Vllm(V1Of085):
-    """vLLM's own requests, over its manager or what stands for it."""
+    """vLLM's own requests, over its manager or a replacement."""
 
     def __init__(self, work: Work, hashing: str, make: Any = KVCacheManager) -> None:
         spec = FullAttentionSpec(
@@ -57,11 +57,11 @@ class Vllm(V1Of085):
 
 
 class WithFacade(Vllm, V1Facade):
-    """The same with kvcore's facade as the manager."""
+    """vLLM's own requests over kvcore's facade."""
 
 
 def facade(backend: BackendName, hashing: str = "builtin") -> Maker:
-    """How that is made."""
+    """Return the maker of the facade's peer."""
     return Maker(lambda work: WithFacade(work, hashing, partial(Facade, backend=backend)))
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a V1 scheduler of vLLM calls on its manager for the operations of the list, and no more.
+"""Make only the manager calls of vLLM's V1 scheduler for the operations of the list.
 
 It imports nothing of vLLM, so that tests can drive a facade in the same way.
 """
@@ -20,7 +20,7 @@ class VllmScheduler:
         self.hits: list[int] = []
 
     def add(self, request: int, prompt: Any) -> None:
-        """Make a request of a prompt and keep it; a subclass's duty."""
+        """Make a request of a prompt and keep it; implemented by subclasses."""
         raise NotImplementedError
 
     def prefill(self, request: int, end: int) -> None:
@@ -38,12 +38,12 @@ class VllmScheduler:
         known.num_computed_tokens = end
 
     def allocate_first(self, known: Any, num_new: int, num_hit: int, blocks: Any) -> Any:
-        """Allocate behind a hit."""
+        """Allocate after a hit."""
         del num_hit
         return self.manager.allocate_slots(known, num_new, blocks)
 
     def grown(self, blocks: object) -> None:
-        """Raise RuntimeError if there were no blocks."""
+        """Raise RuntimeError if an allocation was refused."""
         if blocks is None:
             raise RuntimeError("the pool has no room")
 
@@ -78,7 +78,7 @@ class V1Of085(VllmScheduler):
 
 
 class V1Facade(V1Of085):
-    """The same over kvcore's facade, whose commands are handed out at each step."""
+    """The scheduler of 0.8.5 over kvcore's facade, which hands out commands at each step."""
 
     def end_step(self) -> None:
         self.manager.take_batch()

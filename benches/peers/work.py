@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A recorded list of operations, made ready so that replaying it costs a driver next to nothing.
+"""A recorded list of operations, prepared so that replaying it costs the driver almost nothing.
 
-Standard library alone, since every peer's own environment imports it. `benches/record.py`
+Uses the standard library only, since every peer's own environment imports it. `benches/record.py`
 writes the list. Twin: benches/operations/mod.rs.
 """
 
@@ -44,15 +44,15 @@ class Work:
     prompts: list[array.array[int]]
     steps: list[list[Operation]]
     decodes: list[Decode]
-    num_tokens_max: int  # of one request
+    num_tokens_max: int  # of the longest request
 
     @property
     def num_decoded(self) -> int:
-        """Appended tokens."""
+        """The number of appended tokens."""
         return sum(len(decode.requests) for decode in self.decodes)
 
     def pure_decodes(self) -> list[int]:
-        """The steps that do nothing but decode for as many requests as any step does."""
+        """Return the steps that only decode, for the largest number of requests of any step."""
         most = max((len(decode.requests) for decode in self.decodes), default=0)
         return [
             number
@@ -64,7 +64,7 @@ class Work:
 
 
 def read(path: Path) -> Work:
-    """The list in a file."""
+    """Read the list from a file. Raises ValueError."""
     words = array.array("I", path.read_bytes())
     if sys.byteorder == "big":
         words.byteswap()
@@ -88,7 +88,7 @@ def read(path: Path) -> Work:
 def split(
     words: list[int], outputs: list[array.array[int]]
 ) -> tuple[list[list[Operation]], list[Decode]]:
-    """The operations, step by step, and the tokens that each decoding appends."""
+    """Return the operations of each step, and the tokens that each decode appends."""
     steps: list[list[Operation]] = [[]]
     decodes: list[Decode] = []
     appended = [0] * len(outputs)

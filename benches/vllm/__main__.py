@@ -2,7 +2,7 @@
 """Run vLLM 0.33.0's schedulers over its own manager and over kvcore, and compare every step.
 
 Run: python -m benches.vllm [--modes async,async-drafts] [--seeds 40] [--steps 200] [--shadow].
-Installs vLLM first, outside the project (benches/peers/install.py). Ends with status 1 where a step
+Installs vLLM first, outside the project (benches/peers/install.py). The exit status is 1 if a step
 differs. With --shadow one scheduler runs, with kvcore in the shadow of its manager (shadow.py).
 """
 
@@ -22,7 +22,7 @@ PATHS = (ROOT, ROOT / "engines" / "vllm")
 
 
 def main() -> int:
-    """Install, and compare in vLLM's environment."""
+    """Install vLLM, and compare in its environment."""
     module = "shadow" if read_options().is_shadow else "compare"
     install.install([FAMILY])
     command = [str(install.python_of(FAMILY)), "-m", f"benches.vllm.{module}", *sys.argv[1:]]

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vLLM 0.33.0's scheduler over its own manager and over kvcore's, step by step, on one traffic.
+"""Compare vLLM 0.33.0's scheduler over its own manager and kvcore's, step by step.
 
-Runs in vLLM's environment: `python -m benches.vllm` makes that and calls this. A step is the same
-if both sides schedule the same tokens and drafts, start requests at the same hits, give them the
-same block ids, and have the same blocks findable. In each run the first step that is not is shown
-with what each side did, and with the rule that explains it (rules.py). Ends with status 1 if none
-does.
+Runs in vLLM's environment: `python -m benches.vllm` makes that and calls this. Both
+sides get the same traffic. A step is equal if both schedule the same tokens and speculative tokens,
+start requests at the same hits, give them the same block ids, and have the same blocks in the
+index. The first step of a run that differs is printed with the actions of each side, and with the
+rule that explains it (rules.py). The exit status is 1 if no rule does.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ MODEL = {
     "max_position_embeddings": 2048,
     "vocab_size": 512,
 }
-"""vLLM wants to know one; nothing is computed."""
+"""A model name that vLLM requires; nothing is computed."""
 MAX_MODEL_LEN = 400
 SIZES = {
     "max_num_seqs": 8,
@@ -83,14 +83,14 @@ NUM_DRAFTS = 3
 WINDOW = 40
 STEPS_BETWEEN_CHECKS = 10
 IN_FLIGHT = {False: 1, True: 2}
-"""Steps that are scheduled when the output of the first comes; asynchronous or not."""
+"""Number of steps scheduled before the first output arrives, by whether it is asynchronous."""
 
 
 @attrs.frozen
 class World:
-    """What a run is like: block size, pool, policy. They follow from the seed.
+    """The parameters of a run, which follow from the seed: block size, pool, policy.
 
-    on_failure: what vLLM does with a request whose load failed, if loads can fail.
+    on_failure: vLLM's policy for a request whose load failed, if loads can fail.
     """
 
     mode: str
@@ -102,17 +102,17 @@ class World:
 
     @property
     def is_async(self) -> bool:
-        """Whether a step is scheduled before the tokens of the one before are known."""
+        """Whether a step is scheduled before the previous step's tokens are known."""
         return MODES[self.mode].is_async
 
     @property
     def has_drafts(self) -> bool:
-        """Whether there are drafts."""
+        """Whether there are speculative tokens."""
         return MODES[self.mode].has_drafts
 
 
 def world_of(mode: str, seed: int) -> World:
-    """Large and small blocks, roomy and tight pools, both policies, in turn."""
+    """Return a world: large or small blocks, roomy or tight pool, each policy, by the seed."""
     block_size = (16, 4)[seed % 2]
     num_slots = (960, 640)[seed // 2 % 2] * (1 + MODES[mode].has_windows)
     return World(
@@ -126,7 +126,7 @@ def world_of(mode: str, seed: int) -> World:
 
 
 def make_config(world: World, model: str, **sizes: int) -> VllmConfig:
-    """vLLM's configuration of a world. sizes: of the scheduler's that are others here."""
+    """Make vLLM's configuration for a world. sizes: overrides for the scheduler's sizes."""
     length = sizes.get("max_model_len", MAX_MODEL_LEN)
     method = "ngram_gpu" if world.is_async else "ngram"
     speculative = SpeculativeConfig(
@@ -190,7 +190,7 @@ class Side:
         self._hasher = get_request_block_hasher(world.block_size, sha256)
 
     def add(self, arrival: Arrival) -> None:
-        """A request comes."""
+        """Add a request that arrives."""
         sampling = SamplingParams(max_tokens=arrival.max_tokens, ignore_eos=True)
         request = Request(
             request_id=arrival.name,
@@ -219,7 +219,7 @@ class Side:
         return decided
 
     def answers(self, number: int, planned: Any) -> list[list[int]]:
-        """What the model will say to each request of a step; nothing to a chunk of a prompt."""
+        """Return the model's tokens for each request of a step; none for a chunk of a prompt."""
         return [
             []
             if self.scheduler.requests[name].is_prefill_chunk
@@ -261,7 +261,7 @@ class Side:
 
 
 def decisions(planned: Any) -> dict[str, object]:
-    """What a schedule says, as values that compare."""
+    """Return the decisions of a schedule, as comparable values."""
     cached = planned.scheduled_cached_reqs
     return {
         "tokens": dict(planned.num_scheduled_tokens),
@@ -292,18 +292,18 @@ KINDS = {
 
 
 def watch(side: Side) -> Watch:
-    """What notes the calls of a side's manager."""
+    """Make a recorder of the calls of a side's manager."""
     manager = side.scheduler.kv_cache_manager
     blocks = manager.block_pool.blocks
     return Watch(manager, side.world.block_size, lambda block: blocks[block].block_hash is not None)
 
 
 def send(traffic: Traffic, number: int, sides: Sequence[Side]) -> None:
-    """The traffic before a step, as the first side's requests have it, to every side."""
+    """Send the traffic before a step to every side, based on the first side's requests."""
     first = sides[0]
     arrivals = traffic.arrivals(first.answered)
     if MODES[first.world.mode].has_sessions:
-        # Fewer come, since those that wait for input hold blocks.
+        # Fewer arrive, since requests that wait for input hold blocks.
         arrivals = arrivals[number % 3 :] + traffic.next_inputs(sorted(first.scheduler.requests))
     for arrival in arrivals:
         for side in sides:
@@ -314,7 +314,7 @@ def send(traffic: Traffic, number: int, sides: Sequence[Side]) -> None:
 
 
 def run(world: World, seed: int, num_steps: int, model: str) -> Iterator[Step]:
-    """The steps of both sides; the core's invariants are checked now and then."""
+    """Yield the steps of both sides; checks the core's invariants at some of them."""
     config = make_config(world, model)
     own, kvcore = (Side(kind, world, config, seed) for kind in KINDS[world.is_async])
     watches = watch(own), watch(kvcore)
@@ -336,7 +336,7 @@ def run(world: World, seed: int, num_steps: int, model: str) -> Iterator[Step]:
 
 
 def main() -> int:
-    """Compare; 1 if a step differs by no rule."""
+    """Compare; returns 1 if no rule explains a step that differs."""
     options = read_options()
     init_none_hash(sha256)
     failed = False

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the command line of `python -m benches.vllm` asks for; needs no vLLM."""
+"""The command-line options of `python -m benches.vllm`; needs no vLLM."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import attrs
 
 @attrs.frozen
 class Mode:
-    """How a scheduler works, and whether its requests are sessions that go on.
+    """The mode of a scheduler, and whether its requests are sessions with further inputs.
 
     has_windows: a second group has a sliding window. has_loads: a connector loads parts of prompts,
     and some of its loads fail.
@@ -42,7 +42,7 @@ MODES = {
 
 @attrs.frozen
 class Options:
-    """Which runs are compared; is_shadow: in one scheduler, with kvcore in the shadow."""
+    """The runs to compare; is_shadow: use one scheduler, with kvcore in the shadow."""
 
     modes: list[str]
     seeds: range
@@ -51,7 +51,7 @@ class Options:
 
 
 def read_options(arguments: Sequence[str] | None = None) -> Options:
-    """The options of a command line."""
+    """Read the options of a command line."""
     parser = argparse.ArgumentParser(
         prog="python -m benches.vllm",
         description="Run vLLM 0.33.0's schedulers over its own manager and over kvcore.",
@@ -59,8 +59,10 @@ def read_options(arguments: Sequence[str] | None = None) -> Options:
     parser.add_argument("--modes", default=",".join(MODES), metavar="NAME,...", help="%(default)s")
     parser.add_argument("--seeds", type=int, default=20, help="runs of each mode")
     parser.add_argument("--first", type=int, default=0, help="seed of the first run")
-    parser.add_argument("--steps", type=int, default=300, help="of a run")
-    parser.add_argument("--shadow", action="store_true", help="kvcore behind vLLM's manager")
+    parser.add_argument("--steps", type=int, default=300, help="steps per run")
+    parser.add_argument(
+        "--shadow", action="store_true", help="run kvcore in the shadow of vLLM's manager"
+    )
     given = parser.parse_args(arguments)
     modes = given.modes.split(",")
     unknown = set(modes) - set(MODES)

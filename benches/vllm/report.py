@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What two sides that did the same steps are found to have done alike; needs no vLLM."""
+"""Report how far two sides that ran the same steps agree; needs no vLLM."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 import attrs
 
 Decided = Mapping[str, Any]
-"""What a side decided in a step, by names that both sides have."""
+"""A side's decisions in a step, by names that both sides have."""
 
 
 @attrs.define
 class Step:
-    """A step of both sides. rule: the name of the rule that explains what differs, if any does."""
+    """A step of both sides. rule: name of the rule that explains a difference, if there is one."""
 
     number: int
     vllm: Decided
@@ -25,10 +25,10 @@ class Step:
 
 @attrs.define
 class Verdict:
-    """What came of a run.
+    """The result of a run.
 
-    happened: sums over the steps that are the same. differs: the first step that is not, in words,
-    empty if there is none. rule: the one that explains it, empty if none does.
+    happened: sums over the steps that are equal. differs: a description of the first step that
+    differs, or empty. rule: the rule that explains it, or empty.
     """
 
     happened: Counter[str] = attrs.field(factory=Counter)
@@ -37,7 +37,7 @@ class Verdict:
 
 
 def verdict_of(steps: Iterable[Step]) -> Verdict:
-    """Go through a run up to the first step that differs."""
+    """Compare a run up to the first step that differs."""
     verdict = Verdict()
     for step in steps:
         names = [name for name in step.vllm if step.vllm[name] != step.kvcore[name]]
@@ -63,7 +63,7 @@ def verdict_of(steps: Iterable[Step]) -> Verdict:
 
 
 def summary(mode: str, verdicts: Iterable[Verdict], num_steps: int) -> str:
-    """One line on the runs of a mode."""
+    """Return a summary line of the runs of a mode."""
     every = list(verdicts)
     happened: Counter[str] = Counter()
     for verdict in every:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Why two sides part: the calls of their managers, and the keys that kvcore withdrew by a rule.
+"""Explain why two sides differ, by their managers' calls and the keys that kvcore withdrew.
 
-A rule is a decision of kvcore's that docs/from_vllm.md lists. Under it a block loses a key that it
-keeps in vLLM. So it is found no more, and is used again earlier when it is free. A run that parts
-is explained if that is what the first other call shows; all else is not.
+A rule is a decision of kvcore that docs/from_vllm.md lists. Under it a block loses a key that it
+keeps in vLLM, so it cannot be found any more, and is reused earlier once it is free. A difference
+is explained only if the first call that differs shows this.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ RULES = {
     "unsure": "its request is over before the step that loads the block, which may still fail",
     "failed": "a load failed behind it, and the step that computes it again is not over",
 }
-"""Why a block lost its key, by the rule's name."""
+"""Rule name -> why a block lost its key."""
 
 FREES = ("free", "pop_blocks_for_free")
 LOOK_UPS = ("get_computed_blocks", "get_computed_blocks_for_connector")
 
 Call = tuple[str, str, list[int] | None]
-"""A call, whose request, and the blocks that it found, or that the request then holds."""
+"""A call, its request, and the blocks that it found or that the request then holds."""
 
 
 @attrs.define
 class Watch:
-    """Notes the calls of a manager, and which keys of a request they take.
+    """Records the calls of a manager, and the keys that they withdraw.
 
-    has_key: of the manager's blocks. starts: where the last allocation of each request that holds
-    blocks began to compute. lost: blocks without a key, and the rule; as of the first call behind
-    it, which is counted from the start of the step. taken: blocks that a request took in this step
-    and that lost no key since: they are of other content from the next one on.
+    has_key: tells whether a block has a key. starts: request -> position at which its last
+    allocation began to compute. lost: block without a key -> the rule, as of the first call after
+    it, counted from the start of the step. taken: blocks that a request took in this step and that
+    have lost no key since: they have other content from the next step on.
     """
 
     manager: Any
@@ -56,7 +56,7 @@ class Watch:
         self._replace("take_new_block_ids", self._end_schedule)
 
     def begin(self) -> None:
-        """A step begins; what has a key again, or other content, is no longer without one."""
+        """Begin a step: forget lost keys of blocks that have a key again or other content."""
         self.calls.clear()
         self.scheduled.clear()
         kept = self.lost.keys() - self.taken - self.keyed(self.lost)
@@ -64,12 +64,12 @@ class Watch:
         self.taken.clear()
 
     def watch_tokens(self, compat: Any) -> None:
-        """Note the tokens too that a shadow schedules by `append`, beside the manager's calls."""
+        """Also record tokens that a shadow schedules by `append`, besides the manager's calls."""
         append = compat.append
         compat.append = lambda request: self._allocate("allocate_slots", append, request)
 
     def keyed(self, blocks: Iterable[int]) -> set[int]:
-        """Those that have a key."""
+        """Return those of the blocks that have a key."""
         return {block for block in blocks if self.has_key(block)}
 
     def _replace(self, name: str, around: Callable[..., Any]) -> None:
@@ -87,8 +87,8 @@ class Watch:
         grown = call(request, *args, **options)
         table = flat(self.manager.get_blocks(who)) or []
         if counted < self.starts.get(who, 0):
-            # What it computes again has no key until the step is over. Other tables are not looked
-            # at: to ask for keys makes the core take in what waits to the end of the step.
+            # A block that is computed again has no key until the step ends. Other tables are not
+            # read: a query of keys makes the core process what waits for the end of the step.
             self.lost |= dict.fromkeys({*table} - self.keyed(table), "failed")
         else:
             self.taken |= {*table} - {*before}
@@ -112,7 +112,7 @@ class Watch:
         answer = call(request)
         for block in before - self.keyed(before):
             self.lost[block] = "failed" if block in again else rule
-            self.taken.discard(block)  # of what it held when it was taken
+            self.taken.discard(block)  # it still holds the content whose key it lost
         self.calls.append((name, who, None))
         return answer
 
@@ -126,14 +126,14 @@ class Watch:
 
 
 def flat(blocks: Any) -> list[int] | None:
-    """The ids of a result, without the null block."""
+    """Return the block ids of a result, without the null block."""
     if blocks is None:
         return None
     return [block for ids in blocks.get_block_ids() for block in ids if block]
 
 
 def explain(vllm: Watch, kvcore: Watch) -> str:
-    """The rule that explains the first call whose answers differ; empty if none does."""
+    """Return the rule that explains the first call whose results differ, or an empty string."""
     for own, ours in zip(vllm.calls, kvcore.calls, strict=False):
         if own == ours:
             continue
@@ -144,13 +144,13 @@ def explain(vllm: Watch, kvcore: Watch) -> str:
 
 
 def rule_of(lost: dict[int, str], own: list[int], ours: list[int], *, is_look_up: bool) -> str:
-    """The rule that explains the first block of two answers that differs; empty if none does."""
-    # vLLM found a block that lost its key; or kvcore used one again, as it has no key.
+    """Return the rule that explains the first block that differs in two results, or ""."""
+    # vLLM found a block that lost its key here, or kvcore reused a block without a key.
     pairs = zip_longest(*((own, ours) if is_look_up else (ours, own)))
     return next((lost.get(block, "") for block, other in pairs if block != other), "")
 
 
 def unexplained_keys(vllm: Watch, kvcore: Watch, num_blocks: int) -> set[int]:
-    """Blocks that have a key on one side only, and lost it by no rule."""
+    """Return the blocks that have a key on one side only, without a rule that explains it."""
     every = range(1, num_blocks)
     return (vllm.keyed(every) ^ kvcore.keyed(every)) - kvcore.lost.keys()

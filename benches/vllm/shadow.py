@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random runs of vLLM 0.33.0's schedulers with kvcore in the shadow of their manager.
+"""Run vLLM 0.33.0's schedulers on random traffic with kvcore in the shadow of their manager.
 
 Run: python -m benches.vllm --shadow [--modes sync,async] [--seeds 4] [--steps 200]. The traffic is
-that of compare.py. Ends with status 1 if kvcore parts, or has blocks at other places, and a rule
-(rules.py) does not explain the first answer that differs.
+that of compare.py. The exit status is 1 if kvcore differs, or places blocks elsewhere, and no
+rule (rules.py) explains the first result that differs.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from vllm.v1.core.kv_cache_utils import init_none_hash
 
 @attrs.define
 class Judge:
-    """Finds the first answer of a shadow's managers that differs, and the rule that explains it.
+    """Finds the first result of a shadow's managers that differs, and the rule that explains it.
 
-    rule: of that answer, empty if none does; None if none differs. After it the blocks of the two
-    lie elsewhere, so what differs later follows from it.
+    rule: the rule for that result, empty if none explains it; None if nothing differs. After it the
+    two place blocks differently, so later differences follow from it.
     """
 
     managers: Any
@@ -55,7 +55,7 @@ class Judge:
         self.rule = self.rule or ""
 
     def _same_blocks(self, mine: Any, _: Any) -> None:
-        # The answer to an allocation may leave out blocks that a connector fills.
+        # The result of an allocation may omit blocks that a connector fills.
         name, who, ours = self.watch.calls[-1]
         is_look_up = name in LOOK_UPS
         own = flat(self.managers.own.get_blocks(who) if mine and not is_look_up else mine)
@@ -66,7 +66,7 @@ class Judge:
 
 
 def run(world: World, num_steps: int, model: str) -> Judge:
-    """What judges the managers of a run. Raises RuntimeError if nothing was compared."""
+    """Run and return the judge of the managers. Raises RuntimeError if nothing was compared."""
     side = Side(KINDS[world.is_async][1], world, make_config(world, model), world.seed)
     managers: Any = side.scheduler.kv_cache_manager
     blocks = managers.kvcore.block_pool.blocks
@@ -83,7 +83,7 @@ def run(world: World, num_steps: int, model: str) -> Judge:
 
 
 def main() -> int:
-    """Run; 1 if kvcore parts from vLLM's manager by no rule."""
+    """Run; returns 1 if kvcore differs from vLLM's manager and no rule explains it."""
     options = read_options()
     os.environ["KVCORE_SHADOW"] = "1"
     init_none_hash(sha256)

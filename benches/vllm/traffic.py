@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random traffic for a scheduler, and what a model might say: the same for a seed, whoever asks.
+"""Random traffic for a scheduler, and tokens of a model, which depend on the seed alone.
 
-Prompts repeat: they begin with one of a few prefixes or go on with the answer of a request that is
-over, so that look-ups hit. Tokens are of five kinds, so that drafts and contents repeat. Or the
-requests are sessions: the next input of one may come before its answer, or after.
+Prompts begin with one of a few prefixes or continue the answer of a finished request, so that
+look-ups hit. There are five kinds of tokens, so that speculative tokens and contents repeat. The
+requests may be sessions: the next input of one may arrive before its answer, or after.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ VOCABULARY = 5
 
 @attrs.frozen
 class Arrival:
-    """A request that comes, or with a name that came before the next input of a session."""
+    """A new request or, if its name has arrived before, the next input of a session."""
 
     name: str
     prompt: list[int]
@@ -28,13 +28,15 @@ class Arrival:
 
 @attrs.define
 class Traffic:
-    """Who comes and who is aborted, step by step; longest: of prompt and answer, in tokens."""
+    """Arrivals and aborts, step by step; longest: most tokens of a prompt and its answer."""
 
     seed: int
     longest: int
     dice: random.Random = attrs.field(init=False)
     prefixes: list[list[int]] = attrs.field(init=False)
-    planned: dict[str, int] = attrs.field(init=False, factory=dict)  # tokens of each, at most
+    planned: dict[str, int] = attrs.field(
+        init=False, factory=dict
+    )  # largest number of tokens per request
 
     def __attrs_post_init__(self) -> None:
         self.dice = random.Random(self.seed)
@@ -42,11 +44,11 @@ class Traffic:
         self.prefixes = [self._tokens(length) for length in lengths]
 
     def arrivals(self, answered: Sequence[list[int]]) -> list[Arrival]:
-        """Who comes in a step; answered: all tokens of requests that are over."""
+        """Return the arrivals in a step; answered: all tokens of finished requests."""
         return [self._arrival(answered) for _ in range(self.dice.choice((0, 0, 1, 2)))]
 
     def next_inputs(self, living: Sequence[str]) -> list[Arrival]:
-        """The next input of one of the sessions that live, or none."""
+        """Return the next input of one of the living sessions, or nothing."""
         able = [name for name in living if self.longest - self.planned[name] > 60]
         if not able or self.dice.random() < 0.6:
             return []
@@ -54,7 +56,7 @@ class Traffic:
         return [self._planned(self.dice.choice(able), tokens, self.dice.randrange(1, 20))]
 
     def aborted(self, names: Sequence[str]) -> list[str]:
-        """Which of these requests are aborted before a step."""
+        """Return which of these requests are aborted before a step."""
         return [self.dice.choice(names)] if names and self.dice.random() < 0.05 else []
 
     def _arrival(self, answered: Sequence[list[int]]) -> Arrival:
@@ -74,9 +76,9 @@ class Traffic:
 
 
 def sampled(seed: int, step: int, name: str, drafts: Sequence[int]) -> list[int]:
-    """What the model samples for a request in a step: some of its drafts, and one token more.
+    """Return what the model samples in a step: some of a request's speculative tokens and one more.
 
-    A draft whose id only the worker knows is any token.
+    A speculative token whose id only the worker knows may be any token.
     """
     dice = random.Random(f"{seed}/{step}/{name}")
     accepted = drafts[: dice.randrange(len(drafts) + 1)]

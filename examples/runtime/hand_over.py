@@ -35,7 +35,7 @@ model, stranger = tiny_model(seed=0, invariant=True), tiny_model(seed=1, invaria
 
 
 def answer(name, exchange=None, model=model, max_tokens=8):
-    """The tokens of an answer, from an engine of its own."""
+    """Return the tokens of an answer, from an engine of its own."""
     config = Config(20, groups=GROUPS, hash_seed=identify(model, GROUPS).encode())
     engine = Engine(model, config, exchange=exchange)
     how = Sampling(temperature=0.0, max_tokens=max_tokens)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pages of the site that are made, not written, and links that lead out of docs/.
+"""Generate pages of the site, and rewrite links that lead out of docs/.
 
 The start page is README.md. The reference comes from the docstrings and from the help texts of the
 commands. A link to a file outside docs/ becomes the file's name: the site has no source tree.
@@ -22,7 +22,7 @@ CALLS = (
     *("rewind", "unschedule", "fork", "swap", "pins", "transfers", "batches", "cancel", "drain"),
     *("epochs", "retention", "queries"),
 )
-"""The modules of the transitions; `pytest tests/docs` holds them to the table of transitions."""
+"""The modules of the transitions; `pytest tests/docs` checks them against the table."""
 VALUES = ("config", "groups", "values", "commands", "events", "extra_inputs", "retention")
 RECORD = ("recorder", "reader", "errors")
 RUNTIME = ("cache.apply", "cache.layout", "engine.engine", "engine.exchange")
@@ -44,11 +44,11 @@ METHODS = {
     "Recording": "start_recording stop_recording",
     "The state": "state check encode restore",
 }
-"""The sections of the manager's page; `pytest tests/docs` holds them to every public method."""
+"""The sections of the manager's page; `pytest tests/docs` checks that no method is missing."""
 ALSO = dict.fromkeys(("load", "can_allocate", "explain_refusal"), "allocate_slots")
-"""Methods that raise what another one raises, too."""
+"""Method -> another method whose errors it raises as well."""
 PARAMETER = re.compile(r"(<p>|\.\s)([a-z]\w*):\s")
-"""A sentence of a docstring that is about one parameter."""
+"""Matches a sentence of a docstring that describes one parameter."""
 MODULES = {
     "transitions": (
         "The transitions: arguments, order and errors of each call",
@@ -85,7 +85,7 @@ AROUND_SANITIZER = (
     *("kvcore.sanitizer.findings.CERTAIN", "kvcore.sanitizer.engines.kvcore.Observer"),
     *("kvcore.sanitizer.hunter.adapter.Adapter", "kvcore.sanitizer.hunter.adapter.Engine"),
 )
-"""What an adapter is made with, besides the names of `kvcore.sanitizer`."""
+"""The names that an adapter uses besides those of `kvcore.sanitizer`."""
 COMMANDS = (
     *("check", "simulate", "sanitize", "replay", "route", "explain", "view", "shrink"),
     *("size", "trace", "generate"),
@@ -134,14 +134,14 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
 
 def on_page_content(html: str, page: Any, **_: Any) -> str:
-    """Begin a line with each parameter of a docstring."""
+    """Start a new line for each parameter of a docstring."""
     if not page.url.startswith("reference/"):
         return html
     return PARAMETER.sub(r"\1<br><code>\2</code>: ", html).replace("<p><br>", "<p>")
 
 
 def _inside(readme: str) -> str:
-    """README's links, as they are from within docs/."""
+    """Return README with its links relative to docs/."""
     here = re.sub(r"(\]\(|\[|src=\"|srcset=\")docs/", r"\1", readme)
     return re.sub(
         r"\[([^\]]+)\]\((?!https?:|#|[\w./-]+\.(?:md|svg|png))([^)]+)\)", r"\1 (`\2`)", here
@@ -149,7 +149,7 @@ def _inside(readme: str) -> str:
 
 
 def _manager() -> str:
-    """The manager's methods by subject, each with every error that its transition raises."""
+    """Return the page of the manager's methods by subject, with the errors of each transition."""
     raised = _raised()
     parts = ["# The manager\n\n::: kvcore.manager.KVCacheManager\n    options: {members: false}"]
     for title, names in METHODS.items():
@@ -165,7 +165,7 @@ def _manager() -> str:
 
 
 def _sanitizer() -> str:
-    """Each name that `kvcore.sanitizer` exports, and what adapters are made with."""
+    """Return the page of the names that `kvcore.sanitizer` exports, and of those for adapters."""
     door = ast.parse((ROOT / "kvcore" / "sanitizer" / "__init__.py").read_text(encoding="utf-8"))
     imported = [node for node in door.body if isinstance(node, ast.ImportFrom)]
     names = [f"{node.module}.{each.name}" for node in imported for each in node.names]
@@ -177,7 +177,7 @@ def _sanitizer() -> str:
 
 
 def _raised() -> dict[str, list[str]]:
-    """The errors that the docstring of each transition and query names."""
+    """Return transition or query -> the errors that its docstring names."""
     found = {}
     for path in (ROOT / "kvcore" / "transitions").glob("*.py"):
         for each in ast.parse(path.read_text(encoding="utf-8")).body:
@@ -189,13 +189,13 @@ def _raised() -> dict[str, list[str]]:
 
 
 def _classes(module: str) -> dict[str, ast.ClassDef]:
-    """The classes of a module of kvcore."""
+    """Return class name -> its definition, for a module of kvcore."""
     tree = ast.parse((ROOT / "kvcore" / f"{module}.py").read_text(encoding="utf-8"))
     return {each.name: each for each in tree.body if isinstance(each, ast.ClassDef)}
 
 
 def _batches() -> str:
-    """What a runtime does for each command, with the fields in the order of the columns."""
+    """Return the page of a runtime's part per command, with the fields in the columns' order."""
     rows = []
     for name, each in _classes("types/commands").items():
         set_once = [node for node in each.body if isinstance(node, ast.Assign)]
@@ -209,7 +209,7 @@ def _batches() -> str:
 
 
 def _commands() -> str:
-    """The help text of each command, as it prints it."""
+    """Return the page of the help texts that the commands print."""
     parts = ["# The commands of kvcore\n"]
     for name in ("", *COMMANDS):
         words = [str(ROOT / ".venv" / "bin" / "kvcore"), *filter(None, [name]), "--help"]

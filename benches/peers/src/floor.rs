@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What no manager with such keys can go below: the hash of every block, and nothing else.
+//! The lower bound of any manager with such keys: it hashes every block and does nothing else.
 
 use std::hint::black_box;
 
@@ -15,7 +15,7 @@ pub struct Floor {
     hashing: Hashing,
     root: BlockHash,
     block_size: usize,
-    /// The last hash of each request, and the tokens behind its block.
+    /// The last hash of each request, and the tokens after its block.
     requests: Vec<(BlockHash, Vec<u32>)>,
     none: ExtraKeys,
 }

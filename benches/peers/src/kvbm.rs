@@ -1,23 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
-//! NVIDIA's kvbm-logical under the operations of the list.
+//! Replay the list's operations on NVIDIA's kvbm-logical.
 //!
-//! Its own sequences and manager, called as its README does, with the guards of the blocks
-//! in plain vectors: its `LogicalBlockAssignments` would more than double the cost. A look-up
-//! leaves a token to compute, as the others' do.
+//! It runs its own sequences and manager as its README does, with the guards of the blocks in plain
+//! vectors: its `LogicalBlockAssignments` would more than double the cost. A look-up leaves a token
+//! to compute, as with the other peers.
 
 use kvbm_logical::{BlockManager, BlockRegistry, BlockSequence, ImmutableBlock, MutableBlock};
 
 use crate::Peer;
 use crate::operations::List;
 
-/// The tier that the blocks are of.
+/// The tier of the blocks.
 #[derive(Clone, Debug)]
 struct Device;
 
 struct Known {
     sequence: BlockSequence,
     full: Vec<ImmutableBlock<Device>>,
-    /// Blocks that are not full.
+    /// The blocks that are not full.
     open: Vec<MutableBlock<Device>>,
     computed: usize,
 }
@@ -31,7 +31,7 @@ pub struct Kvbm {
 }
 
 impl Kvbm {
-    /// With its default order of eviction, by lineage, or with least recently used first.
+    /// Make a peer that evicts in the default order, by lineage, or least recently used first.
     pub fn new(list: &List, lru: bool) -> Self {
         let block_size = list.block_size as usize;
         let builder = BlockManager::builder()
@@ -49,7 +49,7 @@ impl Kvbm {
 }
 
 impl Known {
-    /// Hold blocks for this many tokens and publish those that are full.
+    /// Hold blocks for some tokens and publish the full ones.
     fn grow(&mut self, end: usize, block_size: usize, manager: &BlockManager<Device>) {
         let held = self.full.len() + self.open.len();
         let needed = end.div_ceil(block_size).saturating_sub(held);

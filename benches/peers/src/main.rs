@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! One process: replay one list of operations through one Rust peer and print what it cost as JSON.
+//! Replay one list of operations through one Rust peer in this process; print the cost as JSON.
 //!
-//! Run: `kvcore-peers PEER FILE`. CPU time of the thread, read twice a step; what an engine has at
-//! hand anyway, prompts and the tokens of each step, is made before the clock starts. The first
+//! Run: `kvcore-peers PEER FILE`. It reads CPU time of the thread twice per step; prompts and the
+//! tokens of each step, which an engine has anyway, are made before the clock starts. The first
 //! prefill of a request looks up; a hit that goes past the chunk leaves one token to compute, so
 //! that every peer holds its hits from then on. Twin: benches/peers/replay.py.
 
@@ -29,17 +29,17 @@ pub trait Peer {
     fn prefill(&mut self, request: usize, end: usize);
     /// Append a token to each request.
     fn decode(&mut self, requests: &[u32], tokens: &[u32]);
-    /// Give back the blocks, keep the tokens.
+    /// Free the blocks, keep the tokens.
     fn preempt(&mut self, request: usize);
-    /// Give back the blocks and forget the request.
+    /// Free the blocks and forget the request.
     fn finish(&mut self, request: usize);
-    /// The batch goes to the device.
+    /// Hand the batch to the device.
     fn end_step(&mut self);
-    /// Tokens of each look-up.
+    /// Return the hit tokens of each look-up.
     fn hits(&self) -> &[usize];
 }
 
-/// A peer that does nothing: what is left is the driver.
+/// A peer that does nothing, to measure the driver.
 struct Null;
 
 impl Peer for Null {
@@ -54,7 +54,7 @@ impl Peer for Null {
     }
 }
 
-/// The peer of this name.
+/// Make a peer by its name.
 fn make(name: &str, list: &List) -> Box<dyn Peer> {
     match name {
         "null-rust" => Box::new(Null),
@@ -90,7 +90,7 @@ fn main() {
     );
 }
 
-/// The tokens that each decoding appends.
+/// Return the tokens that each decode appends.
 fn decoded_tokens(list: &List) -> Vec<Vec<u32>> {
     let mut appended = vec![0; list.num_requests()];
     let mut decodes = Vec::new();
@@ -106,7 +106,7 @@ fn decoded_tokens(list: &List) -> Vec<Vec<u32>> {
     decodes
 }
 
-/// The whole list; CPU seconds of each step.
+/// Replay the whole list; returns the CPU seconds of each step.
 fn run(peer: &mut dyn Peer, list: &List, decodes: &[Vec<u32>]) -> Vec<f64> {
     let mut decodes = decodes.iter();
     let mut times = Vec::new();
@@ -130,7 +130,7 @@ fn run(peer: &mut dyn Peer, list: &List, decodes: &[Vec<u32>]) -> Vec<f64> {
     times
 }
 
-/// Megabytes of this process that are in memory; 0 if the system does not say.
+/// Return the resident megabytes of this process; 0 if the system does not report them.
 fn resident() -> f64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));

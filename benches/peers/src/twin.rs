@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! kvcore's twin under the operations of the list, called from Rust.
+//! Replay the list's operations on kvcore's twin, called from Rust.
 
 use std::hint::black_box;
 
@@ -18,14 +18,14 @@ use kvcore::types::values::Request;
 use crate::Peer;
 use crate::operations::List;
 
-/// The state, and what an engine keeps of its requests.
+/// The state, and an engine's own records of its requests.
 pub struct Twin {
     state: State,
     ids: Vec<String>,
     rows: Vec<u32>,
     computed: Vec<usize>,
     hits: Vec<usize>,
-    /// The requests of the last decoding, and their rows.
+    /// The requests of the last decode, and their rows.
     last: (Vec<u32>, Vec<u32>),
 }
 

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tiers of blocks under the older managers, looked up by key and by table."""
+"""The tiers of blocks that the older managers share, with look-up by key and by table."""

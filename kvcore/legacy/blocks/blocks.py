@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The blocks behind a facade: the transitions of `kvcore.legacy.blocks.tiers`, over either backend.
 
-The state is held here. Methods of `blocks` are the transitions of `tiers.py` and `by_table.py`
-without their first argument; all other arguments are given. They raise typed errors and leave the
-state as it was; a refusal is a value. `state` is the same value for both backends.
+This module holds the state. The methods of `blocks` are the transitions of `tiers.py` and
+`by_table.py` without their first argument; callers pass all other arguments. A method that raises a
+typed error leaves the state as it was; a refusal is a value. `state` is the same value for both
+backends.
 
-Why: over the twin, a Python call around a transition takes as long as the transition, so facades
-call `blocks` itself.
+Why: with the twin, a Python wrapper around a transition takes as long as the transition itself, so
+facades call `blocks` directly.
 """
 
 from __future__ import annotations
@@ -26,14 +27,14 @@ from kvcore.types.errors import BackendMissing
 from kvcore.types.values import Outcome
 
 MODULES = (tiers, by_table)
-"""Where the transitions of the Python core are."""
+"""The modules that define the transitions of the Python core."""
 BackendName = Literal["python", "rust"]
 
 
 class Backing:
     """Blocks of one or two tiers and an open batch, changed by each call.
 
-    blocks: the same transitions as the backend has them, of either language.
+    blocks: the transitions of the chosen backend, in Python or Rust.
     """
 
     __slots__ = ("_eviction", "_first_block", "blocks")
@@ -55,7 +56,7 @@ class Backing:
         self._eviction = eviction
 
     def __getattr__(self, name: str) -> Any:
-        """A transition or a query by its name; arguments may be left out as in Python."""
+        """Return a transition or query by name; arguments with defaults may be omitted."""
         arguments, method = signature(_transition(name)), getattr(self.blocks, name)
 
         def call(*args: Any, **fields: Any) -> Any:
@@ -66,11 +67,11 @@ class Backing:
         return call
 
     def take_batch(self) -> Batch:
-        """Close and number the open batch: the commands since the last one."""
+        """Close and number the open batch; it holds the commands since the previous one."""
         return self.blocks.take_batch()
 
     def state(self) -> Tiers:
-        """The value that both backends have. Cost: O(pool) with the twin."""
+        """Return the state as a value, equal for both backends. Cost: O(pool) with the twin."""
         if isinstance(self.blocks, PureBlocks):
             return self.blocks.state
         columns = self.blocks.dump()
@@ -81,13 +82,13 @@ class Backing:
     ) -> None:
         """Raise InvariantViolation with the first property of pools that does not hold.
 
-        held, held_on_host: each block as often as the caller holds it; None: not compared.
+        held, held_on_host: each block once per owner that the caller knows; None: not compared.
         """
         check_tiers(self.state(), held, held_on_host)
 
 
 class PureBlocks:
-    """The functions of these modules over one value; the twin's `Tiers` has the same methods."""
+    """Calls the functions of `MODULES` on one value; the twin's `Tiers` has the same methods."""
 
     __slots__ = ("state",)
 
@@ -95,7 +96,7 @@ class PureBlocks:
         self.state = state
 
     def __getattr__(self, name: str) -> Any:
-        """A transition or a query as a method."""
+        """Return a transition or a query as a method."""
         function = _transition(name)
 
         def call(*args: Any) -> Any:
@@ -109,7 +110,7 @@ class PureBlocks:
 
 
 def _transition(name: str) -> Callable[..., Any]:
-    """The function of the Python core. Raises AttributeError."""
+    """Return a function of the Python core by name. Raises AttributeError."""
     for module in MODULES:
         if name in module.__dict__:
             function: Callable[..., Any] = module.__dict__[name]

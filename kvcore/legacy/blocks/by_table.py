@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Transitions of tiers for a whole table: append, write, move to the other tier.
+"""Transitions of tiers for a whole table: append, write, and move to the other tier.
 
 Invariants: those of `tiers.py`. A block that has other owners, or a key, is never written. Source:
 S003-17, 19 to 21, 26, 28. Twin: rust/src/legacy/blocks/by_table.rs.
@@ -21,11 +21,11 @@ from kvcore.types.values import Outcome, Refused
 def append(
     tiers: Tiers, blocks: Sequence[int], num_blocks: int
 ) -> Outcome[Tiers, int | Refused | None]:
-    """Make room for an owner of device blocks to write behind their content.
+    """Make room for an owner of device blocks to write after their content.
 
-    num_blocks: of the table after the write. Value: None if the last block is written as it is;
-    else a new block, which stands behind the last one if the table is shorter than num_blocks, or a
-    copy that replaces it, as in `own`. Raises InvalidCount, UnknownBlock, NoOwner.
+    num_blocks: length of the table after the write. Value: None if the last block can be written as
+    it is; otherwise a new block, to append if the table is shorter than num_blocks, or a copy that
+    replaces the last block, as in `own`. Raises InvalidCount, UnknownBlock, NoOwner.
     """
     if len(blocks) < read_count("num_blocks", num_blocks):
         taken = take(tiers, 1)
@@ -41,7 +41,8 @@ def append(
 def own(tiers: Tiers, block: int) -> Outcome[Tiers, int | Refused]:
     """Let one of a device block's owners write; value: the block to write to.
 
-    That is the block itself if it has one owner and no key, else a copy, to which the owner moves.
+    If the block has one owner and no key, it is written in place; otherwise the owner moves to a
+    copy.
 
     Raises UnknownBlock, NoOwner.
     """
@@ -54,16 +55,16 @@ def own(tiers: Tiers, block: int) -> Outcome[Tiers, int | Refused]:
 def move_out(tiers: Tiers, blocks: Sequence[int]) -> Outcome[Tiers, dict[int, int] | Refused]:
     """Move one owner of each device block to the host; refused as a whole.
 
-    A block that is named again moves once, with an owner more. Value: each block with its copy.
+    A block that is named twice moves once, with one more owner. Value: block -> its copy.
     Raises NoHostTier, UnknownBlock, DoubleFree.
     """
     return _move(tiers, blocks, "device", "host")
 
 
 def move_in(tiers: Tiers, host_blocks: Sequence[int]) -> Outcome[Tiers, dict[int, int] | Refused]:
-    """Move one owner of each host block to the device, likewise.
+    """Move one owner of each host block to the device; refused as a whole.
 
-    Raises NoHostTier, UnknownBlock, DoubleFree.
+    Value: block -> its copy. Raises NoHostTier, UnknownBlock, DoubleFree.
     """
     return _move(tiers, host_blocks, "host", "device")
 
@@ -71,7 +72,7 @@ def move_in(tiers: Tiers, host_blocks: Sequence[int]) -> Outcome[Tiers, dict[int
 def _move(
     tiers: Tiers, blocks: Sequence[int], source: Tier, target: Tier
 ) -> Outcome[Tiers, dict[int, int] | Refused]:
-    """Let owners leave the blocks of one tier for new ones of the other, which are copies."""
+    """Move owners from the blocks of one tier to new copies in the other tier."""
     ids = read_ints(blocks)
     left = release(tiers, ids, source)
     times = Counter(ids)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Named properties of a facade's blocks: those of `kvcore.invariants` that pools have.
+"""Named properties of a facade's blocks: the properties of pools in `kvcore.invariants`.
 
-PRIORITY-ORDER is this file's own. Owners are compared with the blocks that the facade reports as
+PRIORITY-ORDER is defined here. Owners are compared with the blocks that the facade reports as
 held; if it reports none, REF is called LEAK.
 """
 
@@ -38,7 +38,7 @@ def check_tiers(
 
 
 def unowned(tier: str, pool: BlockPool, held: Counter[int]) -> Iterator[tuple[str, str]]:
-    """REF: a block's count is the number of its holders. LEAK: without any, all are free."""
+    """Yield violations of REF (owners equal holders) or LEAK (without holders, all is free)."""
     for block, count in enumerate(pool.ref_counts):
         if count != held[block]:
             name = "REF" if held else "LEAK"
@@ -46,7 +46,7 @@ def unowned(tier: str, pool: BlockPool, held: Counter[int]) -> Iterator[tuple[st
 
 
 def priority_order(tiers: Tiers) -> Iterator[str]:
-    """PRIORITY-ORDER: free blocks without a key leave first, then the others by priority."""
+    """Yield violations of PRIORITY-ORDER: keyless blocks leave first, then the rest by priority."""
     for tier, pool in pool_and_state.pools(tiers):
         if pool.eviction != "priority":
             continue

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The twin's blocks, as the immutable value of the Python backend.
+"""Build the immutable value of the Python backend from the twin's blocks.
 
-The twin gives its columns (`rust/src/bindings/tiers.rs`); the order of blocks of one key in the
-index follows from their places.
+The twin hands out columns (`rust/src/bindings/tiers.rs`); the position of each block under its key
+gives the order of the blocks in the index.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from kvcore.pool.hash_index import HashIndex, HashIndexTransaction
 from kvcore.types.commands import Batch
 
 Columns = tuple[list[int], list[bytes | None], list[int], list[int], list[Any], int | None]
-"""Owners, keys, free queue from its front, place of each block under its key, priorities,
-and which block was put into its place by priority last.
+"""Owner counts, keys, free queue from its front, position of each block under its key, priorities,
+and the block most recently placed by priority.
 """
 
 
 def from_columns(
     device: Columns, host: Columns | None, batch: Batch, *, first_block: int, eviction: PoolEviction
 ) -> Tiers:
-    """The pool with these columns."""
+    """Return the tiers that have these columns."""
     return Tiers(
         _pool(device, first_block, eviction),
         None if host is None else _pool(host, 0, eviction),

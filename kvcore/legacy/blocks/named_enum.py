@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Enumerations that an engine may have a second time, under the same names.
+"""Enumerations that compare by name, so that an engine can keep its own copies.
 
 A member equals the member of the same name of any enumeration with the same class name, on either
-side of `==`, and has the same hash. So an engine can keep its own classes and import the manager
-alone. `is` does not compare by name. Source: S003-04, 30, S002-61.
+side of `==`, and has the same hash. An engine can thus keep its own classes and import only the
+manager. `is` does not compare by name. Source: S003-04, 30, S002-61.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ class NamedEnum(enum.Enum):
 
 
 class AllocStatus(NamedEnum):
-    """Whether a group of sequences can be given blocks."""
+    """Tells whether a group of sequences can be given blocks."""
 
     OK = enum.auto()
-    """It can be admitted now."""
+    """The group can be admitted now."""
     LATER = enum.auto()
-    """Not now."""
+    """The group does not fit now, but may fit later."""
     NEVER = enum.auto()
-    """It would not fit into an empty pool less the watermark."""
+    """The group would not fit into an empty pool minus the watermark."""
 
 
 class Device(NamedEnum):
-    """Where a block is: the core's device tier, or its host tier."""
+    """The tier of a block: GPU is the core's device tier, CPU its host tier."""
 
     GPU = enum.auto()
     CPU = enum.auto()

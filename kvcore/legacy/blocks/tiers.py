@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One or two tiers of blocks and an open batch: what a manager of sequences needs and no more.
+"""One or two tiers of blocks and an open batch: all that a manager of sequences needs.
 
-Transitions are those of `kvcore.pool.transitions` for one tier, and copies of a block inside the
-device and between the tiers. Their commands gather in the open batch; of the host tier it has only
-the copies. Ids count from 0 in each tier. Errors name the host tier if a host block is misused.
+The transitions are those of `kvcore.pool.transitions` for one tier, and copies of a block inside
+the device and between the tiers. Their commands gather in the open batch, which holds only the
+copies of the host tier. Ids count from 0 in each tier. Errors about a host block name its tier.
 
-Invariants: a call that raises or is refused has changed nothing. Source: S002-33, 34, 50, 65,
+Invariants: a call that raises or is refused changes nothing. Source: S002-33, 34, 50, 65,
 S003-20, 21, 26, 28. Twin: rust/src/legacy/blocks/tiers.rs.
 """
 
@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 @attrs.frozen
 class Tiers:
-    """The blocks of the device and the host, None without a host tier, and the open batch."""
+    """The blocks of the device and the host (None without a host tier), and the open batch."""
 
     device: BlockPool
     host: BlockPool | None
@@ -42,7 +42,7 @@ class Tiers:
     commands: PVector[Command] = attrs.field(factory=pvector)
 
     def pool(self, tier: Tier) -> BlockPool:
-        """The blocks of one tier. Raises NoHostTier, WrongArgument."""
+        """Return the blocks of one tier. Raises NoHostTier, WrongArgument."""
         if tier == "device":
             return self.device
         if tier != "host":
@@ -54,7 +54,7 @@ class Tiers:
     def run(
         self, tier: Tier, transition: Callable[[BlockPool], Outcome[BlockPool, T]]
     ) -> Outcome[Tiers, T]:
-        """The tiers after a transition of the pool layer in one of them."""
+        """Apply a transition of the pool layer to one tier."""
         pool = self.pool(tier)
         try:
             outcome = transition(pool)
@@ -67,7 +67,7 @@ class Tiers:
         return Outcome(changed, (), outcome.value)
 
     def known(self, block: Any, tier: Tier) -> int:
-        """The block of this number. Raises UnknownBlock."""
+        """Return a block number as a plain int. Raises UnknownBlock."""
         number = read_int(block)
         try:
             PoolTransaction(self.pool(tier), Effects()).check_block(number)
@@ -76,7 +76,7 @@ class Tiers:
         return int(number)
 
     def held_pair(self, block: Any, host_block: Any) -> tuple[int, int]:
-        """A device block and a host block that both have owners.
+        """Return a device block and a host block as ints, after checking that both have owners.
 
         Raises NoHostTier, UnknownBlock, NoOwner.
         """
@@ -96,10 +96,10 @@ def make_tiers(
     eviction: PoolEviction = "lru",
     order: Order = "ascending",
 ) -> Tiers:
-    """Empty tiers, which have one policy and one order in which blocks are first taken.
+    """Make empty tiers that share one eviction policy and one order of first use.
 
-    null_block: device block 0 stands for none and is never taken. Raises InvalidConfig,
-    PoolTooLarge.
+    null_block: reserve device block 0 as the null block, which is never taken. Raises
+    InvalidConfig, PoolTooLarge.
     """
     num_blocks, num_host_blocks = check_options(
         num_blocks, num_host_blocks, null_block, eviction, order
@@ -118,7 +118,7 @@ def make_tiers(
 def check_options(
     num_blocks: Any, num_host_blocks: Any, null_block: Any, eviction: Any, order: Any
 ) -> tuple[int, int]:
-    """The sizes as ints. Raises InvalidConfig for what tiers cannot be made of."""
+    """Return both sizes as ints. Raises InvalidConfig if an option is not valid."""
     choices: dict[str, tuple[Any, tuple[Any, ...]]] = {
         "eviction": (eviction, get_args(PoolEviction)),
         "order": (order, get_args(Order)),
@@ -148,16 +148,16 @@ def admit(
     keys: Sequence[bytes] | None = None,
     tier: Tier = "device",
 ) -> Outcome[Tiers, tuple[int, ...] | Refused]:
-    """Touch blocks and take `count` others; refused as a whole; value: those that were taken.
+    """Touch blocks and take `count` others; refused as a whole; value: the blocks taken.
 
-    keys: one per block, which it must have; None: any. Raises WrongArgument, InvalidCount,
+    keys: the key that each block must have; None: not compared. Raises WrongArgument, InvalidCount,
     InvalidKey, WrongKey, UnknownBlock, UnusedBlock.
     """
     return tiers.run(tier, lambda pool: transitions.admit(pool, blocks, count, keys))
 
 
 def touch(tiers: Tiers, blocks: Sequence[int], tier: Tier = "device") -> Outcome[Tiers, None]:
-    """Add an owner to each block that has one, or has a key. Raises UnknownBlock, UnusedBlock."""
+    """Add an owner to each block; it must have one, or a key. Raises UnknownBlock, UnusedBlock."""
     return tiers.run(tier, lambda pool: transitions.touch(pool, blocks))
 
 
@@ -167,7 +167,7 @@ def release(tiers: Tiers, blocks: Sequence[int], tier: Tier = "device") -> Outco
 
 
 def publish(tiers: Tiers, block: int, key: bytes, tier: Tier = "device") -> Outcome[Tiers, None]:
-    """Make a block with an owner findable.
+    """Publish a block that has an owner under a key.
 
     Raises InvalidKey, UnknownBlock, UnusedBlock, AlreadyPublished.
     """
@@ -177,7 +177,7 @@ def publish(tiers: Tiers, block: int, key: bytes, tier: Tier = "device") -> Outc
 def publish_all(
     tiers: Tiers, blocks: Sequence[int], keys: Sequence[bytes], tier: Tier = "device"
 ) -> Outcome[Tiers, None]:
-    """Make blocks with owners findable, each by its key, in order; all of them or none.
+    """Publish blocks that have owners, each under its key, in order; all of them or none.
 
     Raises WrongArgument, InvalidKey, UnknownBlock, UnusedBlock, AlreadyPublished.
     """
@@ -196,7 +196,7 @@ def set_priority(
     length: int | None = None,
     tier: Tier = "device",
 ) -> Outcome[Tiers, None]:
-    """Set when blocks were used, and how many tokens their chain has; None leaves it as it was.
+    """Set the access time of blocks and the length of their chain in tokens; None keeps a value.
 
     Raises WrongArgument, UnknownBlock, and InvalidConfig unless eviction is "priority".
     """
@@ -209,7 +209,7 @@ def clear_index(tiers: Tiers, tier: Tier = "device") -> Outcome[Tiers, None]:
 
 
 def copy(tiers: Tiers, block: int) -> Outcome[Tiers, int | Refused]:
-    """Copy a device block for one of its owners, which moves to the copy; value: the copy.
+    """Copy a device block and move one of its owners to the copy; value: the copy.
 
     The copy is taken before the owner leaves. Raises UnknownBlock, NoOwner.
     """
@@ -225,7 +225,7 @@ def copy(tiers: Tiers, block: int) -> Outcome[Tiers, int | Refused]:
 
 
 def copy_out(tiers: Tiers, block: int, host_block: int) -> Outcome[Tiers, None]:
-    """Copy a device block to a host block; both have owners, and keep them.
+    """Copy a device block to a host block; both must have owners, and keep them.
 
     Raises NoHostTier, UnknownBlock, NoOwner.
     """
@@ -234,7 +234,7 @@ def copy_out(tiers: Tiers, block: int, host_block: int) -> Outcome[Tiers, None]:
 
 
 def copy_in(tiers: Tiers, host_block: int, block: int) -> Outcome[Tiers, None]:
-    """Copy a host block to a device block; both have owners, and keep them.
+    """Copy a host block to a device block; both must have owners, and keep them.
 
     Raises NoHostTier, UnknownBlock, NoOwner.
     """
@@ -243,8 +243,9 @@ def copy_in(tiers: Tiers, host_block: int, block: int) -> Outcome[Tiers, None]:
 
 
 def lookup(tiers: Tiers, key: bytes, tier: Tier = "device") -> int | None:
-    """Return the block that a look-up of a key finds. Does not modify the tiers. Raises
-    InvalidKey.
+    """Return the block that answers for a key, or None. Does not modify the tiers.
+
+    Raises InvalidKey.
     """
     return transitions.lookup(tiers.pool(tier), key)
 
@@ -258,28 +259,28 @@ def lookup_prefix(tiers: Tiers, keys: Sequence[bytes], tier: Tier = "device") ->
 
 
 def num_free(tiers: Tiers, tier: Tier = "device") -> int:
-    """Blocks in the free queue. Does not modify the tiers."""
+    """Return the number of blocks in the free queue. Does not modify the tiers."""
     return tiers.pool(tier).num_free
 
 
 def ref_count(tiers: Tiers, block: int, tier: Tier = "device") -> int:
-    """Owners of a block. Does not modify the tiers. Raises UnknownBlock."""
+    """Return the owner count of a block. Does not modify the tiers. Raises UnknownBlock."""
     return tiers.pool(tier).ref_counts[tiers.known(block, tier)]
 
 
 def ref_counts(tiers: Tiers, blocks: Sequence[int], tier: Tier = "device") -> tuple[int, ...]:
-    """Owners of each block. Does not modify the tiers. Raises UnknownBlock."""
+    """Return the owner count of each block. Does not modify the tiers. Raises UnknownBlock."""
     counts, ids = tiers.pool(tier).ref_counts, read_ints(blocks)
     return tuple(counts[tiers.known(block, tier)] for block in ids)
 
 
 def key_of(tiers: Tiers, block: int, tier: Tier = "device") -> bytes | None:
-    """The key of a block. Does not modify the tiers. Raises UnknownBlock."""
+    """Return the key of a block. Does not modify the tiers. Raises UnknownBlock."""
     return tiers.pool(tier).keys[tiers.known(block, tier)]
 
 
 def free_blocks(tiers: Tiers, tier: Tier = "device") -> tuple[int, ...]:
-    """The free queue, front first. Does not modify the tiers. Cost: O(free blocks)."""
+    """Return the free queue, front first. Does not modify the tiers. Cost: O(free blocks)."""
     return tuple(tiers.pool(tier).queue)
 
 
@@ -296,7 +297,7 @@ def _emit(tiers: Tiers, commands: Sequence[Command], value: T) -> Outcome[Tiers,
 
 
 def _in_tier(error: KvcoreError, tier: Tier) -> KvcoreError:
-    """The error with its tier, if it names a block."""
+    """Return the error with the tier added, if it names a host block."""
     if tier == "device" or "block" not in error.fields:
         return error
     return type(error)(**error.fields, tier=tier)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Blocks of a pool as the objects that V1's managers hand out, and free queues of them.
+"""Views of a pool's blocks as the objects that V1's managers hand out, and free queues of them.
 
-A view keeps no state: it reads the blocks of a facade at each access. The queue of a manager moves
-with the owners of the blocks, so it can be read but not changed (`PoolQueue`). A block that is made
-by itself is a pool of one block; such blocks can be linked to a queue, each to one at most
+A view keeps no state: each access reads the blocks of a facade. The free queue of a manager follows
+from the owners of the blocks, so it can be read but not changed (`PoolQueue`). A block that is made
+alone is a pool of one block; such blocks can be linked into a queue, each into one at most
 (`LinkedQueue`). Source: S001-06 to 20, 83; S004-12, 16.
 """
 
@@ -21,33 +21,33 @@ T = TypeVar("T", bound="BlockView")
 
 
 class NotByHand(KvcoreError):
-    """A call that would change the free queue of a pool by hand."""
+    """Raised if a call would change the free queue of a pool directly."""
 
-    message = "block {block}: a pool's free queue changes by {calls} alone"
+    message = "block {block}: only {calls} change a pool's free queue"
 
 
 class NoFreeBlocks(KvcoreError):
-    """The free queue is empty."""
+    """Raised if the free queue is empty."""
 
     message = "No free blocks available"
 
 
 class NotInQueue(KvcoreError, RuntimeError):
-    """A block is taken out of a free queue that it is not in."""
+    """Raised if a block is removed from a free queue that it is not in."""
 
     message = "block {block} is not in the free queue"
 
 
 class AlreadyInQueue(KvcoreError, RuntimeError):
-    """A block is in a free queue, and can be in one only, once."""
+    """Raised if a block is added that is already in a free queue."""
 
     message = "block {block} is in the free queue already"
 
 
 class BlockView:
-    """One block: its id, and its owners and its neighbours in the free queue as they are now.
+    """One block: its id, and its current owners and neighbours in the free queue.
 
-    content: what a manager notes of the content that the block was last given.
+    content: the manager's record of the content that the block was last given.
     """
 
     __slots__ = ("_after", "_before", "_place", "_pool", "_queue", "block_id", "content")
@@ -63,7 +63,7 @@ class BlockView:
         *,
         backend: BackendName = "python",
     ) -> None:
-        """pool, queue: of a manager, if it is in one; backend: of a block that is in none."""
+        """pool, queue: those of the block's manager. backend: for a block without a manager."""
         self.block_id = block_id
         self._place = 0 if pool is None else block_id
         self._pool = pool or Backing(1, backend=backend)
@@ -76,12 +76,12 @@ class BlockView:
         return self._pool.blocks.ref_count(self._place, "device")
 
     def _is_alone(self) -> bool:
-        """Whether its pool is its own."""
+        """Return whether the block is the only one of its own pool."""
         return not isinstance(self._queue, PoolQueue)
 
     @property
     def prev_free_block(self) -> Any:
-        """The block before it in the free queue; None for the first one and outside a queue.
+        """The previous block in the free queue; None for the first one and outside a queue.
 
         Cost: O(free blocks) in the queue of a pool.
         """
@@ -89,7 +89,7 @@ class BlockView:
 
     @property
     def next_free_block(self) -> Any:
-        """The block behind it in the free queue; None for the last one and outside a queue.
+        """The next block in the free queue; None for the last one and outside a queue.
 
         Cost: O(free blocks) in the queue of a pool.
         """
@@ -97,7 +97,7 @@ class BlockView:
 
 
 class BlockQueue(ABC, Generic[T]):
-    """A free queue as a ring of blocks that None closes."""
+    """A free queue: a ring of blocks, closed by None."""
 
     def __repr__(self) -> str:
         ids = [block.block_id for block in self.get_all_free_blocks()]
@@ -115,18 +115,18 @@ class BlockQueue(ABC, Generic[T]):
 
     @abstractmethod
     def get_all_free_blocks(self) -> list[T]:
-        """The blocks from head to tail."""
+        """Return the blocks from head to tail."""
 
     @abstractmethod
     def neighbours(self, block: T | None) -> tuple[T | None, T | None]:
-        """The blocks before and behind one in the ring."""
+        """Return the previous and the next block of one in the ring."""
 
 
 class PoolQueue(BlockQueue[T]):
-    """The free queue of a pool, to be read, with the views of all blocks of the pool.
+    """A read-only view of a pool's free queue, with views of all blocks of the pool.
 
-    kinds: the class of each view. calls: names of the calls that move the queue. A question costs
-    O(free blocks).
+    kinds: the class of each view. calls: names of the calls that change the queue, for messages.
+    Each query costs O(free blocks).
     """
 
     def __init__(self, pool: Backing, kinds: Iterable[type[T]], calls: str) -> None:
@@ -140,26 +140,26 @@ class PoolQueue(BlockQueue[T]):
         return self._pool.blocks.num_free("device")
 
     def get_all_free_blocks(self) -> list[T]:
-        """The blocks from head to tail."""
+        """Return the blocks from head to tail."""
         return [self.blocks[number] for number in self._pool.blocks.free_blocks("device")]
 
     def neighbours(self, block: T | None) -> tuple[T | None, T | None]:
-        """The blocks before and behind one; None for none, and if it is not in the queue."""
+        """Return the previous and the next block; None at an end and outside the queue."""
         ring: list[T | None] = [*self.get_all_free_blocks(), None]
         place = next((at for at, each in enumerate(ring) if each is block), None)
         return (None, None) if place is None else (ring[place - 1], ring[place + 1 - len(ring)])
 
     def remove(self, block: BlockView | None = None) -> NoReturn:
-        """Raises NotByHand, as `append` and `popleft` do."""
+        """Raise NotByHand; so do `append` and `popleft`."""
         raise NotByHand(block=block and block.block_id, calls=self._calls)
 
     append = popleft = remove
 
 
 class LinkedQueue(BlockQueue[T]):
-    """Blocks of no pool in the order in which they leave, linked to each other in a ring.
+    """A queue of blocks that belong to no pool, as a ring of links; the head leaves first.
 
-    blocks: at the beginning, in this order; none is allowed. They may join again, and others too.
+    blocks: the initial content, in order; may be empty.
     """
 
     kind: type[T]
@@ -178,7 +178,7 @@ class LinkedQueue(BlockQueue[T]):
             raise
 
     def popleft(self) -> T:
-        """Take out the block at the head. Raises NoFreeBlocks."""
+        """Remove and return the block at the head. Raises NoFreeBlocks."""
         block: T = self._end._after
         if block is self._end:
             raise NoFreeBlocks
@@ -186,7 +186,7 @@ class LinkedQueue(BlockQueue[T]):
         return block
 
     def remove(self, block: T) -> None:
-        """Remove a block from any place. Raises WrongArgument, NotInQueue."""
+        """Remove a block from any position. Raises WrongArgument, NotInQueue."""
         check_kind("block", block, self.kind)
         if block._queue is not self:
             raise NotInQueue(block=block.block_id)
@@ -195,7 +195,7 @@ class LinkedQueue(BlockQueue[T]):
         self.num_free_blocks -= 1
 
     def append(self, block: T) -> None:
-        """Put a block at the tail. Raises WrongArgument, AlreadyInQueue."""
+        """Append a block at the tail. Raises WrongArgument, AlreadyInQueue."""
         check_kind("block", block, self.kind)
         if block._queue is not None:
             raise AlreadyInQueue(block=block.block_id)
@@ -204,23 +204,23 @@ class LinkedQueue(BlockQueue[T]):
         self.num_free_blocks += 1
 
     def get_all_free_blocks(self) -> list[T]:
-        """The blocks from head to tail. Cost: O(blocks)."""
+        """Return the blocks from head to tail. Cost: O(blocks)."""
         found = [self._end]
         while (block := found[-1]._after) is not self._end:
             found.append(block)
         return found[1:]
 
     def neighbours(self, block: T | None) -> tuple[T | None, T | None]:
-        """The blocks before and behind one of this queue."""
+        """Return the previous and the next block of one in this queue."""
         end = self._end
         before, after = (block or end)._before, (block or end)._after
         return None if before is end else before, None if after is end else after
 
 
 class CachedBlocks(Mapping[Any, Mapping[int, T]]):
-    """Which blocks each hash is found by, the one that answers first. Cost: O(pool) a question.
+    """Maps each hash to its blocks, the one that answers first. Each query costs O(pool).
 
-    blocks: the view of each block of the pool; its `block_hash` is what the block is found by.
+    blocks: the view of each block of the pool; the keys are their `block_hash`.
     """
 
     def __init__(self, pool: Backing, blocks: Sequence[Any]) -> None:
@@ -240,7 +240,7 @@ class CachedBlocks(Mapping[Any, Mapping[int, T]]):
         return repr(self.listed())
 
     def listed(self) -> dict[Any, dict[int, T]]:
-        """All of it as it is now."""
+        """Return the current content as a dict."""
         index, blocks = self._pool.state().device.index, self._blocks
         listed: dict[Any, dict[int, T]] = {}
         for key, first in index.firsts.items():

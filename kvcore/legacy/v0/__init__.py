@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The block managers of V0."""
+"""The block managers of vLLM's V0 engine."""

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A block of V0: tokens that share one physical block, whichever allocator it belongs to.
+"""Block objects of V0: the tokens of one physical block, for every kind of allocator.
 
-A block that others hold too is copied before it is written. In a prefix-caching allocator a full
-block is promoted: another block of the same content may take its place, so its id may change.
+A shared block is copied before it is written. In a prefix-caching allocator a full block is
+promoted: another block of the same content may replace it, so its id may change.
 
-Invariants: a block has a content hash once it is full and the block before it has one, and keeps
-it. The hash is Python's own, with its value: hash((is_first, previous, *tokens, extra)), where the
-previous hash of the first block is hash('None'). Nobody writes, moves or frees the null block.
+Invariants: a block gets a content hash once it is full and the previous block has one, and keeps
+it. The hash is Python's own, with the same value: hash((is_first, previous, *tokens, extra)); for
+the first block, previous is hash('None'). The null block is never written, moved or freed.
 Source: S002-05, 51 to 58, 66, 69, 70, X-12.
 """
 
@@ -24,9 +24,9 @@ NEVER_ACCESSED = -1
 
 
 class Block:
-    """Tokens of one physical block, and their place in a sequence.
+    """The tokens of one physical block, and its place in a sequence.
 
-    home: the spare objects of the pool that made this one.
+    home: the list of spare objects of the pool that made this one.
     """
 
     __slots__ = (
@@ -46,9 +46,9 @@ class Block:
         allocator: Any,
         block_id: BlockId | None = None,
         _cow_target: Block | None = None,
-        extra_hash: int | None = None,  # noqa: ARG002 # a naive block has no use for it
+        extra_hash: int | None = None,  # noqa: ARG002 # not used by a naive block
     ) -> None:
-        """_cow_target: the block that is copied if others hold it, if it is not this one.
+        """_cow_target: the block to copy on a write if it is shared; None: this one.
 
         Raises WrongCall for too many tokens.
         """
@@ -65,7 +65,7 @@ class Block:
         self._place: int = 0 if prev_block is None else prev_block._place + 1
 
     def append_token_ids(self, token_ids: list[int]) -> None:
-        """Add tokens, to a copy if others hold the block. Raises WrongCall, NoFreeBlocksError."""
+        """Append tokens, to a copy if the block is shared. Raises WrongCall, NoFreeBlocksError."""
         check_tokens(token_ids, self.num_empty_slots, self.block_id)
         if not token_ids:
             return
@@ -76,27 +76,27 @@ class Block:
         self.extend(token_ids)
 
     def extend(self, token_ids: Iterable[int]) -> None:
-        """Add tokens for which there is room to a block that nobody else holds."""
+        """Append tokens that fit, to a block that is not shared."""
         self.token_ids.extend(token_ids)
 
     @property
     def num_empty_slots(self) -> int:
-        """Tokens that still fit."""
+        """The number of tokens that still fit."""
         return self.block_size - len(self.token_ids)
 
     @property
     def is_full(self) -> bool:
-        """Whether no token fits any more."""
+        """Whether the block has no empty slot."""
         return len(self.token_ids) == self.block_size
 
     @property
     def content_hash(self) -> int | None:
-        """The hash of all tokens up to its end; None without one."""
+        """The hash of all tokens up to its end; None if it has none."""
         return self._content_hash
 
     @property
     def num_tokens_total(self) -> int:
-        """Tokens of the sequence up to its end."""
+        """The number of tokens of the sequence up to the end of this block."""
         num, block = 0, self
         while len(block.token_ids) < block.block_size:
             num += len(block.token_ids)
@@ -107,11 +107,11 @@ class Block:
 
 
 def _unknown(what: str) -> Any:
-    """A property that a kind of block does not have."""
+    """Return a property that raises NotSupported, for what a kind of block does not record."""
 
     def refuse(block: Block, value: object = None) -> None:
         told = "" if value is None else f": {value}"
-        raise NotSupported(reason=f"block {block.block_id} does not know {what}{told}")
+        raise NotSupported(reason=f"block {block.block_id} does not record {what}{told}")
 
     return property(refuse, refuse)
 
@@ -140,7 +140,7 @@ class PrefixCachingBlock(Block):
         computed: bool = False,
         extra_hash: int | None = None,
     ) -> None:
-        """Raises WrongCall for another kind of block or allocator, or too many tokens."""
+        """Raises WrongCall for a wrong kind of block or allocator, or too many tokens."""
         if not getattr(allocator, "caches", False):
             kind = type(allocator).__name__
             require(False, "a {kind} caches no prefixes", kind=kind)
@@ -151,7 +151,7 @@ class PrefixCachingBlock(Block):
         self.last_accessed = NEVER_ACCESSED
 
     def append_token_ids(self, token_ids: list[int]) -> None:
-        """Add tokens; a block that is full then is promoted, which may change its id.
+        """Append tokens; a block that becomes full is promoted, which may change its id.
 
         Raises WrongCall, NoFreeBlocksError.
         """
@@ -159,18 +159,21 @@ class PrefixCachingBlock(Block):
             state = "is computed" if self.computed else "has a content hash"
             reason = "block {block} {state}: {num} tokens cannot be added"
             require(False, reason, block=self.block_id, state=state, num=len(token_ids))
-        hash(tuple(token_ids))  # What cannot be hashed is found before anything changes.
+        hash(tuple(token_ids))  # Unhashable tokens raise here, before anything changes.
         super().append_token_ids(token_ids)
 
     def extend(self, token_ids: Iterable[int]) -> None:
-        """Add tokens for which there is room; a block that is full then is promoted."""
+        """Append tokens that fit; a block that becomes full is promoted."""
         self.token_ids.extend(token_ids)
         if self.block_id is not None and self.content_hash is not None:
             self._allocator.promote(self)
 
     @property
     def content_hash(self) -> int | None:
-        """The hash of all tokens up to its end; None until it is full and follows a hash."""
+        """The hash of all tokens up to its end.
+
+        None until the block is full and the previous block has a hash.
+        """
         if self._content_hash is None and len(self.token_ids) == self.block_size:
             before = self.prev_block
             parent = None if before is None else before.content_hash
@@ -188,29 +191,32 @@ class PrefixCachingBlock(Block):
         cur_block_token_ids: Sequence[int],
         extra_hash: int | None = None,
     ) -> int:
-        """The hash of a full block behind a block of that hash."""
+        """Return the hash of a full block that follows a block with prev_block_hash."""
         if is_first_block and prev_block_hash is None:
             prev_block_hash = NONE_HASH
         return hash((is_first_block, prev_block_hash, *cur_block_token_ids, extra_hash))
 
 
 class NullBlock(Block):
-    """The block that stands in a table for what a sliding window has passed: it cannot change."""
+    """Stands in a table for blocks that a sliding window has passed; cannot change."""
 
     __slots__ = ("_proxy",)
 
     def __init__(self, proxy: Block) -> None:
-        """proxy: the block that it is."""
+        """proxy: the block that serves as the null block."""
         self._proxy = proxy
         super().__init__(None, [], proxy.block_size, None, proxy.block_id)
 
     def append_token_ids(self, token_ids: list[int]) -> None:
-        """Raises WrongValue."""
+        """Raise WrongValue."""
         reason = f"the null block {self.block_id} takes no tokens, {len(token_ids)} are given"
         raise WrongValue(reason=reason, block=self.block_id)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Raises WrongValue for another id; what the block does not know, NotSupported."""
+        """Set an attribute of the proxy.
+
+        Raises WrongValue for another block id, NotSupported for what the block does not record.
+        """
         if name == "block_id" and value != self._proxy.block_id:
             reason = f"the null block {self._proxy.block_id} cannot become block {value}"
             raise WrongValue(reason=reason, block=self._proxy.block_id)
@@ -227,7 +233,7 @@ class NullBlock(Block):
 
 
 def chain(last_block: Block) -> list[Block]:
-    """A block and all before it, first to last."""
+    """Return a block and all its predecessors, first to last."""
     blocks = [last_block]
     while (block := blocks[-1].prev_block) is not None:
         blocks.append(block)
@@ -242,16 +248,16 @@ def check_tokens(token_ids: Sequence[int], num_empty_slots: int, block_id: Block
 
 
 def check_previous(prev_block: Block | None) -> None:
-    """Raise WrongCall unless a block can stand before one with a hash."""
+    """Raise WrongCall unless a block can precede a block with a content hash."""
     if prev_block is not None and not isinstance(prev_block, PrefixCachingBlock):
         kind = type(prev_block).__name__
-        require(False, "a {kind} cannot stand before a block with a content hash", kind=kind)
+        require(False, "a {kind} cannot precede a block with a content hash", kind=kind)
 
 
 def hash_chain(
     chunks: Iterable[Sequence[int]], parent: int | None, extra_hash: int | None
 ) -> list[int]:
-    """The hashes of full blocks of these tokens behind a block of that hash, None for no block."""
+    """Return the hashes of full blocks of tokens. parent: hash of the previous block, or None."""
     hashes: list[int] = []
     is_first, before = parent is None, NONE_HASH if parent is None else parent
     for tokens in chunks:

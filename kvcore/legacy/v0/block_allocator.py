@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """An allocator of V0 for one device: blocks for sequences that are chains of block objects.
 
-This is the naive one, and what the prefix-caching one stands on. A call works out what it needs
-before its first change, so that one which raises leaves all as it was. Owners, free blocks and keys
-are the core's (`TierBlocks`). An allocator of two tiers gives both of its parts one backing
-(`rebind`). Source: S002-04, 06, 08, 13 to 16, 24 to 29, 33 to 36, 42, 43, 50, 66, 68.
+It is the naive allocator and the base of the prefix-caching one. A call computes what it needs
+before its first change, so a call that raises changes nothing. The core keeps owners, free blocks
+and keys (`TierBlocks`). An allocator of two tiers gives both of its parts one backing (`rebind`).
+Source: S002-04, 06, 08, 13 to 16, 24 to 29, 33 to 36, 42, 43, 50, 66, 68.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ OBJECTS_PER_BLOCK = 4
 
 
 class BlockAllocator:
-    """Blocks of one device.
+    """The blocks of one device.
 
-    caches: whether full blocks are found by their content. num_by_hand: how often something was
-    done with its objects other than by their table.
+    caches: whether full blocks are found by their content. num_by_hand: number of changes to its
+    block objects that did not go through a table.
     """
 
     NoFreeBlocksError = errors.NoFreeBlocksError
@@ -51,10 +51,10 @@ class BlockAllocator:
         backend: BackendName = "python",
         blocks: TierBlocks | None = None,
     ) -> None:
-        """create_block: makes an object, `NaiveBlock` for one. block_pool: has objects made ahead.
+        """create_block: makes a block object, for example `NaiveBlock`. block_pool: spare objects.
 
-        block_ids: in the order in which they are first taken, from 0 on unless given. blocks: of
-        another allocator to share. Raises WrongCall unless there are num_blocks ids, WrongValue,
+        block_ids: ids in the order of first use; by default from 0 on. blocks: those of another
+        allocator to share. Raises WrongCall unless there are num_blocks ids, WrongValue,
         InvalidCount.
         """
         num_blocks = read_count("num_blocks", num_blocks)
@@ -75,23 +75,23 @@ class BlockAllocator:
         self._block_pool = block_pool
 
     def rebind(self, blocks: TierBlocks) -> None:
-        """Work on other blocks of the same ids, none of which is used."""
+        """Use other blocks with the same ids, none of which may be in use."""
         self.blocks = blocks
         self._refcounter = RefCounter((), blocks=blocks)
         self._cow_tracker = CopyOnWriteTracker(self._refcounter.as_readonly())
 
     @property
     def refcounter(self) -> Any:
-        """How many own each block."""
+        """The owner counts of the blocks."""
         return self._refcounter
 
     @property
     def all_block_ids(self) -> frozenset[BlockId]:
-        """Every id."""
+        """The ids of all blocks."""
         return self.blocks.ids
 
     def take_batch(self) -> Batch:
-        """Close and number the open batch: the commands since the last one."""
+        """Close and number the open batch; it holds the commands since the previous one."""
         return self.blocks.backing.take_batch()
 
     def allocate_mutable_block(
@@ -100,7 +100,7 @@ class BlockAllocator:
         extra_hash: int | None = None,
         device: Device | None = None,
     ) -> Any:
-        """An empty block. Raises WrongCall, NoFreeBlocksError."""
+        """Take a block and return an empty object for it. Raises WrongCall, NoFreeBlocksError."""
         self.check_chain(prev_block, [], device)
         return self.make(prev_block, [], self.take_empty()[0], extra_hash)
 
@@ -111,7 +111,7 @@ class BlockAllocator:
         extra_hash: int | None = None,
         device: Device | None = None,
     ) -> Any:
-        """A block of these tokens. Raises WrongCall, NoFreeBlocksError."""
+        """Allocate a full block of these tokens. Raises WrongCall, NoFreeBlocksError."""
         return self.allocate_immutable_blocks(prev_block, [token_ids], extra_hash, device)[0]
 
     def allocate_immutable_blocks(
@@ -121,32 +121,32 @@ class BlockAllocator:
         extra_hash: int | None = None,
         device: Device | None = None,
     ) -> list[Any]:
-        """Blocks of these tokens, all or none. Raises WrongCall, NoFreeBlocksError."""
+        """Allocate blocks of these tokens, all or none. Raises WrongCall, NoFreeBlocksError."""
         self.check_chain(prev_block, block_token_ids, device)
         return self.fill(prev_block, block_token_ids, extra_hash)
 
     def free(self, block: Block, keep_block_object: bool = False) -> None:
-        """Give a block back; its `block_id` is None then.
+        """Free a block and set its `block_id` to None.
 
-        keep_block_object: the object itself is not used for another block. Raises WrongCall.
+        keep_block_object: do not reuse the object for another block. Raises WrongCall.
         """
         self.free_all([block], keep_block_object)
 
     def free_all(self, blocks: Sequence[Block], keep_block_object: bool = False) -> None:
-        """Give blocks back, in order, all or none. Raises WrongCall."""
+        """Free blocks, in order, all or none. Raises WrongCall."""
         check_distinct(blocks)
         self.give_back(ids_of(blocks, "Freeing unallocated block is undefined"))
         self.part_with(blocks, keep_block_object)
         self.num_by_hand += 1
 
     def fork(self, last_block: Block) -> list[Block]:
-        """Another chain over the same blocks, an owner more for each. Raises WrongCall."""
+        """Return another chain over the same blocks, with one more owner each. Raises WrongCall."""
         blocks = chain(last_block)
         self.check_held(blocks)
         return self.fork_blocks(blocks)
 
     def fork_blocks(self, blocks: Sequence[Block]) -> list[Block]:
-        """The same for blocks that have owners, of which the first may follow others."""
+        """Fork a list of blocks that have owners; the first may have predecessors."""
         self.blocks.touch(ids_of(blocks))
         forked: list[Block] = []
         before = blocks[0].prev_block if blocks else None
@@ -157,20 +157,20 @@ class BlockAllocator:
         return forked
 
     def get_num_free_blocks(self, device: Device | None = None) -> int:
-        """Blocks without owner, with content or without."""
+        """Return the number of blocks without an owner, with or without content."""
         check_no_device(device)
         return self.blocks.num_free()
 
     def get_num_total_blocks(self) -> int:
-        """All blocks."""
+        """Return the number of all blocks."""
         return len(self.blocks)
 
     def get_physical_block_id(self, absolute_id: BlockId) -> int:
-        """The place of an id among all, in rising order. Raises UnknownName."""
+        """Return the position of an id among all ids in ascending order. Raises UnknownName."""
         return self.blocks.place(absolute_id)
 
     def cow_block_if_not_appendable(self, block: Block) -> BlockId:
-        """Move this owner of a block to a copy if there are others; the id that it has then.
+        """Move this owner of a shared block to a copy; returns the block's id after that.
 
         Raises WrongCall, NoFreeBlocksError.
         """
@@ -183,7 +183,7 @@ class BlockAllocator:
         return target
 
     def own(self, block_id: BlockId) -> BlockId:
-        """Where an owner of a block may write: there, or in a copy if there are others.
+        """Return the block that an owner may write to: the block itself, or a copy if it is shared.
 
         Raises WrongCall, NoFreeBlocksError.
         """
@@ -200,11 +200,11 @@ class BlockAllocator:
         return fresh
 
     def clear_copy_on_writes(self) -> list[tuple[BlockId, BlockId]]:
-        """Source and target of each copy since the last call, in order."""
+        """Return (source, target) of each copy since the last call, in order."""
         return self._cow_tracker.clear_cows()
 
     def swap_out(self, blocks: Sequence[Block]) -> None:
-        """Give blocks back and keep their objects. Raises WrongCall."""
+        """Free blocks but keep their objects. Raises WrongCall."""
         check_distinct(blocks)
         self.give_back(ids_of(blocks))
         self.part_with(blocks, keep_block_object=True)
@@ -221,7 +221,7 @@ class BlockAllocator:
         self.num_by_hand += 1
 
     def adopt(self, blocks: Sequence[Block], block_ids: Sequence[BlockId]) -> None:
-        """Make objects this allocator's, which then copies and promotes them."""
+        """Bind objects to ids of this allocator, which then copies and promotes them."""
         for block, block_id in zip(blocks, block_ids, strict=True):
             block.block_id, block._allocator = block_id, self
 
@@ -231,7 +231,7 @@ class BlockAllocator:
         block_token_ids: Sequence[list[int]],
         device: Device | None,
     ) -> None:
-        """Raise WrongCall unless blocks of these tokens can follow a block."""
+        """Raise WrongCall unless blocks of these tokens can follow prev_block."""
         check_no_device(device)
         for tokens in block_token_ids:
             check_tokens(tokens, self._block_size, None)
@@ -242,7 +242,7 @@ class BlockAllocator:
         chunks: Sequence[list[int]],
         extra_hash: int | None,
     ) -> list[Block]:
-        """Blocks of these tokens, of which the last may be part full, all or none.
+        """Allocate blocks of these tokens, all or none; the last may be partly full.
 
         Raises NoFreeBlocksError.
         """
@@ -255,14 +255,15 @@ class BlockAllocator:
     def place_contents(
         self, blocks: Sequence[Block], who: str
     ) -> tuple[list[BlockId], AbstractSet[BlockId]]:
-        """A block for the content of each object, all or none, and which of them have it in them.
+        """Find or take a block for the content of each object, all or none.
 
+        Returns the ids, and those of blocks that already contain the content.
         Raises NoFreeBlocksError.
         """
         return self.take_empty(len(blocks), who), frozenset()
 
     def take_empty(self, count: int = 1, who: str = "") -> list[BlockId]:
-        """New blocks. Raises NoFreeBlocksError."""
+        """Take free blocks and return their ids. Raises NoFreeBlocksError."""
         taken = self.blocks.take(count)
         if taken is None:
             raise self.shortage(count, who or ("a block" if count == 1 else f"{count} blocks"))
@@ -278,21 +279,24 @@ class BlockAllocator:
             raise
 
     def part_with(self, blocks: Sequence[Block], keep_block_object: bool = False) -> None:
-        """Leave objects whose blocks were given back without one."""
+        """Set the id of objects whose blocks were freed to None, and collect spare objects."""
         for block in blocks:
             block.block_id = None
             if not keep_block_object and hasattr(block, "home"):
                 block.home.append(block)
 
     def check_held(self, blocks: Sequence[Block]) -> list[BlockId]:
-        """The ids of blocks, each held as often as it is named. Raises WrongCall, UnknownName."""
+        """Return the ids of blocks, after checking that each has an owner per occurrence.
+
+        Raises WrongCall, UnknownName.
+        """
         check_distinct(blocks)
         ids = ids_of(blocks)
         self.check_owned(ids)
         return ids
 
     def check_owned(self, block_ids: Sequence[BlockId]) -> None:
-        """Raise WrongCall unless each block has as many owners as it is named, or UnknownName."""
+        """Raise WrongCall unless each block has one owner per occurrence. Raises UnknownName."""
         releases = Counter(block_ids)
         counts = self.blocks.ref_counts([*releases])
         for (block_id, times), count in zip(releases.items(), counts, strict=True):
@@ -301,47 +305,47 @@ class BlockAllocator:
                 require(False, reason, block=block_id, count=count, requested=times)
 
     def shortage(self, needed: int, who: str) -> errors.NoFreeBlocksError:
-        """The error that names how many blocks are needed."""
+        """Return the error that says how many blocks are needed."""
         free, total = self.blocks.num_free(), len(self.blocks)
         return errors.NoFreeBlocksError(who=who, needed=needed, free=free, total=total)
 
     def get_num_full_blocks_touched(self, blocks: Sequence[Block]) -> int:
-        """Blocks that the full ones among these, each object once, would take here."""
+        """Return how many blocks the full ones among these objects would take here."""
         return len({id(block) for block in blocks if block.is_full})
 
     def promote_to_immutable_block(self, block: Block) -> BlockId:
-        """Raises NotSupported."""
+        """Raise NotSupported."""
         raise NotSupported(reason=f"block {block.block_id} is of a naive allocator: no promotion")
 
     def mark_blocks_as_accessed(self, block_ids: list[BlockId], now: float) -> None:
-        """Does nothing: no block is evicted."""
+        """Do nothing: no block is evicted."""
 
     def mark_blocks_as_computed(self, block_ids: list[BlockId]) -> None:
-        """Does nothing: no block is hit."""
+        """Do nothing: there are no hits."""
 
     def note_written(self, block_ids: Iterable[BlockId]) -> None:
-        """Does nothing: no block is hit."""
+        """Do nothing: there are no hits."""
 
     def get_common_computed_block_ids(
         self,
-        computed_seq_block_ids: list[list[BlockId]],  # noqa: ARG002 # nothing is hit
+        computed_seq_block_ids: list[list[BlockId]],  # noqa: ARG002 # there are no hits
     ) -> list[BlockId]:
-        """None."""
+        """Return an empty list: there are no hits."""
         return []
 
     def find_cached_blocks_prefix(
         self,
-        block_hashes: list[int],  # noqa: ARG002 # nothing is hit
+        block_hashes: list[int],  # noqa: ARG002 # there are no hits
     ) -> list[int]:
-        """None."""
+        """Return an empty list: there are no hits."""
         return []
 
     def get_prefix_cache_hit_rate(self) -> float:
-        """-1: there are no look-ups."""
+        """Return -1: there are no look-ups."""
         return NO_HIT_RATE
 
     def reset_prefix_cache(self) -> bool:
-        """True: there is nothing to forget."""
+        """Return True: there is nothing to forget."""
         return True
 
     def make(
@@ -352,7 +356,7 @@ class BlockAllocator:
         extra_hash: int | None = None,
         content_hash: int | None = None,
     ) -> Any:
-        """A block object, which may have been another one before."""
+        """Return a block object, which may be a reused spare one."""
         pool, size = self._block_pool, self._block_size
         block = pool.spare.pop() if pool.spare else pool.take()
         block.__init__(prev_block, token_ids, size, self, block_id, extra_hash=extra_hash)
@@ -360,26 +364,26 @@ class BlockAllocator:
         return block
 
     def _taken(self, block_ids: Sequence[BlockId]) -> None:
-        """Take note of blocks that were taken."""
+        """Do nothing; a subclass forgets what it knew of blocks that were taken."""
 
 
 def check_no_device(device: Device | None) -> None:
-    """Raise WrongCall if a device is named to an allocator of one."""
+    """Raise WrongCall if a device is given to an allocator of one device."""
     if device is not None:
-        require(False, "this allocator has one device, {device} is named", device=device)
+        require(False, "this allocator has one device: do not pass {device}", device=device)
 
 
 def check_distinct(blocks: Sequence[Block]) -> None:
-    """Raise WrongCall if one object is named twice."""
+    """Raise WrongCall if an object occurs twice."""
     if len(blocks) > 1 and len({*map(id, blocks)}) < len(blocks):
         times = Counter(map(id, blocks))
         twice = next(block for block in blocks if times[id(block)] > 1)
-        reason = "one object of block {block} and {num} tokens is named {times} times"
+        reason = "an object of block {block} with {num} tokens is given {times} times"
         num, block_id = len(twice.token_ids), twice.block_id
         require(False, reason, block=block_id, num=num, times=times[id(twice)])
 
 
 def check_block_size(block_size: int) -> None:
-    """Raise WrongValue unless a block has room for a token."""
+    """Raise WrongValue unless block_size is an integer of at least 1."""
     if not isinstance(block_size, int) or block_size < 1:
         raise WrongValue(reason=f"block_size is {block_size!r}, must be an integer from 1 on")

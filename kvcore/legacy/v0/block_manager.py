@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The manager for sequences of V0 over both tiers: admission, growth, fork, swap, windows.
+"""V0's manager of sequences over both tiers: admission, growth, fork, swap, windows.
 
-A first allocation leaves `watermark_blocks` free; growth ignores them. With a window, admission
-counts only the last blocks of a sequence, though its prompt takes all of them. Each call does all
-or nothing, and an error names the sequence. Source: S002-38 to 41, 63, 66 to 72.
+A first allocation leaves `watermark_blocks` free; growth ignores the watermark. With a window,
+admission counts only the last blocks of a sequence, although its prompt takes all of them. Each
+call does all or nothing, and an error names the sequence. Source: S002-38 to 41, 63, 66 to 72.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from kvcore.types.commands import Batch
 
 
 class SelfAttnBlockSpaceManager(manager_interfaces.BlockSpaceManager, version="selfattn"):
-    """Blocks of sequences, by their numbers."""
+    """Allocates the blocks of sequences, which it knows by their ids."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class SelfAttnBlockSpaceManager(manager_interfaces.BlockSpaceManager, version="s
         *,
         backend: BackendName = "python",
     ) -> None:
-        """watermark: the share of GPU blocks that admission leaves free. sliding_window: in tokens.
+        """watermark: share of GPU blocks that admission leaves free. sliding_window: in tokens.
 
         Raises WrongCall for a negative watermark, WrongValue, InvalidCount.
         """
@@ -69,11 +69,11 @@ class SelfAttnBlockSpaceManager(manager_interfaces.BlockSpaceManager, version="s
         self._last_access_blocks_tracker = LastAccessBlocksTracker(self.block_allocator)
 
     def take_batch(self) -> Batch:
-        """Close and number the open batch: the commands since the last one."""
+        """Close and number the open batch; it holds the commands since the previous one."""
         return self.block_allocator.take_batch()
 
     def can_allocate(self, seq_group: GroupLike, num_lookahead_slots: int = 0) -> AllocStatus:
-        """Whether a waiting group's prompt can be given blocks, and its encoder's.
+        """Return whether the prompt of a waiting group, and of its encoder, can be given blocks.
 
         Raises NotSupported, NoneWaits.
         """
@@ -92,8 +92,9 @@ class SelfAttnBlockSpaceManager(manager_interfaces.BlockSpaceManager, version="s
         return AllocStatus.LATER
 
     def allocate(self, seq_group: GroupLike) -> None:
-        """Give a waiting group's sequences the blocks of their prompt, which they share, and its
-        encoder blocks of its own.
+        """Give a waiting group's sequences the blocks of their prompt, which they share.
+
+        An encoder gets blocks of its own.
 
         Raises NoneWaits, WrongCall if one has blocks, NotSupported, NoFreeBlocksError.
         """
@@ -122,7 +123,7 @@ class SelfAttnBlockSpaceManager(manager_interfaces.BlockSpaceManager, version="s
                 cross.allocate(tokens, extra_hash=encoder.extra_hash())
 
     def can_append_slots(self, seq_group: GroupLike, num_lookahead_slots: int) -> bool:
-        """Whether a running group's new tokens fit, and slots behind them."""
+        """Return whether a running group's new tokens and lookahead slots fit."""
         seqs = seq_group.get_seqs(status=SequenceStatus.RUNNING)
         touched = sum(self._touched(seq, num_lookahead_slots) for seq in seqs)
         free = self.get_num_free_gpu_blocks()
@@ -141,7 +142,7 @@ class SelfAttnBlockSpaceManager(manager_interfaces.BlockSpaceManager, version="s
     def append_slots(
         self, seq: SequenceLike, num_lookahead_slots: int
     ) -> list[tuple[BlockId, BlockId]]:
-        """Give a sequence's new tokens slots; source and target of each block that was copied.
+        """Give a sequence's new tokens slots; returns (source, target) of each copied block.
 
         Raises UnknownName, WrongCall, NoFreeBlocksError.
         """
@@ -155,7 +156,7 @@ class SelfAttnBlockSpaceManager(manager_interfaces.BlockSpaceManager, version="s
         return self.block_allocator.on_gpu.clear_copy_on_writes()
 
     def fork(self, parent_seq: SequenceLike, child_seq: SequenceLike) -> None:
-        """Let a new sequence share all blocks; nothing if the parent has none.
+        """Let a new sequence share all blocks of its parent; does nothing if it has none.
 
         Raises WrongCall if the child has blocks.
         """
@@ -166,7 +167,7 @@ class SelfAttnBlockSpaceManager(manager_interfaces.BlockSpaceManager, version="s
         self._add(child_seq.seq_id, table.fork())
 
     def free(self, seq: SequenceLike) -> None:
-        """Give a sequence's blocks back; nothing if it has none."""
+        """Free a sequence's blocks; does nothing if it has none."""
         seq_id = seq.seq_id
         table = self.block_tables.get(seq_id)
         if table is None:
@@ -179,44 +180,44 @@ class SelfAttnBlockSpaceManager(manager_interfaces.BlockSpaceManager, version="s
         del self.block_tables[seq_id]
 
     def free_cross(self, seq_group: GroupLike) -> None:
-        """Give the blocks of a group's encoder back; nothing if it has none."""
+        """Free the blocks of a group's encoder; does nothing if it has none."""
         table = self.cross_block_tables.get(seq_group.request_id)
         if table is not None:
             table.free()
             del self.cross_block_tables[seq_group.request_id]
 
     def remove_seq_from_computed_blocks_tracker(self, seq: SequenceLike) -> None:
-        """Forget the number of a sequence's cached tokens, if it is known."""
+        """Forget a sequence's number of cached tokens, if it is known."""
         if self._computed_blocks_tracker.tracks(seq.seq_id):
             self._computed_blocks_tracker.remove_seq(seq.seq_id)
 
     def get_block_table(self, seq: SequenceLike) -> list[BlockId]:
-        """The ids of a sequence's blocks, as a live list. Raises UnknownName."""
+        """Return the ids of a sequence's blocks, as a live list. Raises UnknownName."""
         return self._table(seq.seq_id).physical_block_ids
 
     def get_cross_block_table(self, seq_group: GroupLike) -> list[BlockId]:
-        """The ids of the blocks of a group's encoder, as a live list. Raises WrongCall."""
+        """Return the ids of the blocks of a group's encoder, as a live list. Raises WrongCall."""
         name, num = seq_group.request_id, len(self.cross_block_tables)
         reason = "request {name!r} has no blocks of an encoder, {num} requests have"
         require(name in self.cross_block_tables, reason, name=name, num=num)
         return self.cross_block_tables[name].physical_block_ids
 
     def access_all_blocks_in_seq(self, seq: SequenceLike, now: float) -> None:
-        """Note when a sequence was used. Raises WrongCall, WrongValue."""
+        """Record when a sequence was used. Raises WrongCall, WrongValue."""
         if self.enable_caching:
             read_time(now)
             self._last_access_blocks_tracker.update_last_access(seq.seq_id, now)
 
     def mark_blocks_as_computed(
         self,
-        seq_group: GroupLike,  # noqa: ARG002 # all that was promoted is marked, whosesoever
+        seq_group: GroupLike,  # noqa: ARG002 # blocks of all groups are marked
         token_chunk_size: int,  # noqa: ARG002
     ) -> None:
-        """Count what was promoted since the last call as computed."""
+        """Mark all blocks promoted since the last call as computed."""
         self.block_allocator.mark_blocks_as_computed([])
 
     def get_common_computed_block_ids(self, seqs: Sequence[SequenceLike]) -> list[BlockId]:
-        """The common prefix of the cached parts of these sequences' tables. Raises UnknownName."""
+        """Return the common prefix of the sequences' cached blocks. Raises UnknownName."""
         tables = [self._table(seq.seq_id).physical_block_ids for seq in seqs]
         cached = [
             table[: self.get_num_cached_tokens(seq) // self.block_size]
@@ -225,46 +226,46 @@ class SelfAttnBlockSpaceManager(manager_interfaces.BlockSpaceManager, version="s
         return self.block_allocator.get_common_computed_block_ids(cached)
 
     def get_num_cached_tokens(self, seq: SequenceLike) -> int:
-        """Tokens in a sequence's leading blocks that are cached. Raises WrongCall."""
+        """Return the number of tokens in a sequence's cached leading blocks. Raises WrongCall."""
         return self._computed_blocks_tracker.get_num_cached_tokens(seq)
 
     def can_swap_in(self, seq_group: GroupLike, num_lookahead_slots: int) -> AllocStatus:
-        """Whether a swapped group and its new tokens fit on the GPU."""
+        """Return whether a swapped group and its new tokens fit on the GPU."""
         return self._can_swap(seq_group, Device.GPU, SequenceStatus.SWAPPED, num_lookahead_slots)
 
     def swap_in(self, seq_group: GroupLike) -> list[tuple[BlockId, BlockId]]:
-        """Move a swapped group to the GPU; CPU and GPU place of each block, in each one's order.
+        """Move a swapped group to the GPU; returns (CPU, GPU) position of each block, in order.
 
         Raises UnknownName, WrongCall, NoFreeBlocksError.
         """
         return self._swap(seq_group, SequenceStatus.SWAPPED, Device.CPU, Device.GPU)
 
     def can_swap_out(self, seq_group: GroupLike) -> bool:
-        """Whether a running group fits on the CPU."""
+        """Return whether a running group fits on the CPU."""
         status = self._can_swap(seq_group, Device.CPU, SequenceStatus.RUNNING, 0)
         return status is AllocStatus.OK
 
     def swap_out(self, seq_group: GroupLike) -> list[tuple[BlockId, BlockId]]:
-        """Move a running group to the CPU; GPU and CPU place of each block, in each one's order.
+        """Move a running group to the CPU; returns (GPU, CPU) position of each block, in order.
 
         Raises UnknownName, WrongCall, NoFreeBlocksError.
         """
         return self._swap(seq_group, SequenceStatus.RUNNING, Device.GPU, Device.CPU)
 
     def get_num_free_gpu_blocks(self) -> int:
-        """Blocks of the GPU without owner."""
+        """Return the number of GPU blocks without an owner."""
         return self.block_allocator.on_gpu.get_num_free_blocks()
 
     def get_num_free_cpu_blocks(self) -> int:
-        """Blocks of the CPU without owner."""
+        """Return the number of CPU blocks without an owner."""
         return self.block_allocator.get_num_free_blocks(Device.CPU)
 
     def get_prefix_cache_hit_rate(self, device: Device) -> float:
-        """Share of look-ups that hit on a device; -1 without caching."""
+        """Return the share of look-ups that hit on a device; -1 without caching."""
         return self.block_allocator.get_prefix_cache_hit_rate(device)
 
     def reset_prefix_cache(self, device: Device | None = None) -> bool:
-        """Forget all content of a device, or of both, unless a block is used there."""
+        """Forget all content of a device, or of both, unless a block there is in use."""
         return self.block_allocator.reset_prefix_cache(device)
 
     def _table(self, seq_id: int) -> BlockTable:
@@ -285,7 +286,7 @@ class SelfAttnBlockSpaceManager(manager_interfaces.BlockSpaceManager, version="s
             require(False, reason, sequence=seq_id, num=len(table.physical_block_ids))
 
     def _check_cross(self, name: str, needed: int) -> None:
-        """Raise unless a request has no cross table, and the needed blocks are free."""
+        """Raise if a request already has a cross table, or if too few blocks are free."""
         reason = "block table already exists: the encoder of request {name!r} has one"
         require(name not in self.cross_block_tables, reason, name=name)
         free, total = self.get_num_free_gpu_blocks(), self.num_total_gpu_blocks
@@ -294,7 +295,7 @@ class SelfAttnBlockSpaceManager(manager_interfaces.BlockSpaceManager, version="s
             raise NoFreeBlocksError(who=who, needed=needed, free=free, total=total)
 
     def _needed_for(self, *seqs: SequenceLike) -> int:
-        """Blocks that the tokens of sequences take."""
+        """Return how many blocks the tokens of sequences take."""
         count = BlockTable.get_num_required_blocks
         return sum(count(seq.get_token_ids(), self.block_size) for seq in seqs)
 
@@ -351,7 +352,7 @@ BlockSpaceManager = SelfAttnBlockSpaceManager
 
 
 def _waiting(seq_group: GroupLike) -> Sequence[SequenceLike]:
-    """A group's waiting sequences. Raises NoneWaits if there are none."""
+    """Return a group's waiting sequences. Raises NoneWaits if there are none."""
     waiting = seq_group.get_seqs(status=SequenceStatus.WAITING)
     if not waiting:
         request = seq_group.request_id

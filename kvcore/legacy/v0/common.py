@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shared parts of V0's allocators: owners as a view, copies, hits, pools and lists of blocks.
+"""Shared parts of V0's allocators: owner counts, copies, hit rates, object pools and block lists.
 
-Owners are counted by the core alone; `RefCounter` reads them. A pool keeps spare Python objects,
-not blocks: a spare object is no sign of a free block. An object goes back to the
-pool that made it, whichever allocator has it then. A list of ids that was handed out is live until
-the list of blocks is updated or reset. Source: S002-05, 34, 49, 66, 73.
+Only the core counts owners; `RefCounter` reads them. A pool keeps spare Python objects,
+not blocks: a spare object does not mean that a block is free. An object returns to the pool that
+made it, whichever allocator holds it. A list of ids that was handed out is live until the list of
+blocks is updated or reset. Source: S002-05, 34, 49, 66, 73.
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ get_all_blocks_recursively = chain
 
 
 class ReadOnlyRefCounter:
-    """How many own each block, to look at."""
+    """A read-only view of the owner counts."""
 
     def __init__(self, refcounter: RefCounter) -> None:
         self._refcounter = refcounter
 
     def incr(self, block_id: BlockId) -> RefCount:
-        """Raises WrongValue."""
+        """Raise WrongValue."""
         raise WrongValue(reason=f"a read-only view cannot add an owner to block {block_id}")
 
     def decr(self, block_id: BlockId) -> RefCount:
-        """Raises WrongValue."""
+        """Raise WrongValue."""
         raise WrongValue(reason=f"a read-only view cannot take an owner from block {block_id}")
 
     def get(self, block_id: BlockId) -> RefCount:
-        """Owners of a block. Raises WrongCall for an unknown block."""
+        """Return the owner count of a block. Raises WrongCall for an unknown block."""
         return self._refcounter.get(block_id)
 
 
 class RefCounter:
-    """How many own each block: a view on the core, or on blocks of its own, without commands."""
+    """The owner counts of blocks: a view of the core, or a pool of its own without commands."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class RefCounter:
         blocks: TierBlocks | None = None,
         backend: BackendName = "python",
     ) -> None:
-        """blocks: of an allocator; None: new ones of these ids, each once."""
+        """blocks: those of an allocator; None: make new ones with these ids."""
         self._is_alone = blocks is None
         if blocks is None:
             ids = tuple(dict.fromkeys(all_block_indices))
@@ -62,7 +62,7 @@ class RefCounter:
         self._blocks = blocks
 
     def incr(self, block_id: BlockId) -> RefCount:
-        """Add an owner; its new count. Raises WrongCall for an unknown block."""
+        """Add an owner and return the new count. Raises WrongCall for an unknown block."""
         count, blocks = self.get(block_id), self._blocks
         if count or blocks.is_evictable(block_id):
             blocks.touch([block_id])
@@ -72,7 +72,7 @@ class RefCounter:
         return count + 1
 
     def decr(self, block_id: BlockId) -> RefCount:
-        """Take an owner; its new count. Raises WrongCall for an unknown or a free block."""
+        """Take an owner and return the new count. Raises WrongCall for an unknown or free block."""
         count = self.get(block_id)
         require(count > 0, "block {block} has {count} owners", block=block_id, count=count)
         self._blocks.release([block_id])
@@ -80,7 +80,7 @@ class RefCounter:
         return count - 1
 
     def get(self, block_id: BlockId) -> RefCount:
-        """Owners of a block. Raises WrongCall for an unknown block."""
+        """Return the owner count of a block. Raises WrongCall for an unknown block."""
         ids = self._blocks.ids
         require(
             block_id in ids, "block {block} is not known, {num} are", block=block_id, num=len(ids)
@@ -89,11 +89,11 @@ class RefCounter:
 
     @property
     def _refcounts(self) -> dict[BlockId, RefCount]:
-        """All owners by rising id, as tests of the original read them: a copy."""
+        """A copy of all owner counts, by ascending id; tests of the original read it."""
         return {each: self._blocks.ref_count(each) for each in sorted(self._blocks.ids)}
 
     def as_readonly(self) -> ReadOnlyRefCounter:
-        """A view that changes nothing."""
+        """Return a read-only view."""
         return ReadOnlyRefCounter(self)
 
     def _forget_commands(self) -> None:
@@ -105,32 +105,32 @@ RefCounterProtocol = RefCounter | ReadOnlyRefCounter
 
 
 class CopyOnWriteTracker:
-    """Copies that were made since they were last read."""
+    """Records copies until they are read."""
 
     def __init__(self, refcounter: RefCounterProtocol) -> None:
         self._refcounter = refcounter
         self._copies: list[tuple[BlockId, BlockId]] = []
 
     def is_appendable(self, block: Block) -> bool:
-        """Whether nobody else would see what is appended."""
+        """Return whether the block can be appended to without a copy."""
         return block.block_id is None or self._refcounter.get(block.block_id) <= 1
 
     def record_cow(self, src_block_id: BlockId | None, trg_block_id: BlockId | None) -> None:
-        """Note a copy. Raises WrongCall if a block is None."""
+        """Record a copy. Raises WrongCall if a block is None."""
         if src_block_id is None or trg_block_id is None:
             pair = f"{src_block_id} to {trg_block_id}"
-            raise WrongCall(reason=f"a copy is from block to block, not from {pair}")
+            raise WrongCall(reason=f"a copy needs two blocks, not {pair}")
         self._copies.append((src_block_id, trg_block_id))
 
     def clear_cows(self) -> list[tuple[BlockId, BlockId]]:
-        """Hand out source and target of each copy, in order, and forget them."""
+        """Return (source, target) of each copy, in order, and forget them."""
         copies, self._copies = self._copies, []
         return copies
 
 
 @attrs.define
 class CacheMetricData:
-    """Share of look-ups that hit, over completed batches of `block_size` and the current one."""
+    """The share of look-ups that hit, over full batches of `block_size` and the current one."""
 
     num_completed_blocks: int = 0
     completed_block_cache_hit_rate: float = 0.0
@@ -143,7 +143,7 @@ class CacheMetricData:
         self.query_all(1, int(hit))
 
     def query_all(self, num: int, num_hits: int) -> None:
-        """Count several look-ups, those that hit first."""
+        """Count num look-ups, the first num_hits of which hit."""
         self.num_incompleted_block_queries += num
         self.num_incompleted_block_hit += num_hits
         while self.num_incompleted_block_queries >= self.block_size:
@@ -156,7 +156,7 @@ class CacheMetricData:
             self.completed_block_cache_hit_rate = rate
 
     def get_hit_rate(self) -> float:
-        """Batches weighted by their sizes, which is hits by look-ups; 0.0 without any."""
+        """Return hits divided by look-ups, over all batches; 0.0 without look-ups."""
         completed = self.num_completed_blocks * self.block_size
         hits = self.completed_block_cache_hit_rate * completed + self.num_incompleted_block_hit
         queries = completed + self.num_incompleted_block_queries
@@ -164,12 +164,12 @@ class CacheMetricData:
 
 
 class BlockPool:
-    """Blocks of any class, made ahead and used again, last one in first out."""
+    """A pool of spare block objects of any class, reused last in, first out."""
 
     def __init__(
         self, block_size: int, create_block: Callable[..., Any], allocator: Any, pool_size: int
     ) -> None:
-        """create_block: takes the fields of a block by name. Raises WrongCall."""
+        """create_block: called with the fields of a block by name. Raises WrongCall."""
         require(pool_size >= 0, "a pool of {num} blocks", num=pool_size)
         self._block_size = block_size
         self._create_block = create_block
@@ -179,7 +179,7 @@ class BlockPool:
         self._add(pool_size)
 
     def increase_pool(self) -> None:
-        """Have twice as many."""
+        """Make as many new objects as there are."""
         self._add(max(self.pool_size, 1))
 
     def init_block(
@@ -190,20 +190,20 @@ class BlockPool:
         physical_block_id: BlockId | None,
         extra_hash: int | None = None,
     ) -> Any:
-        """An object that is made anew for a block."""
+        """Return a spare object, initialised for a block."""
         block = self.take()
         fields = (prev_block, token_ids, block_size, self._allocator, physical_block_id)
         block.__init__(*fields, extra_hash=extra_hash)
         return block
 
     def take(self) -> Any:
-        """An object as it was left."""
+        """Return a spare object without initialising it."""
         if not self.spare:
             self.increase_pool()
         return self.spare.pop()
 
     def free_block(self, block: Block) -> None:
-        """Take an object back that is used no more."""
+        """Return an object to the pool."""
         self.spare.append(block)
 
     def _add(self, num: int) -> None:
@@ -224,23 +224,23 @@ class BlockPool:
 
 
 class BlockList:
-    """Blocks, and their ids beside them."""
+    """A list of blocks with a parallel list of their ids."""
 
     def __init__(self, blocks: list[Block]) -> None:
         self.update(blocks)
 
     def update(self, blocks: list[Block]) -> None:
-        """Be this list; ids that were handed out stay what they were. Raises WrongCall."""
+        """Replace the blocks; id lists that were handed out stay unchanged. Raises WrongCall."""
         self._block_ids = ids_of(blocks)
         self._blocks = blocks
 
     def append_token_ids(self, block_index: int, token_ids: list[int]) -> None:
-        """Add tokens to a block, whose id may change."""
+        """Append tokens to a block, whose id may change."""
         self._blocks[block_index].append_token_ids(token_ids)
         self[block_index] = self._blocks[block_index]
 
     def append(self, new_block: Block) -> None:
-        """Add a block. Raises WrongCall."""
+        """Append a block. Raises WrongCall."""
         self._block_ids += ids_of([new_block])
         self._blocks.append(new_block)
 
@@ -255,20 +255,20 @@ class BlockList:
         self._blocks[block_index] = new_block
 
     def reset(self) -> None:
-        """Be empty; what was handed out stays what it was."""
+        """Make the list empty; lists that were handed out stay unchanged."""
         self.update([])
 
     def ids(self) -> list[BlockId]:
-        """Their ids, as a live list."""
+        """Return the ids of the blocks, as a live list."""
         return self._block_ids
 
     def list(self) -> list[Block]:
-        """The blocks, as a live list."""
+        """Return the blocks, as a live list."""
         return self._blocks
 
 
 def ids_of(blocks: Iterable[Block], complaint: str = "the block is not allocated") -> list[BlockId]:
-    """The ids of blocks. Raises WrongCall if one has none."""
+    """Return the ids of blocks. Raises WrongCall if one has none."""
     ids: list[Any] = [block.block_id for block in blocks]
     if None in ids:
         num = next(len(block.token_ids) for block in blocks if block.block_id is None)

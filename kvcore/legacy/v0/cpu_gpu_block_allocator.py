@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two allocators as one, for the GPU and the CPU, and swapping between them.
+"""One allocator for the GPU and the CPU, made of two, with swaps between them.
 
-Ids of the GPU come first. The id of a block says which allocator frees it. Both work on one
-backing: the blocks of the GPU are its device tier, those of the CPU its host tier. Swapped blocks
-are copied before they are given back; a block whose content is there already is not copied. The
-null block is a GPU block that is taken when it is first needed, and never given back.
+Ids of the GPU come first; the id of a block tells which allocator frees it. Both use one backing:
+the blocks of the GPU are its device tier, those of the CPU its host tier. Swapped blocks are copied
+before they are freed; a block whose content is already there is not copied. The null block is a
+GPU block that is taken when it is first needed, and never freed.
 Source: S002-50, 65, 69 to 71.
 """
 
@@ -33,7 +33,7 @@ KINDS: dict[str, Callable[..., BlockAllocator]] = {
 
 
 class CpuGpuBlockAllocator:
-    """Blocks of the GPU and of the CPU."""
+    """The blocks of the GPU and of the CPU."""
 
     @staticmethod
     def create(
@@ -44,7 +44,7 @@ class CpuGpuBlockAllocator:
         *,
         backend: BackendName = "python",
     ) -> CpuGpuBlockAllocator:
-        """Fresh allocators. Raises WrongValue for an unknown type, InvalidCount."""
+        """Make an allocator of a type. Raises WrongValue for an unknown type, InvalidCount."""
         kind = KINDS.get(allocator_type)
         if kind is None:
             known = " and ".join(KINDS)
@@ -59,8 +59,9 @@ class CpuGpuBlockAllocator:
     def __init__(
         self, cpu_block_allocator: BlockAllocator, gpu_block_allocator: BlockAllocator
     ) -> None:
-        """Takes allocators over, none of whose blocks is used. Raises WrongCall else, and if they
-        share ids.
+        """Takes over two allocators.
+
+        Raises WrongCall if a block of one is in use, or if they share ids.
         """
         on_cpu, on_gpu = cpu_block_allocator, gpu_block_allocator
         shared = sorted(on_cpu.all_block_ids & on_gpu.all_block_ids)
@@ -71,7 +72,7 @@ class CpuGpuBlockAllocator:
             require(free == total, "{free} of {total} blocks are free", free=free, total=total)
         self.backing = Backing(*sizes, eviction="priority", backend=on_gpu.backend)
         on_gpu.rebind(TierBlocks(self.backing, "device", on_gpu.blocks.order))
-        if sizes[1]:  # else it keeps its own blocks, which are none
+        if sizes[1]:  # else it keeps its own empty backing
             on_cpu.rebind(TierBlocks(self.backing, "host", on_cpu.blocks.order))
         self.on_gpu = on_gpu
         self._allocators = {Device.CPU: on_cpu, Device.GPU: on_gpu}
@@ -81,24 +82,24 @@ class CpuGpuBlockAllocator:
 
     @property
     def has_null_block(self) -> bool:
-        """Whether the null block was taken."""
+        """Whether the null block has been taken."""
         return self._null_block is not None
 
     def take_batch(self) -> Batch:
-        """Close and number the open batch: the commands since the last one."""
+        """Close and number the open batch; it holds the commands since the previous one."""
         return self.backing.take_batch()
 
     def allocator(self, device: Device) -> Any:
-        """The allocator of a device. Raises WrongValue."""
+        """Return the allocator of a device. Raises WrongValue."""
         return self._of(device)
 
     def owner(self, block: Block) -> BlockAllocator:
-        """The allocator of a block. Raises WrongCall if it has no id, UnknownName."""
+        """Return the allocator of a block. Raises WrongCall if it has no id, UnknownName."""
         (block_id,) = ids_of([block], "Freeing unallocated block is undefined")
         return self._allocators[self._device(block_id)]
 
     def allocate_or_get_null_block(self) -> NullBlock:
-        """The block that stands for none. Raises NoFreeBlocksError."""
+        """Return the null block, taking it if needed. Raises NoFreeBlocksError."""
         if self._null_block is None:
             self._null_block = NullBlock(self.allocate_mutable_block(None, Device.GPU))
         return self._null_block
@@ -106,7 +107,7 @@ class CpuGpuBlockAllocator:
     def allocate_mutable_block(
         self, prev_block: Block | None, device: Device, extra_hash: int | None = None
     ) -> Any:
-        """An empty block. Raises WrongValue, NoFreeBlocksError."""
+        """Take a block and return an empty object for it. Raises WrongValue, NoFreeBlocksError."""
         return self._of(device).allocate_mutable_block(prev_block, extra_hash)
 
     def allocate_immutable_blocks(
@@ -116,7 +117,7 @@ class CpuGpuBlockAllocator:
         device: Device,
         extra_hash: int | None = None,
     ) -> list[Any]:
-        """Full blocks, all or none. Raises WrongCall, WrongValue, NoFreeBlocksError."""
+        """Allocate full blocks, all or none. Raises WrongCall, WrongValue, NoFreeBlocksError."""
         allocator = self._of(device)
         return allocator.allocate_immutable_blocks(prev_block, block_token_ids, extra_hash)
 
@@ -127,46 +128,49 @@ class CpuGpuBlockAllocator:
         device: Device,
         extra_hash: int | None = None,
     ) -> Any:
-        """A full block. Raises WrongCall, WrongValue, NoFreeBlocksError."""
+        """Allocate a full block. Raises WrongCall, WrongValue, NoFreeBlocksError."""
         return self.allocate_immutable_blocks(prev_block, [token_ids], device, extra_hash)[0]
 
     def free(self, block: Block, keep_block_object: bool = False) -> None:
-        """Give a block back to its owner; the null block stays. Raises WrongCall."""
+        """Free a block in its own allocator; does nothing for the null block. Raises WrongCall."""
         if not isinstance(block, NullBlock):
             self.owner(block).free(block, keep_block_object)
 
     def free_all(self, blocks: Sequence[Block]) -> None:
-        """Give blocks of one device back, all or none; the null block stays. Raises WrongCall."""
+        """Free blocks of one device, all or none, except the null block. Raises WrongCall."""
         real = [block for block in blocks if not isinstance(block, NullBlock)]
         if real:
             self.owner(real[0]).free_all(real)
 
     def fork(self, last_block: Block) -> list[Block]:
-        """Another chain over the same blocks. Raises WrongCall."""
+        """Return another chain over the same blocks. Raises WrongCall."""
         reason = "the null block {block} is forked"
         require(not isinstance(last_block, NullBlock), reason, block=last_block.block_id)
         return self.owner(last_block).fork(last_block)
 
     def get_num_free_blocks(self, device: Device) -> int:
-        """Blocks of a device without owner."""
+        """Return the number of blocks of a device without an owner."""
         return self._of(device).get_num_free_blocks()
 
     def get_num_total_blocks(self, device: Device) -> int:
-        """All blocks of a device."""
+        """Return the number of all blocks of a device."""
         return self._of(device).get_num_total_blocks()
 
     def get_physical_block_id(self, device: Device, absolute_id: BlockId) -> int:
-        """The place of an id among those of a device. Raises WrongValue."""
+        """Return the position of an id among those of a device. Raises WrongValue."""
         return self._of(device).get_physical_block_id(absolute_id)
 
     def get_num_full_blocks_touched(self, blocks: Sequence[Block], device: Device) -> int:
-        """How many blocks of a device these would take, full ones alone."""
+        """Return how many blocks of a device the full ones among these would take."""
         return self._of(device).get_num_full_blocks_touched(blocks)
 
     def swap(
         self, blocks: Sequence[Block], src_device: Device, dst_device: Device
     ) -> dict[BlockId, BlockId]:
-        """Move blocks to the other device; old to new id. Raises WrongCall, NoFreeBlocksError."""
+        """Move blocks to the other device and return old id -> new id.
+
+        Raises WrongCall, NoFreeBlocksError.
+        """
         source, target = self.pair(src_device, dst_device)
         moved = [block for block in blocks if not isinstance(block, NullBlock)]
         old = self.move(moved, source, target)
@@ -175,7 +179,7 @@ class CpuGpuBlockAllocator:
         return dict(zip(old, ids_of(moved), strict=True))
 
     def pair(self, src_device: Device, dst_device: Device) -> tuple[BlockAllocator, BlockAllocator]:
-        """The allocators of two devices. Raises WrongCall if it is one, WrongValue."""
+        """Return the allocators of two devices. Raises WrongCall if they are equal, WrongValue."""
         source, target = self._of(src_device), self._of(dst_device)
         if source is target:
             reason = "blocks are swapped from {device} to itself"
@@ -185,7 +189,7 @@ class CpuGpuBlockAllocator:
     def move(
         self, blocks: Sequence[Block], source: BlockAllocator, target: BlockAllocator
     ) -> list[BlockId]:
-        """Give blocks up for blocks of the other device, all or none; the ids that they had.
+        """Exchange blocks for blocks of the other device, all or none; returns the old ids.
 
         Raises WrongCall, UnknownName, NoFreeBlocksError.
         """
@@ -209,16 +213,16 @@ class CpuGpuBlockAllocator:
         return old
 
     def get_and_reset_swaps(self) -> list[tuple[BlockId, BlockId]]:
-        """Old and new id of what was swapped since the last call."""
+        """Return (old id, new id) of the blocks swapped since the last call."""
         swaps, self._swap_mapping = list(self._swap_mapping.items()), {}
         return swaps
 
     def clear_copy_on_writes(self) -> list[tuple[BlockId, BlockId]]:
-        """Source and target of each copy on the GPU since the last call, in order."""
+        """Return (source, target) of each copy on the GPU since the last call, in order."""
         return self.on_gpu.clear_copy_on_writes()
 
     def mark_blocks_as_accessed(self, block_ids: list[BlockId], now: float) -> None:
-        """Say when blocks were used, each to its owner, if a block can be hit.
+        """Record the access time of blocks in their allocators, if these cache prefixes.
 
         Raises WrongValue, UnknownName.
         """
@@ -230,27 +234,27 @@ class CpuGpuBlockAllocator:
                     allocator.mark_blocks_as_accessed(mine, now)
 
     def mark_blocks_as_computed(self, block_ids: list[BlockId]) -> None:
-        """Count what was promoted on the GPU since the last call as computed."""
+        """Mark all blocks promoted on the GPU since the last call as computed."""
         self.on_gpu.mark_blocks_as_computed(block_ids)
 
     def get_common_computed_block_ids(
         self, computed_seq_block_ids: list[list[BlockId]]
     ) -> list[BlockId]:
-        """The common prefix of these lists."""
+        """Return the common prefix of lists of block ids."""
         return self.on_gpu.get_common_computed_block_ids(computed_seq_block_ids)
 
     def find_cached_blocks_prefix(
         self, block_hashes: list[int], device: Device = Device.GPU
     ) -> list[int]:
-        """The hashes up to the first that is not cached and computed."""
+        """Return the hashes up to the first that is not both cached and computed."""
         return self._of(device).find_cached_blocks_prefix(block_hashes)
 
     def get_prefix_cache_hit_rate(self, device: Device) -> float:
-        """Share of look-ups that hit on a device; -1 without caching."""
+        """Return the share of look-ups that hit on a device; -1 without caching."""
         return self._of(device).get_prefix_cache_hit_rate()
 
     def reset_prefix_cache(self, device: Device | None = None) -> bool:
-        """Forget all content of a device, or of both, unless a block is used there."""
+        """Forget all content of a device, or of both, unless a block there is in use."""
         chosen = [*self._allocators.values()] if device is None else [self._of(device)]
         used = [each for each in chosen if each.get_num_free_blocks() < len(each.blocks)]
         if any(each.caches for each in used):
@@ -258,15 +262,15 @@ class CpuGpuBlockAllocator:
         return all(each.reset_prefix_cache() for each in chosen)
 
     def cow_block_if_not_appendable(self, block: Block) -> BlockId:
-        """Raises NotSupported."""
+        """Raise NotSupported."""
         raise NotSupported(reason=f"block {block.block_id}: its own allocator copies it")
 
     def promote_to_immutable_block(self, block: Block) -> BlockId:
-        """Raises NotSupported."""
+        """Raise NotSupported."""
         raise NotSupported(reason=f"block {block.block_id}: its own allocator promotes it")
 
     def _of(self, device: Device) -> BlockAllocator:
-        """The allocator of a device, which may be of an engine's own enumeration."""
+        """Return the allocator of a device, given by any enumeration with these names."""
         found = self._allocators.get(device)
         if found is None:
             raise UnknownDevice(reason=f"device must be Device.GPU or Device.CPU, not {device!r}")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Misuse of the V0 block manager, each error also of the kind that the original raises.
+"""Errors for misuse of the V0 block manager; each also has the type that the original raises.
 
 Messages name block, sequence and counts; the call has changed nothing. Source: S002-07, 12, 15,
 21, 25, 32, 38, 43, 52, 56, 62, 64, 71, 73, X-14.
@@ -25,23 +25,23 @@ class WrongValue(KvcoreError):
 
 
 class NotSupported(KvcoreError, NotImplementedError):
-    """A call that this kind of block or allocator has not."""
+    """This kind of block or allocator does not support a call."""
 
     message = "{reason}"
 
 
 class UnknownName(KvcoreError, KeyError):
-    """An id of a block or a sequence that nobody has."""
+    """No block or sequence has the given id."""
 
     message = "{name} {value!r} is not known: {known}"
 
 
 class UnknownDevice(WrongValue, KeyError, AssertionError):
-    """No device of an allocator."""
+    """An allocator does not have the given device."""
 
 
 class NoneWaits(WrongCall, IndexError):
-    """A group without waiting sequence is to be admitted."""
+    """A group without a waiting sequence cannot be admitted."""
 
 
 class NoFreeBlocksError(KvcoreError):
@@ -51,12 +51,12 @@ class NoFreeBlocksError(KvcoreError):
 
 
 def require(holds: bool, reason: str, **fields: Any) -> None:
-    """Raise WrongCall, with these fields in its text, unless something holds."""
+    """Raise WrongCall with a formatted reason unless a condition holds."""
     if not holds:
         raise WrongCall(reason=reason.format(**fields), **fields)
 
 
 def for_sequence(error: NoFreeBlocksError, sequence: object) -> NoFreeBlocksError:
-    """The same shortage with the name of the sequence."""
+    """Return the error with the sequence as the one that needs the blocks."""
     who = f"sequence {sequence}"
     return NoFreeBlocksError(**{**error.fields, "who": who, "sequence": sequence})

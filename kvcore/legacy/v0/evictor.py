@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The LRU evictor of the V0 block manager: a view on what the core's queue would evict by priority.
+"""The LRU evictor of the V0 block manager: a view of what the core's queue would evict by priority.
 
-It holds the blocks that have content and no owner: smallest time first, then longest chain, then
-lowest id. The core keeps this order, so no entry goes stale. Taking a block out makes the caller
-its owner. An evictor without an allocator has a small pool of its own, owns each block there that
-it does not hold, and grows with the ids that it is given. Source: S002-19 to 23, X-03.
+It holds the blocks that have content and no owner: earliest access first, then longest chain, then
+lowest id. The core keeps this order, so no entry becomes stale. A caller that removes a block
+becomes its owner. An evictor without an allocator has a small pool of its own, owns each block
+there that it does not hold, and grows with the ids that it is given. Source: S002-19 to 23, X-03.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ POOL_SIZE = 64
 
 
 class EvictionPolicy(NamedEnum):
-    """How evicted blocks are chosen."""
+    """The policies by which blocks to evict are chosen."""
 
     LRU = enum.auto()
 
@@ -44,16 +44,16 @@ class Evictor(ABC):
 
     @abstractmethod
     def evict(self) -> tuple[BlockId, int]:
-        """Take the first one out, with the hash that is forgotten."""
+        """Remove the first block and return its id and the forgotten hash."""
 
 
 class LRUEvictor(Evictor):
-    """Evictable blocks, of an allocator or by themselves."""
+    """The evictable blocks of an allocator, or of a pool of its own."""
 
     def __init__(
         self, blocks: TierBlocks | None = None, *, backend: BackendName = "python"
     ) -> None:
-        """blocks: of an allocator; None: a pool of its own."""
+        """blocks: those of an allocator; None: make a pool for this evictor."""
         self._backend: BackendName = backend
         self._is_alone = blocks is None
         self._blocks = self._all_owned(frozenset()) if blocks is None else blocks
@@ -63,7 +63,7 @@ class LRUEvictor(Evictor):
 
     @property
     def num_blocks(self) -> int:
-        """Number of evictable blocks. Cost: O(free blocks)."""
+        """The number of evictable blocks. Cost: O(free blocks)."""
         return len(self._blocks.evictable())
 
     @property
@@ -72,7 +72,7 @@ class LRUEvictor(Evictor):
         return {each: self._data_of(each) for each in sorted(self._blocks.evictable())}
 
     def evict(self) -> tuple[BlockId, int]:
-        """Take the first one out, with the hash that is forgotten. Raises WrongValue if empty."""
+        """Remove the first block and return its id and old hash. Raises WrongValue if empty."""
         evictable = self._blocks.evictable()
         if not evictable:
             reason = f"none of {len(self._blocks)} blocks is evictable"
@@ -87,7 +87,7 @@ class LRUEvictor(Evictor):
     ) -> None:
         """Give up the only owner of a block that has this content.
 
-        By itself: take any block in, in place of what is known of it. Raises WrongCall.
+        An evictor without an allocator accepts any block and replaces its entry. Raises WrongCall.
         """
         if self._is_alone:
             self._own(block_id, BlockMetaData(content_hash, num_hashed_tokens, last_accessed))
@@ -101,14 +101,14 @@ class LRUEvictor(Evictor):
         self._forget_commands()
 
     def update(self, block_id: BlockId, last_accessed: float) -> None:
-        """Set when a block was used. Raises UnknownName if it is not in the evictor."""
+        """Set the access time of a block. Raises UnknownName if it is not in the evictor."""
         if block_id not in self:
             known = f"{self.num_blocks} blocks are in the evictor"
             raise UnknownName(name="block", value=block_id, known=known, block=block_id)
         self._blocks.set_priority([block_id], last_accessed)
 
     def remove(self, block_id: BlockId) -> None:
-        """Take a block out with its content. Raises WrongValue if it is not in the evictor."""
+        """Remove a block with its content. Raises WrongValue if it is not in the evictor."""
         if block_id not in self:
             raise WrongValue(reason=f"block {block_id} is not in the evictor", block=block_id)
         if self._is_alone:
@@ -124,7 +124,7 @@ class LRUEvictor(Evictor):
         return BlockMetaData(content_hash, length, time)
 
     def _own(self, block_id: BlockId, data: BlockMetaData) -> None:
-        """Own a block of the evictor's pool that has this content; the pool grows if it must."""
+        """Own a block of the evictor's pool with this content; the pool grows if needed."""
         key = key_of_hash(data.content_hash)
         if block_id not in self._blocks.ids:
             kept, more = self.free_table, range(2 * len(self._blocks) + POOL_SIZE)
@@ -139,7 +139,7 @@ class LRUEvictor(Evictor):
         self._blocks.publish(block_id, key, data.num_hashed_tokens)
 
     def _all_owned(self, ids: frozenset[BlockId]) -> TierBlocks:
-        """A pool of these blocks, each with one owner."""
+        """Make a pool of these blocks, each with one owner."""
         backing = Backing(len(ids), eviction="priority", backend=self._backend)
         backing.blocks.take(len(ids), "device")
         return TierBlocks(backing, "device", sorted(ids))
@@ -155,7 +155,7 @@ def make_evictor(
     *,
     backend: BackendName = "python",
 ) -> LRUEvictor:
-    """The evictor of a policy. Raises WrongValue for an unknown one."""
+    """Make the evictor of a policy. Raises WrongValue for an unknown one."""
     if eviction_policy != EvictionPolicy.LRU:
         raise WrongValue(reason=f"unknown eviction policy {eviction_policy!r}: there is LRU")
     return LRUEvictor(blocks, backend=backend)

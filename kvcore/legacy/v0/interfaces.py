@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The types of V0's block managers, blocks and allocators, for callers that name types.
 
-This file defines nothing. It has the names of both modules that are called so in vLLM.
+This file defines nothing. It has the names of both vLLM modules called `interfaces`.
 Source: S002-08, 14, 15, 28, 51, 65.
 """
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which managers of sequences there are in V0, by the names of a configuration.
+"""The registry of V0's managers of sequences, by their names in a configuration.
 
 Source: S002-72.
 """
@@ -22,7 +22,7 @@ class BlockSpaceManager:
 
     @staticmethod
     def get_block_space_manager_class(version: str) -> Any:
-        """The manager of a name: "selfattn" or "placeholder". Raises WrongValue."""
+        """Return the manager class for "selfattn" or "placeholder". Raises WrongValue."""
         if version.lower() not in BlockSpaceManager._versions:
             raise WrongValue(reason=f"there are 'selfattn' and 'placeholder', not {version!r}")
         return BlockSpaceManager._versions[version.lower()]

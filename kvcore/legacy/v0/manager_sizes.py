@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The sizes that V0's manager is made with, read and turned into blocks.
+"""Read the sizes that V0's manager is made with, and convert them to blocks.
 
 Source: S002-69, 72.
 """
@@ -14,7 +14,7 @@ from kvcore.types.arguments import read_count
 
 
 def blocks_of_window(sliding_window: Any, block_size: int) -> int | None:
-    """Blocks that a window lies in at most, and one more that is being filled; None for none.
+    """Return the most blocks that a window spans, plus one that is being filled; None for none.
 
     Raises InvalidCount.
     """
@@ -24,7 +24,10 @@ def blocks_of_window(sliding_window: Any, block_size: int) -> int | None:
 
 
 def blocks_of_watermark(watermark: Any, num_gpu_blocks: Any) -> int:
-    """Blocks that admission leaves free. Raises WrongCall below 0, WrongValue, InvalidCount."""
+    """Return how many blocks admission leaves free.
+
+    Raises WrongCall for a watermark below 0, WrongValue, InvalidCount.
+    """
     total = read_count("num_gpu_blocks", num_gpu_blocks)
     try:
         share = float(watermark)

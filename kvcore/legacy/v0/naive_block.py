@@ -17,33 +17,33 @@ __all__ = ["NaiveBlock", "NaiveBlockAllocator"]
 
 
 class NaiveBlockAllocator(BlockAllocator):
-    """Blocks for sequences that share nothing but what was forked."""
+    """An allocator whose sequences share only what was forked."""
 
     def free_block_id(self, block_id: BlockId) -> None:
-        """Take an owner from a block, whatever object has its id. Raises WrongCall."""
+        """Take an owner from a block by its id, whichever object has it. Raises WrongCall."""
         self.give_back([block_id])
 
     @property
     def _free_block_indices(self) -> tuple[BlockId, ...]:
-        """Ids without owner and content, the next one first, as tests of the original read them."""
+        """The ids without owner and content, next first; tests of the original read them."""
         blocks = self.blocks
         return tuple(each for each in blocks.free_blocks() if not blocks.is_evictable(each))
 
 
 class HashlessAllocator(NaiveBlockAllocator):
-    """The blocks of a prefix-caching allocator that have no content, as a naive allocator."""
+    """A naive allocator over the blocks of a prefix-caching allocator that have no content."""
 
     def __init__(self, blocks: TierBlocks, block_size: int) -> None:
         pool = BlockPool(block_size, NaiveBlock, self, 0)
         super().__init__(NaiveBlock, len(blocks), block_size, (), pool, blocks=blocks)
 
     def get_num_free_blocks(self, device: Device | None = None) -> int:
-        """Blocks without owner and content. Cost: O(free blocks)."""
+        """Return the number of blocks without owner and content. Cost: O(free blocks)."""
         check_no_device(device)
         return len(self._free_block_indices)
 
     def take_empty(self, count: int = 1, who: str = "blocks without content") -> list[BlockId]:
-        """New blocks without content. Raises NoFreeBlocksError."""
+        """Take blocks without content and return their ids. Raises NoFreeBlocksError."""
         free, total = self.get_num_free_blocks(), len(self.blocks)
         if count > free:
             raise NoFreeBlocksError(who=who, needed=count, free=free, total=total)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""V0's manager for models without attention caches: it accepts every call, and does nothing.
+"""V0's manager for models without attention caches: it accepts every call and does nothing.
 
-Answers are the original's, None if it has none. Source: S002-72.
+Each call returns what the original returns. Source: S002-72.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from kvcore.legacy.v0.sequences import AllocStatus
 
 
 def _says(make: Any) -> Any:
-    """A method that ignores its arguments. make: makes the answer."""
+    """Return a method that ignores its arguments. make: returns the method's result."""
     return lambda _self, *_args, **_fields: make()
 
 
@@ -21,7 +21,7 @@ class PlaceholderBlockSpaceManager(BlockSpaceManager, version="placeholder"):
     """A manager without blocks."""
 
     def __init__(self, **kwargs: object) -> None:
-        """Takes the settings of any manager."""
+        """Accepts and ignores the settings of any manager."""
 
     can_allocate = can_swap_in = _says(lambda: AllocStatus.OK)
     can_append_slots = can_swap_out = reset_prefix_cache = _says(lambda: True)

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The prefix-caching allocator of V0: blocks are found by content, and merged if they are equal.
+"""The prefix-caching allocator of V0: blocks are found by content, and equal blocks are merged.
 
-A block without owner keeps its content until it is evicted, least recently accessed first, then
-longest chain, then lowest id; blocks without content go before. What was promoted counts as
-computed from the next `mark_blocks_as_computed` on. What a call takes is worked out before its
-first change: each block of it that no owner holds under its hash takes one, whatever is evicted on
-the way. Source: S002-01 to 50, X-02, X-03, X-13.
+A block without an owner keeps its content until it is evicted: least recently accessed first, then
+longest chain, then lowest id; blocks without content leave before all of these. Promoted blocks
+count as computed from the next `mark_blocks_as_computed` on. A call computes how many blocks it
+takes before its first change: one for each content that no owner holds, whatever is evicted
+meanwhile. Source: S002-01 to 50, X-02, X-03, X-13.
 """
 
 from __future__ import annotations
@@ -38,33 +38,33 @@ from kvcore.legacy.v0.tier_blocks import TierBlocks, key_of_hash
 
 @attrs.define(weakref_slot=False)
 class BlockTracker:
-    """How one physical block is used inside a prefix-caching allocator."""
+    """The use of one physical block inside a prefix-caching allocator."""
 
     active: bool = False
     computed: bool = False
     last_accessed: float = NEVER_ACCESSED
 
     def reset(self) -> None:
-        """Forget access and computation."""
+        """Forget the access time and that it was computed."""
         self.computed, self.last_accessed = False, NEVER_ACCESSED
 
     def enable(self) -> None:
-        """Begin to track. Raises WrongCall if that was begun."""
+        """Start tracking. Raises WrongCall if the block is tracked already."""
         require(not self.active, "the block is tracked already")
         self.active = True
         self.reset()
 
     def disable(self) -> None:
-        """End to track. Raises WrongCall if that was not begun."""
+        """Stop tracking. Raises WrongCall if the block is not tracked."""
         require(self.active, "the block is not tracked")
         self.active = False
         self.reset()
 
 
 class UsedBlock(BlockTracker):
-    """How one physical block is used now: a view, which the core alone changes.
+    """A live view of one physical block's use, which only the core changes.
 
-    A block is active while it has owners; when it was accessed is part of its priority.
+    A block is active while it has owners; its access time is part of its priority.
     """
 
     __slots__ = ("_block_id", "_blocks", "_computed")
@@ -76,8 +76,8 @@ class UsedBlock(BlockTracker):
         self._block_id, self._blocks, self._computed = block_id, blocks, computed
 
     def _refuse(self) -> None:
-        """Raises WrongCall."""
-        require(False, "use of block {block} is the core's to change", block=self._block_id)
+        """Raise WrongCall."""
+        require(False, "only the core changes the use of block {block}", block=self._block_id)
 
     def _is_active(self) -> bool:
         return self._blocks.ref_count(self._block_id) > 0
@@ -111,7 +111,7 @@ class PrefixCachingBlockAllocator(BlockAllocator):
         super().__init__(PrefixCachingBlock, num_blocks, block_size, block_ids, backend=backend)
 
     def rebind(self, blocks: TierBlocks) -> None:
-        """Work on other blocks of the same ids, none of which is used."""
+        """Use other blocks with the same ids, none of which may be in use."""
         super().rebind(blocks)
         self.evictor = make_evictor(self.eviction_policy, blocks)
         self._hashless_allocator = HashlessAllocator(blocks, self._block_size)
@@ -119,7 +119,7 @@ class PrefixCachingBlockAllocator(BlockAllocator):
 
     @property
     def refcounter(self) -> ReadOnlyRefCounter:
-        """How many own each block, to look at: owners that are no blocks would not be tracked."""
+        """A read-only view of the owner counts; owners that are not blocks would not be tracked."""
         return self._refcounter.as_readonly()
 
     def check_chain(
@@ -128,7 +128,7 @@ class PrefixCachingBlockAllocator(BlockAllocator):
         block_token_ids: Sequence[list[int]],
         device: Device | None,
     ) -> None:
-        """Raise WrongCall unless full blocks of these tokens can follow a block."""
+        """Raise WrongCall unless full blocks of these tokens can follow prev_block."""
         super().check_chain(prev_block, (), device)
         check_previous(prev_block)
         for tokens in block_token_ids:
@@ -145,7 +145,7 @@ class PrefixCachingBlockAllocator(BlockAllocator):
         chunks: Sequence[list[int]],
         extra_hash: int | None,
     ) -> list[Block]:
-        """Blocks of these tokens, found or new, of which the last may be part full, all or none.
+        """Find or take blocks of these tokens, all or none; the last may be partly full.
 
         Raises NoFreeBlocksError.
         """
@@ -163,15 +163,16 @@ class PrefixCachingBlockAllocator(BlockAllocator):
             prev_block = self.make(prev_block, tokens, block_id, extra_hash, content_hash)
             if block_id not in new:
                 prev_block.computed = True
-            new.discard(block_id)  # a content that comes twice is found the second time
+            new.discard(block_id)  # repeated content is found the second time
             made.append(prev_block)
         return made
 
     def place_contents(
         self, blocks: Sequence[Block], who: str
     ) -> tuple[list[BlockId], AbstractSet[BlockId]]:
-        """A block for the content of each object, all or none, and which of them have it in them.
+        """Find or take a block for the content of each object, all or none.
 
+        Returns the ids, and those of blocks that already contain the content.
         Raises NoFreeBlocksError.
         """
         hashes = [block.content_hash for block in blocks]
@@ -179,11 +180,11 @@ class PrefixCachingBlockAllocator(BlockAllocator):
         return ids, self._computed.intersection(ids).difference(new)
 
     def is_block_cached(self, block: Block) -> bool:
-        """Whether a block's content can be found. Raises WrongCall without content hash."""
+        """Return whether a block's content is cached. Raises WrongCall without a content hash."""
         return self.blocks.find(key_of_hash(self._hash_of(block))) is not None
 
     def promote_to_immutable_block(self, block: Block) -> BlockId:
-        """Make a full block findable, or give it the id of the block that is found.
+        """Publish a full block, or give it the id of the block that has its content.
 
         Raises WrongCall.
         """
@@ -192,7 +193,7 @@ class PrefixCachingBlockAllocator(BlockAllocator):
         return self.promote(block)
 
     def promote(self, block: Block) -> BlockId:
-        """The same for a full block that has an owner."""
+        """Promote a full block that has an owner, and return its id after that."""
         (own,), key = ids_of([block]), key_of_hash(self._hash_of(block))
         found = self.blocks.find(key)
         if found is None:
@@ -209,7 +210,7 @@ class PrefixCachingBlockAllocator(BlockAllocator):
         return found
 
     def mark_blocks_as_accessed(self, block_ids: list[BlockId], now: float) -> None:
-        """Say when blocks were used. Raises WrongValue if one is neither used nor evictable."""
+        """Record the access time of blocks. Raises WrongValue if one has no owner or content."""
         time = read_time(now)
         for block_id, count in zip(block_ids, self.blocks.ref_counts(block_ids), strict=True):
             if not count and not self.blocks.is_evictable(block_id):
@@ -218,17 +219,17 @@ class PrefixCachingBlockAllocator(BlockAllocator):
         self.blocks.set_priority(block_ids, time)
 
     def mark_blocks_as_computed(self, block_ids: list[BlockId]) -> None:  # noqa: ARG002 # S002-39
-        """Count all that was promoted since the last call as computed, whatever is named."""
+        """Mark all blocks promoted since the last call as computed; ignores block_ids."""
         self._computed |= self._touched_blocks
         self._touched_blocks.clear()
 
     def note_written(self, block_ids: Iterable[BlockId]) -> None:
-        """Count used blocks as computed, since a copy filled them, or since they were kept."""
+        """Mark used blocks as computed, since a copy filled them or they kept their content."""
         self._computed.update(block_ids)
         self._touched_blocks.difference_update(block_ids)
 
     def block_is_computed(self, block_id: BlockId) -> bool:
-        """Whether a used block was marked computed; a block without owner: whether it is kept."""
+        """Return whether a used block is marked computed, or an unused one keeps its content."""
         if self.blocks.ref_count(block_id):
             return block_id in self._computed
         return self.blocks.is_evictable(block_id)
@@ -236,7 +237,7 @@ class PrefixCachingBlockAllocator(BlockAllocator):
     def get_common_computed_block_ids(
         self, computed_seq_block_ids: list[list[BlockId]]
     ) -> list[BlockId]:
-        """The common prefix of these lists, empty ones aside; one list is its own answer."""
+        """Return the common prefix of the lists that are not empty; a single list as it is."""
         if len(computed_seq_block_ids) == 1:
             return computed_seq_block_ids[0]
         lists = [each for each in computed_seq_block_ids if each]
@@ -247,17 +248,17 @@ class PrefixCachingBlockAllocator(BlockAllocator):
         return common[:]
 
     def get_num_full_blocks_touched(self, blocks: Sequence[Block]) -> int:
-        """Full blocks among them whose content has no owner here: each would take a block."""
+        """Return how many full blocks have content without an owner here: each takes a block."""
         hashes = [block.content_hash for block in blocks if block.is_full]
         known = [key_of_hash(each) for each in hashes if each is not None]
         return len(hashes) - len(known) + self.count_idle(known)
 
     def count_idle(self, keys: Sequence[bytes]) -> int:
-        """How many of these contents have no owner here: each would take a block."""
+        """Return how many of these contents have no owner here: each takes a block."""
         return sum(not owners for owners in self.blocks.owners_of(keys)) if keys else 0
 
     def find_cached_blocks_prefix(self, block_hashes: list[int]) -> list[int]:
-        """The hashes up to the first whose block is not there, or not computed yet."""
+        """Return the hashes up to the first whose block is missing or not computed yet."""
         found = self.blocks.find_prefix(block_hashes)
         if not self._computed.issuperset(found):
             counts = self.blocks.ref_counts(found)
@@ -267,7 +268,7 @@ class PrefixCachingBlockAllocator(BlockAllocator):
         return block_hashes[: len(found)]
 
     def reset_prefix_cache(self) -> bool:
-        """Forget all content, unless a block is used; whether that was done."""
+        """Forget all content and return True; if a block is in use, do nothing and return False."""
         if self.blocks.num_free() < len(self.blocks):
             return False
         self.blocks.clear_index()
@@ -275,12 +276,12 @@ class PrefixCachingBlockAllocator(BlockAllocator):
         return True
 
     def get_prefix_cache_hit_rate(self) -> float:
-        """Share of look-ups of full blocks that hit, since the start or the last reset."""
+        """Return the share of full-block look-ups that hit since the start or last reset."""
         return self.metric_data.get_hit_rate()
 
     @property
     def _block_tracker(self) -> dict[BlockId, BlockTracker]:
-        """The record of each block's use."""
+        """The use of each block, by ascending id."""
         return {each: self._tracker(each) for each in sorted(self.blocks.ids)}
 
     def _tracker(self, block_id: BlockId) -> BlockTracker:
@@ -289,17 +290,17 @@ class PrefixCachingBlockAllocator(BlockAllocator):
 
     @property
     def _cached_blocks(self) -> dict[int, BlockId]:
-        """The block of each content, as tests of the original read it: by rising id, a copy."""
+        """A copy of content hash -> block, by ascending id; tests of the original read it."""
         hashes = {each: self.blocks.content_hash(each) for each in sorted(self.blocks.ids)}
         return {known: each for each, known in hashes.items() if known is not None}
 
     def _forget(self) -> None:
         self._touched_blocks: set[BlockId] = set()
-        self._computed: set[BlockId] = set()  # of blocks without owner it says nothing
+        self._computed: set[BlockId] = set()  # undefined for blocks without an owner
         self.metric_data = CacheMetricData()
 
     def _hash_of(self, block: Block) -> int:
-        """The content hash of a block. Raises WrongCall without one."""
+        """Return the content hash of a block. Raises WrongCall if it has none."""
         if block.content_hash is None:
             reason = "block {block} has no content hash: {num} of {size} tokens"
             num, size = len(block.token_ids), self._block_size
@@ -309,7 +310,7 @@ class PrefixCachingBlockAllocator(BlockAllocator):
     def _find_or_take(
         self, hashes: Sequence[int | None], lengths: Sequence[int], who: str
     ) -> tuple[list[BlockId], set[BlockId]]:
-        """A block for each content, all or none, and which of them are new."""
+        """Find or take a block for each content, all or none; returns all ids, and the new ones."""
         keys = [None if each is None else key_of_hash(each) for each in hashes]
         placed = self.blocks.find_or_take(keys, lengths)
         if isinstance(placed, int):
@@ -329,7 +330,7 @@ class PrefixCachingBlockAllocator(BlockAllocator):
 
 
 def read_time(now: float) -> float:
-    """A time as a number. Raises WrongValue if it is none, or not finite."""
+    """Return a time as a float. Raises WrongValue if it is not a finite number."""
     try:
         time = float(now)
     except (TypeError, ValueError, OverflowError):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The names of V0's prefix caching, as engines import them.
+"""The names of V0's prefix caching, under the module name that engines import.
 
 This file defines nothing. Source: S002-01 to 64.
 """

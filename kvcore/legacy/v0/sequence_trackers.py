@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""V0's records of sequences for prefix caching: their hashes, their last access.
+"""V0's records of sequences for prefix caching: their block hashes and last access.
 
 The list of a sequence's hashes is live: it grows with the sequence.
 Source: S002-59 to 64.
@@ -16,21 +16,21 @@ from kvcore.legacy.v0.tier_blocks import keep_key
 
 
 class Finding(Protocol):
-    """An allocator in which hashes are looked up."""
+    """An allocator that looks up hashes."""
 
     def find_cached_blocks_prefix(self, block_hashes: list[int]) -> list[int]:
-        """The hashes up to the first that is not cached."""
+        """Return the hashes up to the first that is not cached."""
 
 
 class Accessing(Protocol):
     """An allocator that records when blocks were used."""
 
     def mark_blocks_as_accessed(self, block_ids: list[BlockId], now: float) -> None:
-        """Set when blocks were used."""
+        """Set the access time of blocks."""
 
 
 class ComputedBlocksTracker:
-    """How many tokens of each sequence are cached."""
+    """Tracks how many tokens of each sequence are cached."""
 
     _none_hash = NONE_HASH
 
@@ -42,9 +42,9 @@ class ComputedBlocksTracker:
         self._seq_id_to_num_tokens_computed: dict[int, int] = {}
 
     def get_num_cached_tokens(self, seq: SequenceLike) -> int:
-        """Tokens in the leading blocks that are cached; in prefill the first answer stays.
+        """Return the number of tokens in the leading cached blocks.
 
-        Raises WrongCall if the sequence lost tokens.
+        During prefill the first result is kept. Raises WrongCall if the sequence lost tokens.
         """
         if not self._enable_caching:
             return 0
@@ -67,12 +67,12 @@ class ComputedBlocksTracker:
         del self._seq_id_to_num_tokens_computed[seq_id]
 
     def tracks(self, seq_id: int) -> bool:
-        """Whether a sequence is tracked."""
+        """Return whether a sequence is tracked."""
         hashes, computed = self._seq_id_to_blocks_hashes, self._seq_id_to_num_tokens_computed
         return seq_id in hashes and seq_id in computed
 
     def _update_seq_hashes(self, seq: SequenceLike) -> list[int]:
-        """Hash the full blocks that came since the last call; all hashes, as a live list."""
+        """Hash the full blocks added since the last call; returns all hashes, as a live list."""
         hashes = self._seq_id_to_blocks_hashes.get(seq.seq_id, [])
         token_ids, size, num_hashed = seq.get_token_ids(), self._block_size, len(hashes)
         num_tokens, hashed = len(token_ids), num_hashed * size
@@ -90,14 +90,14 @@ class ComputedBlocksTracker:
 
 
 class LastAccessBlocksTracker:
-    """When each sequence was last used; its blocks get that time when it is freed."""
+    """Records when each sequence was last used; its blocks get that time when it is freed."""
 
     def __init__(self, allocator: Accessing) -> None:
         self._allocator = allocator
         self._seq_last_access: dict[int, float | None] = {}
 
     def add_seq(self, seq_id: int) -> None:
-        """Track a sequence. Raises WrongCall if it is tracked."""
+        """Start tracking a sequence. Raises WrongCall if it is tracked already."""
         reason = "sequence {sequence} is tracked already, as {num} are"
         num = len(self._seq_last_access)
         require(seq_id not in self._seq_last_access, reason, sequence=seq_id, num=num)
@@ -109,12 +109,12 @@ class LastAccessBlocksTracker:
         del self._seq_last_access[seq_id]
 
     def update_last_access(self, seq_id: int, time: float) -> None:
-        """Note when a sequence was used. Raises WrongCall if it is not tracked."""
+        """Record when a sequence was used. Raises WrongCall if it is not tracked."""
         self._check_tracked(seq_id)
         self._seq_last_access[seq_id] = time
 
     def update_seq_blocks_last_access(self, seq_id: int, block_ids: list[BlockId]) -> None:
-        """Tell the allocator of a sequence's blocks, if a time was noted. Raises WrongCall."""
+        """Set the access time of a sequence's blocks, if one was recorded. Raises WrongCall."""
         self._check_tracked(seq_id)
         time = self._seq_last_access[seq_id]
         if time is not None:

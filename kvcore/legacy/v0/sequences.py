@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sequences as the V0 block manager reads them, and plain ones for use without an engine.
 
-A manager takes any object with these methods. Statuses and answers compare by name, so an engine's
-own enumerations compare equal, whether or not their members are ints; a status also compares with
+A manager takes any object with these methods. Statuses and results compare by name, so they equal
+those of an engine's own enumerations, whether or not these are ints; a status also compares with
 ints, by the original's numbers.
 Source: S002-59, 61, 69, 72.
 """
@@ -19,7 +19,7 @@ from kvcore.legacy.blocks.named_enum import AllocStatus as AllocStatus
 
 @total_ordering
 class SequenceStatus(enum.Enum):
-    """Where a sequence stands. No subclass of int, which would compare other enumerations first."""
+    """The status of a sequence. Not an int, which would compare before other enumerations do."""
 
     WAITING = 0
     RUNNING = 1
@@ -42,10 +42,10 @@ class SequenceStatus(enum.Enum):
 
 
 class DataLike(Protocol):
-    """The counts of a sequence."""
+    """The token counts of a sequence."""
 
     def get_num_computed_tokens(self) -> int:
-        """Tokens that were computed."""
+        """Return the number of computed tokens."""
 
 
 class SequenceLike(Protocol):
@@ -53,46 +53,46 @@ class SequenceLike(Protocol):
 
     @property
     def seq_id(self) -> int:
-        """Its number."""
+        """The id of the sequence."""
 
     @property
     def data(self) -> DataLike:
-        """Its counts."""
+        """The token counts of the sequence."""
 
     def get_token_ids(self) -> list[int]:
-        """All its tokens."""
+        """Return all tokens of the sequence."""
 
     def extra_hash(self) -> int | None:
-        """A hash of what the content depends on besides its tokens."""
+        """Return a hash of the inputs, other than tokens, on which the content depends."""
 
     def is_prefill(self) -> bool:
-        """Whether its prompt is not computed yet."""
+        """Return whether the prompt is not fully computed yet."""
 
 
 class GroupLike(Protocol):
-    """Sequences of one prompt."""
+    """A group of sequences with one prompt."""
 
     @property
     def request_id(self) -> str:
-        """Its name."""
+        """The id of the request."""
 
     def get_seqs(self, status: SequenceStatus | None = None) -> List[SequenceLike]:
-        """The sequences with this status; None: all of them."""
+        """Return the sequences with this status; None: all of them."""
 
 
 class SequenceData:
-    """The computed part of a sequence."""
+    """The token counts of a plain sequence."""
 
     def __init__(self) -> None:
         self.num_computed_tokens = 0
 
     def get_num_computed_tokens(self) -> int:
-        """Tokens that were computed."""
+        """Return the number of computed tokens."""
         return self.num_computed_tokens
 
 
 class Sequence:
-    """A plain sequence."""
+    """A sequence for use without an engine."""
 
     def __init__(
         self,
@@ -110,23 +110,23 @@ class Sequence:
         self._extra_hash = extra_hash
 
     def get_token_ids(self) -> list[int]:
-        """All its tokens, as a live list."""
+        """Return all tokens of the sequence, as a live list."""
         return self._token_ids
 
     def append_token_id(self, token_id: int) -> None:
-        """Add a token."""
+        """Append a token."""
         self._token_ids.append(token_id)
 
     def extra_hash(self) -> int | None:
-        """A hash of what the content depends on besides its tokens."""
+        """Return a hash of the inputs, other than tokens, on which the content depends."""
         return self._extra_hash
 
     def is_prefill(self) -> bool:
-        """Whether its prompt is not computed yet."""
+        """Return whether the prompt is not fully computed yet."""
         return self.data.num_computed_tokens < self._prompt_length
 
     def fork(self, seq_id: int) -> Sequence:
-        """Another one that goes on from here."""
+        """Return a copy under another id, with the same tokens and counts."""
         child = Sequence(seq_id, self._token_ids, extra_hash=self._extra_hash, status=self.status)
         child.data.num_computed_tokens = self.data.num_computed_tokens
         child._prompt_length = self._prompt_length
@@ -134,7 +134,7 @@ class Sequence:
 
 
 class SequenceGroup:
-    """Plain sequences of one prompt."""
+    """A group of sequences with one prompt, for use without an engine."""
 
     def __init__(
         self, request_id: str, seqs: List[Sequence], encoder_seq: Sequence | None = None
@@ -144,13 +144,13 @@ class SequenceGroup:
         self.encoder_seq = encoder_seq
 
     def get_seqs(self, status: SequenceStatus | None = None) -> List[Sequence]:
-        """The sequences with this status; None: all of them."""
+        """Return the sequences with this status; None: all of them."""
         return [each for each in self.seqs if status is None or each.status == status]
 
     def is_encoder_decoder(self) -> bool:
-        """Whether there is an encoder sequence."""
+        """Return whether there is an encoder sequence."""
         return self.encoder_seq is not None
 
     def get_encoder_seq(self) -> Sequence | None:
-        """The encoder sequence."""
+        """Return the encoder sequence."""
         return self.encoder_seq

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The block manager of 0.3."""
+"""The block manager of vLLM 0.3."""

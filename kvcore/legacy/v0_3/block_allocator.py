@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The early manager's blocks: an allocator for one device, and live views of its blocks.
+"""The allocator of the early manager for one device, and live views of its blocks.
 
 Free blocks are a stack: the highest number is taken first, and the block that was freed last is
-taken next. Owners and stack are those of the core's pool, which a `PhysicalTokenBlock` reads.
+taken next. The core's pool keeps the owners and the stack; a `PhysicalTokenBlock` reads them.
 Source: S003-01 to S003-03.
 """
 
@@ -20,7 +20,7 @@ from kvcore.types.values import Refused
 
 
 class PhysicalTokenBlock:
-    """One block: its number, and its owners at the time of the question."""
+    """One block: its number, and a live count of its owners."""
 
     __slots__ = ("_allocator", "block_number", "block_size", "device")
 
@@ -38,7 +38,7 @@ class PhysicalTokenBlock:
 
     @property
     def ref_count(self) -> int:
-        """Owners; none of a block that no allocator has."""
+        """The number of owners; 0 for a block without an allocator."""
         return 0 if self._allocator is None else self._allocator.ref_count(self.block_number)
 
     def __repr__(self) -> str:
@@ -49,10 +49,10 @@ class PhysicalTokenBlock:
 
 
 class BlockTable(Sequence[PhysicalTokenBlock]):
-    """The blocks of a sequence by position, all on one device; it reads as a list of them.
+    """The blocks of a sequence by position, all on one device; reads as a list of blocks.
 
-    numbers: of the blocks. num_prefix: how many of the first are no part of a window's ring.
-    is_ring: whether blocks have more than one place.
+    numbers: block numbers by position. num_prefix: number of leading blocks that are not part of a
+    window's ring. is_ring: whether a block may stand at several positions.
     """
 
     __slots__ = ("allocator", "is_ring", "num_prefix", "numbers")
@@ -90,26 +90,26 @@ class BlockTable(Sequence[PhysicalTokenBlock]):
         return f"BlockTable({self.allocator.device.name}, {self.numbers}, {self.num_prefix})"
 
     def copy(self) -> BlockTable:
-        """The same blocks in another table."""
+        """Return a copy of the table over the same blocks."""
         return BlockTable(self.allocator, self.numbers.copy(), self.num_prefix, self.is_ring)
 
     def distinct(self) -> list[int]:
-        """The number of each block once, by its first position; not to be changed."""
+        """Return each block number once, by its first position; the caller must not change it."""
         return list(dict.fromkeys(self.numbers)) if self.is_ring else self.numbers
 
     def next_of_ring(self, window: int) -> int:
-        """The block that a window of this many blocks, all here, uses again behind the last one."""
+        """Return the block of a full window of `window` blocks that is reused next."""
         return self.numbers[self.num_prefix + (len(self.numbers) - self.num_prefix) % window]
 
     def reuse(self, window: int) -> None:
-        """Put that block behind the last one."""
+        """Append the block that `next_of_ring` returns."""
         self.numbers.append(self.next_of_ring(window))
         self.is_ring = True
 
     def replace(self, number: int, target: int) -> tuple[int, int]:
-        """Put another block in all places of a block; one of the prefix becomes the ring's.
+        """Replace a block at all its positions; a block of the prefix then belongs to the ring.
 
-        Returns both.
+        Returns both numbers.
         """
         numbers = self.numbers
         if self.is_ring:
@@ -125,7 +125,7 @@ class BlockTable(Sequence[PhysicalTokenBlock]):
 class BlockAllocator:
     """The blocks of one device.
 
-    backing: of a manager that has another device's blocks beside these; without it, the allocator
+    backing: that of a manager which also has the blocks of another device; None: the allocator
     makes its own. Raises InvalidCount, InvalidConfig, BackendMissing.
     """
 
@@ -154,13 +154,13 @@ class BlockAllocator:
         return f"<BlockAllocator {self.device.name}: {free} of {self.num_blocks} blocks free>"
 
     def allocate(self) -> PhysicalTokenBlock:
-        """A block with one owner. Raises OutOfMemory."""
+        """Take a free block and give it one owner. Raises OutOfMemory."""
         return self._blocks[self.take(1, "the call", None)[0]]
 
     def take(self, count: int, kind: str, name: object) -> tuple[int, ...]:
-        """Take blocks with one owner each; their numbers. kind, name: of what needs them.
+        """Take free blocks, give each one owner, and return their numbers.
 
-        Raises OutOfMemory, with none taken.
+        kind, name: the user of the blocks, for messages. Raises OutOfMemory and takes none.
         """
         if not count:
             return ()
@@ -170,9 +170,9 @@ class BlockAllocator:
         return taken
 
     def bring(self, numbers: Sequence[int], kind: str, name: object) -> dict[int, int]:
-        """Move an owner of each block of the other device here; gives each with its copy.
+        """Move an owner of each block of the other device here; returns block -> its copy.
 
-        kind, name: whose they are. Raises OutOfMemory, with none moved.
+        kind, name: the user of the blocks, for messages. Raises OutOfMemory and moves none.
         """
         if not numbers:
             return {}
@@ -184,7 +184,7 @@ class BlockAllocator:
         return moved
 
     def out_of_memory(self, count: int, kind: str, name: object) -> OutOfMemory:
-        """The error that names what needs how many blocks."""
+        """Return the error that says who needs how many blocks."""
         return OutOfMemory(
             who=kind if name is None else f"{kind} {name!r}",
             needed=count,
@@ -201,49 +201,49 @@ class BlockAllocator:
         self.release([block.block_number])
 
     def hold(self, numbers: Sequence[int]) -> None:
-        """Add one owner to each block, as often as it is named."""
+        """Add one owner to each block per occurrence in numbers."""
         if numbers:
             self.backing.blocks.touch(numbers, self.tier)
 
     def release(self, numbers: Sequence[int]) -> None:
-        """Take one owner from each block, in order, as often as it is named."""
+        """Take one owner from each block per occurrence in numbers, in order."""
         if numbers:
             self.backing.blocks.release(numbers, self.tier)
 
     def check_own(self, block: PhysicalTokenBlock) -> None:
-        """Raise ForeignBlock unless a block is one of these."""
+        """Raise ForeignBlock unless the block belongs to this allocator."""
         number = getattr(block, "block_number", None)
         own = isinstance(number, int) and 0 <= number < self.num_blocks and self._blocks[number]
         if own is not block:
             raise ForeignBlock(block=block, num_blocks=self.num_blocks, device=self.device.name)
 
     def block(self, number: int) -> PhysicalTokenBlock:
-        """The view of a block."""
+        """Return the view of a block."""
         return self._blocks[number]
 
     def ref_count(self, number: int) -> int:
-        """Owners of a block."""
+        """Return the number of owners of a block."""
         return self.backing.blocks.ref_count(number, self.tier)
 
     def get_num_free_blocks(self) -> int:
-        """Blocks without owner."""
+        """Return the number of blocks without an owner."""
         return self.backing.blocks.num_free(self.tier) if self.num_blocks else 0
 
     @property
     def free_blocks(self) -> list[PhysicalTokenBlock]:
-        """The blocks without owner, the next to be taken last. Cost: O(free blocks)."""
+        """The blocks without an owner; the last one is taken next. Cost: O(free blocks)."""
         numbers = self.backing.blocks.free_blocks(self.tier) if self.num_blocks else ()
         return [self._blocks[number] for number in reversed(numbers)]
 
     def take_batch(self) -> Batch:
-        """The commands since the last call."""
+        """Close the open batch and return its commands, those since the last call."""
         return self.backing.take_batch()
 
 
 def make_backing(
     num_gpu_blocks: int, num_cpu_blocks: int, *, backend: BackendName = "python"
 ) -> Backing:
-    """Blocks of a stack each, for the GPU and the CPU: the highest number is taken first."""
+    """Make one stack of blocks per device; the highest number is taken first."""
     return Backing(
         num_gpu_blocks,
         num_cpu_blocks,

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The first block manager: tables of sequences over two stacks of blocks.
 
-A group's sequences share the blocks of their prompt; a write to a shared last block copies it. A
-window is a ring: a block that left the window is used again. A shared prefix owns its blocks itself
-and stands before the ring. Blocks are given back tail first, so that freeing what was just
+The sequences of a group share the blocks of their prompt; a write to a shared last block copies it.
+A window is a ring: a block that left the window is used again. A shared prefix owns its blocks
+itself and stands before the ring. Blocks are freed tail first, so that freeing what was just
 allocated restores the stack.
 
 Invariants: a sequence owns each block of its table once, however often the ring repeats it, and a
-copy on write replaces the block at all its places; so forks of windows lose no block, and a swap
-moves each block once. A call that raises has changed nothing. Source: S003-01 to S003-37; X-01, 05,
+copy on write replaces the block at all its positions; so forks of windows lose no block, and a swap
+moves each block once. A call that raises changes nothing. Source: S003-01 to S003-37; X-01, 05,
 10, 11, 14.
 """
 
@@ -60,11 +60,11 @@ __all__ = [
 
 
 class BlockSpaceManager:
-    """Which block holds which tokens of a sequence, on two devices; touches no tensor.
+    """Decides which block holds which tokens of a sequence, on two devices; touches no tensor.
 
     watermark: share of the GPU's blocks that admission and swap-in leave free. sliding_window:
-    tokens that a query sees, None for all. copy_reused: whether a window's block that others hold
-    is copied before it is used again; the original lets the siblings of a fork write into it.
+    number of tokens that a query sees; None for all. copy_reused: whether a shared block of a
+    window is copied before it is reused; in the original, forked sequences write into it.
     Raises WrongWindow, WrongWatermark, InvalidCount, BackendMissing.
     """
 
@@ -103,7 +103,7 @@ class BlockSpaceManager:
         return f"<BlockSpaceManager of {len(self.block_tables)} sequences: {gpu!r}, {cpu!r}>"
 
     def can_allocate(self, seq_group: SequenceGroup) -> AllocStatus:
-        """Whether the prompt of a group's first waiting sequence fits, the watermark left free.
+        """Return whether the prompt of a group's first waiting sequence fits above the watermark.
 
         Raises NoWaitingSequence, PrefixTooLong, UnknownPrefix.
         """
@@ -115,10 +115,10 @@ class BlockSpaceManager:
         return AllocStatus.LATER
 
     def allocate(self, seq_group: SequenceGroup) -> None:
-        """Give a group's waiting sequences the blocks of their prompt, which all share.
+        """Give a group's waiting sequences the blocks of their prompt, which they share.
 
-        Each sequence of the group owns them, those that do not wait until they are freed. The
-        blocks of a new prefix are owned by it, too. Raises NoWaitingSequence, AlreadyAllocated,
+        Every sequence of the group becomes an owner; one that is not waiting stays an owner until
+        it is freed. A new prefix owns its blocks, too. Raises NoWaitingSequence, AlreadyAllocated,
         PrefixTooLong, UnknownPrefix, OutOfMemory.
         """
         waiting = _waiting(seq_group)
@@ -149,17 +149,17 @@ class BlockSpaceManager:
             self.block_tables[each.seq_id] = table.copy()
 
     def can_append_slot(self, seq_group: SequenceGroup) -> bool:
-        """Whether each running sequence could have a block; the watermark does not matter."""
+        """Return whether one block per running sequence is free; ignores the watermark."""
         free = self._backing.blocks.num_free("device")
         if len(seq_group.get_seqs()) <= free:  # whatever their statuses
             return True
         return len(seqs_of(seq_group, SequenceStatus.RUNNING)) <= free
 
     def append_slot(self, seq: Sequence) -> tuple[int, int] | None:
-        """Make room for the newest token of a sequence; returns the copy that it takes, if any.
+        """Make room for the newest token of a sequence; returns the copy that this needs, if any.
 
-        At most one block is added a call. The copy is (source, target), for the runtime to do
-        before it writes. Raises UnknownSequence, EmptyTable, OnOtherDevice, OutOfMemory.
+        A call adds at most one block. The copy is (source, target); the runtime makes it before it
+        writes. Raises UnknownSequence, EmptyTable, OnOtherDevice, OutOfMemory.
         """
         try:
             table = self.block_tables[seq.seq_id]
@@ -187,7 +187,7 @@ class BlockSpaceManager:
         return last, number
 
     def fork(self, parent_seq: Sequence, child_seq: Sequence) -> None:
-        """Give a child its parent's blocks, in place of those that it has; takes none.
+        """Let a child share its parent's blocks instead of its own; takes no free block.
 
         Raises UnknownSequence.
         """
@@ -198,15 +198,18 @@ class BlockSpaceManager:
         self.block_tables[child_seq.seq_id] = table.copy()
 
     def can_swap_in(self, seq_group: SequenceGroup) -> bool:
-        """Whether a group's blocks fit on the GPU with one more each, the watermark left free."""
+        """Return whether a group fits on the GPU with one more block per swapped sequence.
+
+        The watermark stays free.
+        """
         tables = self._tables.find_unfinished(seq_group)
         left = self.watermark_blocks + len(seqs_of(seq_group, SequenceStatus.SWAPPED))
         return self._tables.fit(tables, self.get_num_free_gpu_blocks() - left)
 
     def swap_in(self, seq_group: SequenceGroup) -> dict[int, int]:
-        """Move the blocks of a group's swapped sequences to the GPU, behind its prefix.
+        """Move the blocks of a group's swapped sequences to the GPU, after the group's prefix.
 
-        Returns CPU number to GPU number, in the order of their first use. Raises PrefixNotReady,
+        Returns CPU number -> GPU number, in order of first use. Raises PrefixNotReady,
         UnknownPrefix, UnknownSequence, OnOtherDevice, OutOfMemory.
         """
         shared = self._tables.ready_prefix(seq_group)
@@ -222,15 +225,16 @@ class BlockSpaceManager:
         return mapping
 
     def can_swap_out(self, seq_group: SequenceGroup) -> bool:
-        """Whether a group's blocks fit on the CPU; those of its prefix stay where they are."""
+        """Return whether a group's blocks fit on the CPU; those of its prefix stay on the GPU."""
         tables = self._tables.find_unfinished(seq_group)
         free = self.get_num_free_cpu_blocks()
         return self._tables.fit(tables, free, prefix_numbers(seq_group.prefix))
 
     def swap_out(self, seq_group: SequenceGroup) -> dict[int, int]:
-        """Move the blocks of a group's running sequences to the CPU; its prefix is let go only.
+        """Move the blocks of a group's running sequences to the CPU.
 
-        Returns GPU number to CPU number, in the order of their first use. Raises UnknownSequence,
+        The blocks of its prefix stay on the GPU and only lose these owners. Returns GPU number ->
+        CPU number, in order of first use. Raises UnknownSequence,
         OnOtherDevice, OutOfMemory.
         """
         seqs = seqs_of(seq_group, SequenceStatus.RUNNING)
@@ -252,35 +256,35 @@ class BlockSpaceManager:
         return mapping
 
     def free(self, seq: Sequence) -> None:
-        """Give back a sequence's blocks, tail first; one without blocks is left as it is."""
+        """Free a sequence's blocks, tail first; does nothing if it has none."""
         self._tables.give_back(seq.seq_id)
 
     def reset(self) -> None:
-        """Give back the blocks of all sequences; prefixes keep theirs."""
+        """Free the blocks of all sequences; prefixes keep theirs."""
         self._tables.give_back_all()
 
     def free_prefix(self, prefix: Prefix) -> None:
-        """Give back what a prefix owns; sequences keep what they share. Raises UnknownPrefix."""
+        """Free the blocks that a prefix owns; sequences stay owners. Raises UnknownPrefix."""
         self._tables.free_prefix(prefix)
 
     def get_block_table(self, seq: Sequence) -> list[int]:
-        """The numbers of a sequence's blocks. Raises UnknownSequence."""
+        """Return a copy of a sequence's block numbers. Raises UnknownSequence."""
         return self._tables.find(seq).numbers.copy()
 
     def get_num_free_gpu_blocks(self) -> int:
-        """Blocks without owner on the GPU."""
+        """Return the number of GPU blocks without an owner."""
         return self._backing.blocks.num_free("device")
 
     def get_num_free_cpu_blocks(self) -> int:
-        """Blocks without owner on the CPU."""
+        """Return the number of CPU blocks without an owner."""
         return self.cpu_allocator.get_num_free_blocks()
 
     def take_batch(self) -> Batch:
-        """Close the open batch: the commands of the calls since the last one, for a runtime."""
+        """Close the open batch: the commands since the last one, for a runtime."""
         return self._backing.take_batch()
 
     def state(self) -> Tiers:
-        """The blocks as a value. Cost: O(pool) with the twin."""
+        """Return the state of both tiers as a value. Cost: O(pool) with the twin."""
         return self._backing.state()
 
     def check(self) -> None:
@@ -288,7 +292,7 @@ class BlockSpaceManager:
         self._tables.check()
 
     def _num_fresh(self, seq_group: SequenceGroup, num_logical: int) -> int:
-        """Blocks that a group's prompt takes. Raises UnknownPrefix, PrefixTooLong."""
+        """Return how many blocks a group's prompt takes. Raises UnknownPrefix, PrefixTooLong."""
         own, prefix = num_logical, seq_group.prefix
         if prefix is not None:
             own -= self._tables.size_prefix(seq_group, num_logical)
@@ -299,7 +303,7 @@ class BlockSpaceManager:
     def _append_to_window(
         self, seq: Sequence, table: BlockTable, window: int
     ) -> tuple[int, int] | None:
-        """Put a block behind a table: a fresh one, or the ring's next; as `append_slot` returns."""
+        """Append a fresh block or the ring's next one to a table; returns as `append_slot` does."""
         if len(table.numbers) - table.num_prefix < window:
             table.numbers += self.gpu_allocator.take(1, "sequence", seq.seq_id)
             return None
@@ -316,7 +320,7 @@ class BlockSpaceManager:
 
 
 def _waiting(seq_group: SequenceGroup) -> list[Sequence]:
-    """A group's waiting sequences. Raises NoWaitingSequence."""
+    """Return a group's waiting sequences. Raises NoWaitingSequence."""
     waiting = seqs_of(seq_group, SequenceStatus.WAITING)
     if not waiting:
         raise NoWaitingSequence(group=seq_group.request_id, num_seqs=seq_group.num_seqs())

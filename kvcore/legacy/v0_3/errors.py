@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Misuse of the early block managers, each error also of the kind that their original raised.
+"""Errors for misuse of the early block managers; each also has the type that the original raised.
 
 Messages name block, sequence and counts; the call has changed nothing. Calls that the originals
-accepted, and that lost blocks, are refused as well. Source: S003-02, 03, 05, 07, 20, 21, 26; X-14.
+accepted although they lost blocks are refused as well. Source: S003-02, 03, 05, 07, 20, 21, 26;
+X-14.
 """
 
 from __future__ import annotations
@@ -20,55 +21,55 @@ class OutOfMemory(KvcoreError):
 
 
 class AlreadyFreed(DoubleFree):
-    """A block without owner is given back."""
+    """A block without an owner is freed."""
 
     message = "Double free! {block!r} is already freed."
 
 
 class ForeignBlock(KvcoreError):
-    """A block of another allocator."""
+    """A block belongs to another allocator."""
 
     message = "{block!r} is none of the {num_blocks} blocks of this allocator on the {device}"
 
 
 class UnknownSequence(KvcoreError, KeyError):
-    """No block table of this sequence is known."""
+    """A sequence has no block table."""
 
     message = "sequence {sequence} has no block table: {num_tables} sequences have one"
 
 
 class NoWaitingSequence(KvcoreError, IndexError):
-    """A group is admitted by its first waiting sequence."""
+    """A group without a waiting sequence cannot be admitted."""
 
     message = "group {group!r} has no waiting sequence: {num_seqs} have another status"
 
 
 class EmptyTable(KvcoreError, IndexError):
-    """A sequence without blocks has no last one to write."""
+    """A sequence without blocks has no last block to write."""
 
     message = "sequence {sequence} has no blocks and no tokens"
 
 
 class WrongWindow(KvcoreError, AssertionError):
-    """A sliding window is some whole blocks."""
+    """A sliding window must be one or more whole blocks."""
 
-    message = "a window of {sliding_window} tokens is no multiple of {block_size} tokens above 0"
+    message = "sliding_window is {sliding_window}, must be a positive multiple of {block_size}"
 
 
 class WrongWatermark(KvcoreError, AssertionError):
-    """A watermark is a share of the blocks."""
+    """A watermark must be a share of the blocks."""
 
     message = "watermark is {watermark!r}, must be at least 0"
 
 
 class OnOtherDevice(KvcoreError, AssertionError):
-    """A call needs a sequence's blocks on one device and finds them on the other."""
+    """A sequence's blocks are not on the device that a call needs."""
 
     message = "block {block!r} of sequence {sequence} is on the {device}, must be on the {expected}"
 
 
 class PrefixNotReady(KvcoreError, AssertionError):
-    """A group with a prefix is swapped in only behind that prefix."""
+    """A group with a prefix can be swapped in only after that prefix has been computed."""
 
     message = (
         "the prefix of group {group!r} must be allocated and computed: allocated is {allocated}, "
@@ -77,25 +78,25 @@ class PrefixNotReady(KvcoreError, AssertionError):
 
 
 class WrongPrefix(KvcoreError, AssertionError):
-    """A shared prefix is some whole blocks."""
+    """A shared prefix must be whole blocks."""
 
     message = "a prefix of {num_tokens} tokens is not whole blocks of {block_size} tokens"
 
 
 class PrefixTooLong(KvcoreError):
-    """A prefix is part of each prompt that has it."""
+    """A prefix is longer than a prompt that should begin with it."""
 
     message = "group {group!r} has {num_blocks} blocks of tokens, its prefix has {num_prefix}"
 
 
 class UnknownPrefix(KvcoreError):
-    """A prefix whose blocks this manager does not hold."""
+    """This manager does not hold the blocks of a prefix."""
 
     message = "a prefix of {num_tokens} tokens is not held by this manager"
 
 
 class AlreadyAllocated(KvcoreError):
-    """A sequence has one block table; another would lose the first one's blocks."""
+    """A sequence already has a block table; a second one would lose the blocks of the first."""
 
     message = "sequence {sequence} has a table of {num_blocks} blocks: free it first"
 
@@ -103,28 +104,28 @@ class AlreadyAllocated(KvcoreError):
 class StrangeSequence(KvcoreError, KeyError):
     """A group does not have a sequence of this id."""
 
-    message = "sequence {sequence} is none of the {num_seqs} of group {group!r}"
+    message = "sequence {sequence} is not one of the {num_seqs} of group {group!r}"
 
 
 class KnownSequence(KvcoreError):
-    """A group has one sequence of each number."""
+    """A group already has a sequence of this id."""
 
     message = "group {group!r} has a sequence {sequence}: remove it first"
 
 
 class BlockTooFull(KvcoreError, AssertionError):
-    """More tokens than a logical block has slots."""
+    """More tokens are appended than a logical block has empty slots."""
 
     message = "block {block!r} has {num_slots} empty slots, {given} tokens are appended"
 
 
 class NoLastToken(KvcoreError, AssertionError):
-    """The newest token of a logical block without tokens."""
+    """A logical block without tokens has no newest token."""
 
     message = "block {block!r} has no tokens"
 
 
 class NoLogprob(KvcoreError, AssertionError):
-    """The log-probabilities of a token's place have that token among them."""
+    """The log-probabilities given for a position do not include its token."""
 
-    message = "token {token} of sequence {sequence} is none of the {num_logprobs} logprobs"
+    message = "token {token} of sequence {sequence} is not in its {num_logprobs} logprobs"

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prefixes that an engine declares for prompts to share, as the first block manager has them.
+"""Prefixes that an engine declares for prompts to share, as in the first block manager.
 
-A prefix is whole blocks. It has block ids once a manager has given it blocks, and an engine sets
-`computed`. A pool has one prefix per tokens and adapter. Source: S003-12, 13, 26, 33.
+A prefix consists of whole blocks. A manager gives it blocks; the engine sets `computed`. A pool has
+one prefix per pair of tokens and adapter. Source: S003-12, 13, 26, 33.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 class Prefix:
     """Whole blocks of tokens with which several prompts begin.
 
-    hash: of its tokens; two prefixes are not equal for all that. computed: set by the engine once a
-    forward pass wrote the blocks. Raises WrongPrefix.
+    hash: the hash of its tokens; prefixes still compare by identity. computed: set by the engine
+    once a forward pass has written the blocks. Raises WrongPrefix.
     """
 
     def __init__(self, token_ids: Sequence[int], block_size: int) -> None:
@@ -43,38 +43,38 @@ class Prefix:
 
     @property
     def allocated(self) -> bool:
-        """Whether it has blocks."""
+        """Whether a manager has given it blocks."""
         return self.block_table is not None
 
     def get_num_blocks(self) -> int:
-        """Blocks that its tokens fill."""
+        """Return the number of blocks that its tokens fill."""
         return self.length // self.block_size
 
     def get_block_numbers(self) -> list[int]:
-        """Numbers of its blocks, none before it is allocated."""
+        """Return its block numbers; empty before it is allocated."""
         return [block.block_number for block in self.block_table or ()]
 
     def get_length(self) -> int:
-        """Its tokens."""
+        """Return its number of tokens."""
         return self.length
 
     def set_block_table(self, block_table: Iterable[PhysicalTokenBlock]) -> None:
-        """Give it blocks: a manager calls this."""
+        """Set its blocks; called by a manager."""
         self.block_table = list(block_table)
 
 
 class PrefixPool:
-    """The prefixes of an engine: of equal tokens under one adapter there is one."""
+    """The prefixes of an engine, one per pair of tokens and adapter."""
 
     def __init__(self, block_size: int) -> None:
         self.block_size = read_count("block_size", block_size, 1)
         self.prefixes: dict[tuple[tuple[int, ...], int], Prefix] = {}
 
     def add_or_get_prefix(self, token_ids: Sequence[int], lora_int_id: int = 0) -> Prefix | None:
-        """The prefix of these tokens, cut to whole blocks; None if no block is full.
+        """Return the prefix of these tokens, cut to whole blocks; None if no block is full.
 
-        lora_int_id: of the adapter under which they are computed, 0 without one; what was computed
-        under another is none of its own.
+        lora_int_id: the adapter that computes the tokens, 0 without one; adapters do not share
+        prefixes.
         """
         length = len(token_ids) // self.block_size * self.block_size
         if not length:

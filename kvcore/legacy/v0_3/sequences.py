@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sequences and groups of them, as the early block managers read them.
+"""Sequences and sequence groups, as the early block managers read them.
 
 A manager reads the number of a sequence's logical blocks, its id and its status, and never changes
-a status. Other classes with these members may be used: a status of another enumeration counts by
-its name. Source: S003-06, 07, 30, 36.
+a status. Any classes with these members can be used; statuses of other enumerations compare by
+name. Source: S003-06, 07, 30, 36.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _REASONS = {"STOPPED": "stop", "LENGTH_CAPPED": "length", "ABORTED": "abort", "I
 
 
 class SequenceStatus(NamedEnum):
-    """Where a sequence is between its arrival and its end."""
+    """The state of a sequence between its arrival and its end."""
 
     WAITING = enum.auto()
     RUNNING = enum.auto()
@@ -48,31 +48,34 @@ class SequenceStatus(NamedEnum):
 
     @staticmethod
     def is_finished(status: SequenceStatus) -> bool:
-        """Whether a sequence of this status needs no blocks any more."""
+        """Return whether a sequence of this status needs no more blocks."""
         return status._name_.startswith("FINISHED")
 
     @staticmethod
     def get_finished_reason(status: SequenceStatus) -> str | None:
-        """Why a sequence of this status has ended, as clients see it; None if it has not."""
+        """Return the finish reason that clients see for a status; None if it is not finished."""
         return _REASONS.get(status.name.removeprefix("FINISHED_"))
 
 
 def has_status(seq: Sequence, status: SequenceStatus) -> bool:
-    """Whether a sequence's status is this one, or of its name in an engine's own enumeration."""
+    """Return whether a sequence has this status, or one of the same name in another enumeration."""
     given = seq.status
     return given is status or (type(given) is not type(status) and given.name == status.name)
 
 
 def seqs_of(seq_group: SequenceGroup, status: SequenceStatus) -> list[Sequence]:
-    """A group's sequences of one status; the group is not asked, since it may compare otherwise."""
+    """Return a group's sequences of one status.
+
+    Does not call the group's own filter, which may compare statuses differently.
+    """
     seqs = seq_group.get_seqs()
     return [seq for seq in seqs if seq.status is status or has_status(seq, status)]
 
 
 class Sequence:
-    """Tokens of one prompt and one answer, and the logical blocks that they fill.
+    """The tokens of one prompt and one answer, and the logical blocks that they fill.
 
-    output_text, prefix_offset, read_offset, tokens: an engine's, for its detokenizer.
+    output_text, prefix_offset, read_offset, tokens: kept for the engine's detokenizer.
     """
 
     def __init__(
@@ -103,7 +106,7 @@ class Sequence:
 
     @property
     def lora_int_id(self) -> int:
-        """The number of its adapter, 0 without one."""
+        """The number of the sequence's adapter, 0 without one."""
         return self.lora_request.lora_int_id if self.lora_request else 0
 
     def _append_tokens_to_blocks(self, token_ids: Items[int]) -> None:
@@ -117,9 +120,10 @@ class Sequence:
             start = end
 
     def append_token_id(self, token_id: int, logprobs: Any = None) -> None:
-        """Add a token of the answer.
+        """Append a token of the answer.
 
-        logprobs: by token, this one among them; None if they are not requested. Raises NoLogprob.
+        logprobs: token -> log-probability, this token included; None if not requested. Raises
+        NoLogprob.
         """
         if logprobs is not None and token_id not in logprobs:
             raise NoLogprob(sequence=self.seq_id, token=token_id, num_logprobs=len(logprobs))
@@ -128,31 +132,31 @@ class Sequence:
         self.data.append_token_id(token_id, 0.0 if logprobs is None else logprobs[token_id])
 
     def get_len(self) -> int:
-        """Tokens of prompt and answer."""
+        """Return the number of tokens of prompt and answer."""
         return self.data.get_len()
 
     def get_prompt_len(self) -> int:
-        """Tokens of the prompt."""
+        """Return the number of tokens of the prompt."""
         return self.data.get_prompt_len()
 
     def get_output_len(self) -> int:
-        """Tokens of the answer."""
+        """Return the number of tokens of the answer."""
         return self.data.get_output_len()
 
     def get_token_ids(self) -> list[int]:
-        """Tokens of prompt and answer."""
+        """Return the tokens of prompt and answer."""
         return self.data.get_token_ids()
 
     def get_last_token_id(self) -> int:
-        """The newest token."""
+        """Return the newest token."""
         return self.data.get_last_token_id()
 
     def get_output_token_ids(self) -> list[int]:
-        """Tokens of the answer, as a live list."""
+        """Return the tokens of the answer, as a live list."""
         return self.data.output_token_ids
 
     def get_cumulative_logprob(self) -> float:
-        """The sum of the log-probabilities of the answer's tokens."""
+        """Return the sum of the log-probabilities of the answer's tokens."""
         return self.data.cumulative_logprob
 
     def get_beam_search_score(
@@ -161,18 +165,21 @@ class Sequence:
         seq_len: int | None = None,
         eos_token_id: int | None = None,
     ) -> float:
-        """That sum over a power of the length, which leaves out an end token."""
+        """Return the cumulative log-probability divided by length ** length_penalty.
+
+        The length does not count an end token.
+        """
         if seq_len is None:
             has_end = eos_token_id is not None and self.get_last_token_id() == eos_token_id
             seq_len = self.get_len() - has_end
         return self.get_cumulative_logprob() / float(seq_len**length_penalty)
 
     def is_finished(self) -> bool:
-        """Whether it needs no blocks any more."""
+        """Return whether the sequence needs no more blocks."""
         return SequenceStatus.is_finished(self.status)
 
     def fork(self, new_seq_id: int) -> Sequence:
-        """A sequence of the same tokens and status under another id; tell the manager too."""
+        """Return a copy under another id; the caller also forks it in the manager."""
         child = copy.deepcopy(self)
         child.seq_id = new_seq_id
         return child
@@ -203,46 +210,46 @@ class SequenceGroup:
 
     @property
     def prompt(self) -> str:
-        """The text that all its sequences begin with."""
+        """The prompt text, with which all sequences begin."""
         return next(iter(self.seqs_dict.values())).prompt
 
     @property
     def prompt_token_ids(self) -> list[int]:
-        """The tokens of that text."""
+        """The tokens of the prompt."""
         return next(iter(self.seqs_dict.values())).data.prompt_token_ids
 
     @property
     def lora_int_id(self) -> int:
-        """The number of its adapter, 0 without one."""
+        """The number of the sequence's adapter, 0 without one."""
         return self.lora_request.lora_int_id if self.lora_request else 0
 
     def get_seqs(self, status: SequenceStatus | None = None) -> list[Sequence]:
-        """All sequences, or those of one status."""
+        """Return all sequences, or those of one status."""
         seqs = list(self.seqs_dict.values())
         return seqs if status is None else [seq for seq in seqs if has_status(seq, status)]
 
     def num_seqs(self, status: SequenceStatus | None = None) -> int:
-        """How many these are."""
+        """Return the number of all sequences, or of those of one status."""
         return len(self.get_seqs(status))
 
     def get_unfinished_seqs(self) -> list[Sequence]:
-        """Sequences that need blocks."""
+        """Return the sequences that still need blocks."""
         return [seq for seq in self.get_seqs() if not seq.is_finished()]
 
     def num_unfinished_seqs(self) -> int:
-        """How many need blocks."""
+        """Return the number of sequences that still need blocks."""
         return len(self.get_unfinished_seqs())
 
     def get_finished_seqs(self) -> list[Sequence]:
-        """Sequences that need none any more."""
+        """Return the sequences that need no more blocks."""
         return [seq for seq in self.get_seqs() if seq.is_finished()]
 
     def num_finished_seqs(self) -> int:
-        """How many need none any more."""
+        """Return the number of sequences that need no more blocks."""
         return len(self.get_finished_seqs())
 
     def get_max_num_running_seqs(self) -> int:
-        """How many will run at once at most, from now on."""
+        """Return the largest number of sequences that will run at once from now on."""
         best_of: int = self.sampling_params.best_of
         if self.sampling_params.use_beam_search or best_of > self.num_seqs():
             return best_of
@@ -255,16 +262,16 @@ class SequenceGroup:
         self.seqs_dict[seq.seq_id] = seq
 
     def remove(self, seq_id: int) -> None:
-        """Forget a sequence. Raises StrangeSequence."""
+        """Remove a sequence. Raises StrangeSequence."""
         del self.seqs_dict[self.find(seq_id).seq_id]
 
     def find(self, seq_id: int) -> Sequence:
-        """The sequence of an id. Raises StrangeSequence."""
+        """Return the sequence with an id. Raises StrangeSequence."""
         if seq_id not in self.seqs_dict:
             name, count = self.request_id, len(self.seqs_dict)
             raise StrangeSequence(sequence=seq_id, group=name, num_seqs=count)
         return self.seqs_dict[seq_id]
 
     def is_finished(self) -> bool:
-        """Whether no sequence needs blocks."""
+        """Return whether no sequence needs blocks any more."""
         return not self.get_unfinished_seqs()

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The owners of the first block manager's blocks: sequences by their tables, and prefixes.
+"""The owners of the first block manager's blocks: sequences with their tables, and prefixes.
 
-A sequence owns each block of its table once. Blocks owned by sequences of a group that did not wait
-when it was admitted are noted beside the tables. A prefix owns its blocks as a sequence does.
-Blocks are given back tail first.
+A sequence owns each block of its table once. If a sequence was not waiting when its group was
+admitted, its blocks are recorded apart from the tables. A prefix owns its blocks as a sequence
+does. Blocks are freed tail first.
 
-Invariants: each owner that the pool counts has a name here; `check` compares them. Source: S003-06,
-10, 13, 24, 31 to 33.
+Invariants: each owner that the pool counts is recorded here; `check` compares them. Source:
+S003-06, 10, 13, 24, 31 to 33.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from kvcore.legacy.v0_3.sequences import Prefix, Sequence, SequenceGroup
 class SequenceTables:
     """The tables of sequences over two devices.
 
-    others: blocks of sequences that did not wait when their group was admitted.
+    others: sequence id -> blocks of a sequence that was not waiting when its group was admitted.
     """
 
     def __init__(self, backing: Backing, gpu: BlockAllocator) -> None:
@@ -41,18 +41,18 @@ class SequenceTables:
         self.prefixes: dict[Prefix, None] = {}
 
     def find(self, seq: Sequence) -> BlockTable:
-        """The table of a sequence. Raises UnknownSequence."""
+        """Return the table of a sequence. Raises UnknownSequence."""
         try:
             return self.tables[seq.seq_id]
         except KeyError:
             raise self.unknown(seq) from None
 
     def unknown(self, seq: Sequence) -> UnknownSequence:
-        """The error that a sequence has no table."""
+        """Return the error for a sequence without a table."""
         return UnknownSequence(sequence=seq.seq_id, num_tables=len(self.tables))
 
     def find_all(self, seqs: Iterable[Sequence], allocator: BlockAllocator) -> list[BlockTable]:
-        """The tables of sequences whose blocks are all on one device.
+        """Return the tables of sequences, whose blocks must all be on one device.
 
         Raises UnknownSequence, OnOtherDevice.
         """
@@ -65,13 +65,14 @@ class SequenceTables:
         return tables
 
     def find_unfinished(self, seq_group: SequenceGroup) -> list[BlockTable]:
-        """The tables of a group's unfinished sequences. Raises UnknownSequence."""
+        """Return the tables of a group's unfinished sequences. Raises UnknownSequence."""
         return [self.find(seq) for seq in seq_group.get_seqs() if not seq.is_finished()]
 
     def fit(self, tables: list[BlockTable], room: int, apart: Iterable[int] = ()) -> bool:
-        """Whether the blocks of tables are no more than this many, those apart on the GPU left out.
+        """Return whether the distinct blocks of tables number at most `room`.
 
-        Blocks are looked at only where more would not fit if each table had its own.
+        apart: blocks on the GPU that are not counted. Shared blocks are looked up only if the
+        tables would not fit without sharing.
         """
         if sum([len(table.numbers) for table in tables]) <= room:
             return True
@@ -80,42 +81,42 @@ class SequenceTables:
         return len(on_gpu.difference(apart)) + len(on_cpu) <= room
 
     def check_new(self, seqs: Iterable[Sequence]) -> None:
-        """Raise AlreadyAllocated unless no sequence has a table."""
+        """Raise AlreadyAllocated if a sequence has a table."""
         for seq in seqs:
             table = self.tables.get(seq.seq_id)
             if table is not None:
                 raise AlreadyAllocated(sequence=seq.seq_id, num_blocks=len(table))
 
     def give_back(self, seq_id: int) -> None:
-        """Give back what a sequence owns, and forget it."""
+        """Free what a sequence owns, and forget it."""
         others = self.others.pop(seq_id, None)
         if others is not None:
             self._gpu.release(others[::-1])
         self.give_back_table(seq_id)
 
     def give_back_table(self, seq_id: int) -> None:
-        """Give back the blocks of a sequence's table, if it has one, and forget it."""
+        """Free the blocks of a sequence's table, if it has one, and forget the table."""
         table = self.tables.pop(seq_id, None)
         if table is not None:
             table.allocator.release(table.distinct()[::-1])
 
     def give_back_all(self) -> None:
-        """Give back what all sequences own, and forget them."""
+        """Free what all sequences own, and forget them."""
         for seq_id in dict.fromkeys((*self.tables, *self.others)):
             self.give_back(seq_id)
 
     def add_prefix(self, prefix: Prefix, table: BlockTable) -> None:
-        """Note that a prefix holds the first blocks of a table, as the sequences do."""
+        """Record that a prefix owns the first blocks of a table."""
         prefix.set_block_table(table[: table.num_prefix])
         self.prefixes[prefix] = None
 
     def check_prefix(self, prefix: Prefix) -> None:
-        """Raise UnknownPrefix unless a prefix got its blocks here."""
+        """Raise UnknownPrefix unless a prefix has blocks of this manager."""
         if prefix not in self.prefixes:
             raise UnknownPrefix(num_tokens=prefix.get_length())
 
     def free_prefix(self, prefix: Prefix) -> None:
-        """Give back what a prefix owns. Raises UnknownPrefix."""
+        """Free what a prefix owns. Raises UnknownPrefix."""
         self.check_prefix(prefix)
         del self.prefixes[prefix]
         self._gpu.release(prefix_numbers(prefix)[::-1])
@@ -123,7 +124,7 @@ class SequenceTables:
         prefix.computed = False
 
     def size_prefix(self, seq_group: SequenceGroup, num_blocks: int) -> int:
-        """Blocks of a group's prefix, of this many of its prompt.
+        """Return how many of a prompt's `num_blocks` blocks are its group's prefix.
 
         Raises UnknownPrefix, PrefixTooLong.
         """
@@ -139,7 +140,7 @@ class SequenceTables:
         return num_prefix
 
     def ready_prefix(self, seq_group: SequenceGroup) -> list[int]:
-        """The numbers of a group's prefix's blocks, none without one.
+        """Return the block numbers of a group's prefix; empty if it has no prefix.
 
         Raises PrefixNotReady, UnknownPrefix.
         """
@@ -156,7 +157,7 @@ class SequenceTables:
         return prefix_numbers(prefix)
 
     def check(self) -> None:
-        """Raise InvariantViolation unless each block has the owners that are named here."""
+        """Raise InvariantViolation unless each block has exactly the owners recorded here."""
         held: dict[bool, list[int]] = {True: [], False: []}
         for table in self.tables.values():
             held[table.allocator is self._gpu] += table.distinct()
@@ -166,14 +167,14 @@ class SequenceTables:
 
 
 def prefix_numbers(prefix: Prefix | None) -> list[int]:
-    """The numbers of a prefix's blocks, none before it is allocated."""
+    """Return the block numbers of a prefix; empty before it is allocated."""
     if prefix is None:
         return []
     return [block.block_number for block in prefix.block_table or ()]
 
 
 def distinct_of(tables: Iterable[BlockTable]) -> list[int]:
-    """The number of each block of tables once a table that has it, by its first position there."""
+    """Return the distinct block numbers of each table, one table after the other."""
     numbers: list[int] = []
     for table in tables:
         numbers += table.distinct()
@@ -181,7 +182,7 @@ def distinct_of(tables: Iterable[BlockTable]) -> list[int]:
 
 
 def on_other_device(seq: Sequence, table: BlockTable, device: Device) -> OnOtherDevice:
-    """The error that a sequence's blocks are not on a device."""
+    """Return the error for a sequence whose blocks are not on a device."""
     return OnOtherDevice(
         block=table.numbers[-1] if table.numbers else None,
         sequence=seq.seq_id,

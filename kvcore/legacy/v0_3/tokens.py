@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tokens of a sequence of the first block manager, by count and by block.
+"""The tokens of a sequence of the first block manager, as a whole and by logical block.
 
-A logical block has a slot for each of its tokens, and no more. Source: S003-06.
+A logical block has a fixed number of slots, one per token. Source: S003-06.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from kvcore.legacy.v0_3.errors import BlockTooFull, NoLastToken
 
 _BLANK_TOKEN_ID = -1
-"""What the original's blocks have in an empty slot."""
+"""The token id that the original keeps in an empty slot."""
 
 
 class LogicalTokenBlock:
@@ -27,15 +27,15 @@ class LogicalTokenBlock:
         self.num_tokens = 0
 
     def is_empty(self) -> bool:
-        """Whether all slots are empty."""
+        """Return whether all slots are empty."""
         return self.num_tokens == 0
 
     def is_full(self) -> bool:
-        """Whether no slot is empty."""
+        """Return whether no slot is empty."""
         return self.num_tokens == self.block_size
 
     def get_num_empty_slots(self) -> int:
-        """Number of empty slots."""
+        """Return the number of empty slots."""
         return self.block_size - self.num_tokens
 
     def append_tokens(self, token_ids: Sequence[int]) -> None:
@@ -48,11 +48,11 @@ class LogicalTokenBlock:
         self.num_tokens = end
 
     def get_token_ids(self) -> list[int]:
-        """The tokens of the block."""
+        """Return the tokens of the block, without empty slots."""
         return self.token_ids[: self.num_tokens]
 
     def get_last_token_id(self) -> int:
-        """The newest token of the block. Raises NoLastToken."""
+        """Return the newest token of the block. Raises NoLastToken."""
         if not self.num_tokens:
             raise NoLastToken(block=self.block_number)
         return self.token_ids[self.num_tokens - 1]
@@ -74,26 +74,26 @@ class SequenceData:
         )
 
     def append_token_id(self, token_id: int, logprob: float) -> None:
-        """Add a token of the answer."""
+        """Append a token of the answer and add its log-probability."""
         self.output_token_ids.append(token_id)
         self.cumulative_logprob += logprob
 
     def get_len(self) -> int:
-        """Tokens of prompt and answer."""
+        """Return the number of tokens of prompt and answer."""
         return len(self.prompt_token_ids) + len(self.output_token_ids)
 
     def get_prompt_len(self) -> int:
-        """Tokens of the prompt."""
+        """Return the number of tokens of the prompt."""
         return len(self.prompt_token_ids)
 
     def get_output_len(self) -> int:
-        """Tokens of the answer."""
+        """Return the number of tokens of the answer."""
         return len(self.output_token_ids)
 
     def get_token_ids(self) -> list[int]:
-        """Tokens of prompt and answer."""
+        """Return the tokens of prompt and answer."""
         return self.prompt_token_ids + self.output_token_ids
 
     def get_last_token_id(self) -> int:
-        """The newest token."""
+        """Return the newest token of the sequence."""
         return (self.output_token_ids or self.prompt_token_ids)[-1]

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The block manager of 0.8.5's V1."""
+"""The block manager of the V1 engine in vLLM 0.8.5."""

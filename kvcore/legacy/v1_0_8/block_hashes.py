@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Records of block hashes as vLLM 0.8.5's V1 has them, and the keys by which the core knows them.
+"""Records of block hashes as in vLLM 0.8.5's V1, and the keys under which the core stores them.
 
-A record is hash number, tokens and extra keys, and all three are the key; the chain goes by the
-number. A hash function takes one tuple (parent, tokens, extra keys). The core knows a record by
-`content_key`: records of ints, strings and bytes have the same one if and only if they are equal.
+A record consists of hash number, tokens and extra keys, and all three identify a block; the chain
+uses the number alone. A hash function takes one tuple (parent, tokens, extra keys). The core stores
+a record under `content_key`: two records of ints, strings and bytes have the same content key if
+and only if they are equal.
 Source: S001-01 to 05.
 """
 
@@ -26,7 +27,7 @@ from kvcore.types.keys import HASH_SIZE, make_key
 HashFunction = Callable[[tuple[int, tuple[int, ...], tuple[Any, ...] | None]], int]
 
 _ABOVE, _BELOW, _OTHER = (make_key(b"", group) for group in range(3))
-"""Ends of keys: of numbers from 0 on, of those below, and of what is no number and tokens alone."""
+"""Endings of keys: for a number of at least 0, for a negative number, and for all other records."""
 
 
 class _Record(NamedTuple):
@@ -38,21 +39,21 @@ class _Record(NamedTuple):
 class BlockHashType(_Record):
     """The key under which a full block is found.
 
-    hash_value: of its tokens and all before. token_ids: its own. extra_keys: what its content hangs
-    on besides.
+    hash_value: hash of all tokens up to its end. token_ids: its own tokens. extra_keys: other
+    inputs on which its content depends.
     """
 
     _key = b""
 
 
 def sha256(value: object) -> int:
-    """The SHA-256 of a value's pickle, as a big-endian number."""
+    """Return the SHA-256 of a value's pickle, as a big-endian number."""
     pickled = pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
     return int.from_bytes(hashlib.sha256(pickled).digest(), "big")
 
 
 def make_none_hash(seed: str | None) -> int:
-    """The parent of first blocks: of a seed, or random."""
+    """Return the parent hash of first blocks, from a seed or random."""
     return int.from_bytes(os.urandom(32), "big") if seed is None else sha256(seed)
 
 
@@ -60,9 +61,9 @@ NONE_HASH = make_none_hash(os.environ.get("PYTHONHASHSEED"))
 
 
 def keys_of(records: Sequence[Any], backend: BackendName = "python") -> list[bytes]:
-    """The keys by which the core knows records, also of plain tuples; made once per record.
+    """Return the core's keys of records, which may be plain tuples; each is computed once.
 
-    backend: whose hashing makes them; they are the same. Raises WrongArgument.
+    backend: whose hash function computes the keys; the results are equal. Raises WrongArgument.
     """
     try:
         return [record._key or _make_key(record, backend) for record in records]
@@ -77,7 +78,7 @@ def _make_key(record: BlockHashType, backend: BackendName) -> bytes:
 
 
 def read_record(record: Any) -> BlockHashType:
-    """A record, also of a plain tuple. Raises WrongArgument if it is none."""
+    """Return a record or plain tuple as a record. Raises WrongArgument for anything else."""
     if isinstance(record, BlockHashType):
         return record
     if isinstance(record, tuple) and len(record) in (2, 3):
@@ -86,7 +87,7 @@ def read_record(record: Any) -> BlockHashType:
 
 
 def content_key(record: _Record, hash_block: Callable[..., bytes] = block_hash.hash_block) -> bytes:
-    """The key by which the core knows a record. Raises WrongArgument."""
+    """Return the key under which the core stores a record. Raises WrongArgument."""
     number, tokens, extra = record
     if extra is None:
         try:
@@ -95,7 +96,7 @@ def content_key(record: _Record, hash_block: Callable[..., bytes] = block_hash.h
             return hash_block(parent.to_bytes(HASH_SIZE, "big"), tokens) + end
         except (TypeError, ValueError, AttributeError, OverflowError, struct.error):
             if hash_block is not block_hash.hash_block:
-                return content_key(record)  # which takes more kinds of ints
+                return content_key(record)  # which accepts more kinds of ints
     try:
         form = ascii(_canonical((number, tuple(tokens), extra))).encode()
     except (TypeError, ValueError):
@@ -105,7 +106,7 @@ def content_key(record: _Record, hash_block: Callable[..., bytes] = block_hash.h
 
 
 def _canonical(value: Any) -> Any:
-    """A value that prints alike if and only if it is equal. Raises TypeError for other kinds."""
+    """Return a form of a value whose text is equal exactly for equal values. Raises TypeError."""
     if isinstance(value, tuple):
         return tuple(map(_canonical, value))
     if isinstance(value, str):

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The block pool under vLLM 0.8.5's V1 manager, as a view of the core's pool.
 
-Block 0 is the null block: it stands for what a window skips, has no owners that count, and is never
-in the queue. The block that was published first answers for a hash, after its eviction the next.
+Block 0 is the null block: it replaces blocks that a window skips, its owners are not counted, and
+it is never in the queue. A look-up of a hash returns the block that was published first; after its
+eviction, the next one.
 
-The map from hashes to blocks is the core's index, and keeps nothing of its own. It can be written
-by hand: a block that is written stands under its own id, whatever key was used; a free one keeps
-its place in the queue. A block is found by one hash at most. Source: S001-82 to 84.
+The map from hashes to blocks is the core's index and keeps no data of its own. A caller can write
+to it: a block is stored under its own id, whatever key was used, and a free block keeps its
+position in the queue. A block has at most one hash. Source: S001-82 to 84.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from kvcore.types.values import Refused
 
 
 class BlockPool:
-    """Blocks with owners, hashes and a free queue. num_gpu_blocks: with the null block."""
+    """Blocks with owners, hashes and a free queue. num_gpu_blocks: includes the null block."""
 
     def __init__(
         self, num_gpu_blocks: int, enable_caching: bool, *, backend: BackendName = "python"
@@ -47,7 +48,7 @@ class BlockPool:
         self.cached_block_hash_to_block = CachedBlocks(self)
 
     def get_cached_block(self, block_hash: BlockHashType) -> KVCacheBlock | None:
-        """The block that answers for a hash. Raises WrongArgument."""
+        """Return the block that a look-up of a hash finds, or None. Raises WrongArgument."""
         (key,) = hashes.keys_of([block_hash], self.backend)
         place = self.backing.blocks.lookup(key, "device")
         return None if place is None else self.blocks[place]
@@ -62,10 +63,10 @@ class BlockPool:
         block_size: int,
         hash_fn: HashFunction,
     ) -> None:
-        """Make blocks that became full findable; hashes that are missing join the list.
+        """Publish blocks that became full, and add their missing hashes to block_hashes.
 
-        blocks: all of the request, of this pool. Raises ForeignBlock, AlreadyHashed, UnusedBlock,
-        TokensMissing.
+        blocks: all blocks of the request, which belong to this pool. Raises ForeignBlock,
+        AlreadyHashed, UnusedBlock, TokensMissing.
         """
         if num_cached_blocks == num_full_blocks:
             return
@@ -81,7 +82,7 @@ class BlockPool:
         block_hashes += made
 
     def _maybe_evict_cached_block(self, block: KVCacheBlock) -> bool:
-        """Make a block unfindable; whether it was findable."""
+        """Remove a block's hash; returns whether it had one."""
         had = block.block_hash is not None
         block.reset_hash()
         return had
@@ -89,9 +90,9 @@ class BlockPool:
     def publish(
         self, blocks: Sequence[KVCacheBlock], records: Sequence[Any], keys: Sequence[bytes]
     ) -> None:
-        """Make blocks with owners findable by one record each. keys: of the records.
+        """Publish blocks that have owners, each under one record. keys: those of the records.
 
-        Those that have a hash keep it, and the null block gets none.
+        A block that has a hash keeps it; the null block gets none.
         """
         core, places = self.backing.blocks, [block.block_id for block in blocks]
         try:
@@ -104,7 +105,7 @@ class BlockPool:
             block.content = record
 
     def get_new_blocks(self, num_blocks: int) -> list[KVCacheBlock]:
-        """Give num_blocks free blocks one owner each; they lose their hashes.
+        """Take num_blocks free blocks, with one owner each; they lose their hashes.
 
         Raises InvalidCount, TooFewFreeBlocks.
         """
@@ -115,40 +116,40 @@ class BlockPool:
         return [self.blocks[place] for place in taken]
 
     def touch(self, blocks: Iterable[KVCacheBlock]) -> None:
-        """Add an owner to each; those without one leave the queue.
+        """Add an owner to each block; a block without an owner leaves the queue.
 
-        Raises ForeignBlock, and UnusedBlock if one has neither owner nor hash.
+        Raises ForeignBlock, and UnusedBlock if a block has neither owner nor hash.
         """
         self.backing.blocks.touch(self.places(blocks), "device")
 
     def free_blocks(self, ordered_blocks: Iterable[KVCacheBlock]) -> None:
-        """Take an owner from each; those left without join the queue in this order.
+        """Take an owner from each block; those without another one join the queue in this order.
 
         Raises ForeignBlock, DoubleFree.
         """
         self.backing.blocks.release(self.places(ordered_blocks), "device")
 
     def reset_prefix_cache(self) -> bool:
-        """Forget every hash; False, and nothing happens, while any block is used."""
+        """Forget every hash and return True; if a block is in use, do nothing and return False."""
         if self.get_num_free_blocks() < self.num_gpu_blocks - 1:
             return False
         self.backing.blocks.clear_index("device")
         return True
 
     def get_num_free_blocks(self) -> int:
-        """Blocks in the queue."""
+        """Return the number of blocks in the queue."""
         return self.backing.blocks.num_free("device")
 
     def get_usage(self) -> float:
-        """Share of all blocks that are not in the queue: the null block counts as used."""
+        """Return the share of all blocks that are not in the queue; the null block counts."""
         return 1.0 - self.get_num_free_blocks() / self.num_gpu_blocks
 
     def places(self, blocks: Iterable[KVCacheBlock]) -> list[int]:
-        """The ids of blocks of this pool, without the null block. Raises ForeignBlock."""
+        """Return the ids of blocks of this pool, without the null block. Raises ForeignBlock."""
         return [place for place in self.check_own(list(blocks)) if place]
 
     def check_own(self, blocks: Sequence[Any]) -> list[int]:
-        """The ids of blocks of this pool. Raises ForeignBlock."""
+        """Return the ids of blocks of this pool. Raises ForeignBlock."""
         for block in blocks:
             if getattr(block, "_queue", None) is not self.free_block_queue:
                 raise errors.ForeignBlock(block=block, num_blocks=self.num_gpu_blocks)
@@ -156,9 +157,9 @@ class BlockPool:
 
 
 class CachedBlocks(views.CachedBlocks[KVCacheBlock], MutableMapping[Any, Any]):
-    """Which blocks each hash is found by. Cost: O(pool) a question.
+    """Maps each hash to its blocks, which are set together. Each query costs O(pool).
 
-    A hash is given its blocks as a whole: the map of one is to be read, and empty for an unknown.
+    The map of one hash is read-only, and empty for an unknown hash.
     """
 
     def __init__(self, pool: BlockPool) -> None:
@@ -169,7 +170,7 @@ class CachedBlocks(views.CachedBlocks[KVCacheBlock], MutableMapping[Any, Any]):
         return MappingProxyType(self.listed().get(block_hash, {}))
 
     def __setitem__(self, block_hash: BlockHashType, blocks: Mapping[int, KVCacheBlock]) -> None:
-        """Have a hash found by these blocks alone.
+        """Make these blocks the only ones of a hash.
 
         Raises WrongArgument, ForeignBlock, AlreadyHashed, and UnusedBlock for the null block.
         """
@@ -194,7 +195,7 @@ class CachedBlocks(views.CachedBlocks[KVCacheBlock], MutableMapping[Any, Any]):
         return block_hash in self.listed()
 
     def get(self, block_hash: BlockHashType, default: Any = None) -> Any:
-        """The blocks of a hash, or the default if it has none."""
+        """Return the blocks of a hash, or the default if it has none."""
         return self[block_hash] or default
 
     def clear(self) -> None:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Misuse of vLLM 0.8.5's V1 calls and manager, each error also of the kind that these raised.
+"""Errors for misuse of vLLM 0.8.5's V1 calls and manager, with the types that these raised.
 
 Messages name block, request and counts; the call has changed nothing. Calls that the originals
-accepted, and that damaged their counts, are refused as well. Source: S001-07, 08,
-13, 15, 34, 38, 47, 57, 63, 66, 68, 70 to 73, 85; X-14.
+accepted although they damaged their counts are refused as well. Source: S001-07, 08, 13, 15, 34,
+38, 47, 57, 63, 66, 68, 70 to 73, 85; X-14.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from kvcore.types.errors import KvcoreError
 
 
 class TooFewFreeBlocks(KvcoreError):
-    """Fewer blocks are free than are needed."""
+    """Fewer blocks are free than a call needs."""
 
     message = "Cannot get {needed} free blocks from the pool: {available} of {num_blocks} are free"
 
 
 class WrongPoolSize(errors.InvalidConfig, AssertionError):
-    """A pool has a block at least, the null block."""
+    """A pool must have at least one block, the null block."""
 
 
 class AlreadyHashed(errors.AlreadyPublished, AssertionError):
-    """A block with a hash is given another before it lost the first."""
+    """A block that still has a hash is given another one."""
 
 
 class ForeignBlock(KvcoreError):
-    """A block of another pool."""
+    """A block belongs to another pool."""
 
-    message = "{block!r} is none of the {num_blocks} blocks of this pool"
+    message = "{block!r} is not one of the {num_blocks} blocks of this pool"
 
 
 class BeyondMedia(KvcoreError, AssertionError):
@@ -43,15 +43,15 @@ class BeyondMedia(KvcoreError, AssertionError):
 
 
 class NoMediaHash(errors.InvalidExtraKey, AssertionError):
-    """A media item without a hash."""
+    """A media item has no hash."""
 
 
 class WindowWithMla(sizing.WindowOnLatent, AssertionError):
-    """A sliding window over latent vectors."""
+    """MLA, which caches latent vectors, cannot have a sliding window."""
 
 
 class LayersDiffer(sizing.SpecsDiffer, AssertionError):
-    """The layers of a group must keep their cache alike."""
+    """The layers of a group must have equal cache specs."""
 
 
 class NoGroupLayer(sizing.EmptyGroup, IndexError):
@@ -59,7 +59,7 @@ class NoGroupLayer(sizing.EmptyGroup, IndexError):
 
 
 class NothingToCache(sizing.NoLayers, NotImplementedError, AssertionError):
-    """A model without layers is of no kind that can be served."""
+    """A model without layers cannot be served."""
 
 
 class NoSuchLayer(sizing.UnknownLayer, KeyError):
@@ -71,7 +71,7 @@ class MixedLayers(sizing.MixedSpecs, NotImplementedError):
 
 
 class RanksDiffer(sizing.GroupKindDiffers, AssertionError):
-    """Workers under one manager must keep their groups alike."""
+    """Workers under one manager must have groups of the same kinds."""
 
 
 class RankGroupsDiffer(sizing.GroupCountDiffers, AssertionError):
@@ -92,7 +92,7 @@ class TooLong(KvcoreError, AssertionError):
 
 
 class TokensMissing(errors.TooManyTokens, AssertionError):
-    """A block that would be full has fewer tokens."""
+    """A request has too few tokens for a block that would be full."""
 
 
 class HitsWithoutCaching(errors.CachingDisabled, AssertionError):
@@ -104,7 +104,7 @@ class HitsWhileRunning(errors.HitsOnRunningRequest, AssertionError):
 
 
 class StaleHit(errors.StaleHits, AssertionError):
-    """A hit block does not, or no longer, have the request's hash."""
+    """A hit block does not have, or no longer has, the request's hash."""
 
 
 class NotRunningRequest(errors.NotRunning, AssertionError):
@@ -121,7 +121,7 @@ class NotOneGroup(KvcoreError, AssertionError):
 
 @contextmanager
 def of_original_kind() -> Iterator[None]:
-    """Raise an error of the core as the class above that stands for it, if there is one."""
+    """Convert errors of the core to their subclasses in this module, if there are any."""
     try:
         yield
     except KvcoreError as error:

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Values of the sizing of vLLM 0.8.5: layers, groups and configurations.
+"""Cache specs, groups and configurations of vLLM 0.8.5.
 
-A spec is read as the `kvcore.sizing` spec that it stands for (`read_spec`), which has all sizes.
-Any object with the attributes of one is a spec; `sliding_window` makes it a window. dtype: a name,
-or what prints as one (`torch.float16`). These are dataclasses, since engines copy them with
-`dataclasses.replace`, and change them in place. Source: S001-45 to 47, 59.
+`read_spec` converts a spec to the corresponding spec of `kvcore.sizing`, which computes all sizes.
+Any object with the attributes of a spec is one; `sliding_window` makes it a window. dtype: a name,
+or an object whose text is one (`torch.float16`). These are dataclasses, since engines copy them
+with `dataclasses.replace`, and change them in place. Source: S001-45 to 47, 59.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ LIMITS = (
 
 
 def read_fields(name: str, value: Any, *fields: str) -> dict[str, Any]:
-    """These attributes of an engine's object, also `of.its.parts`. Raises WrongArgument."""
+    """Return attributes of an engine's object, nested ones too (`a.b`). Raises WrongArgument."""
     try:
         return {field: attrgetter(field)(value) for field in fields}
     except AttributeError:
@@ -40,28 +40,28 @@ def read_fields(name: str, value: Any, *fields: str) -> dict[str, Any]:
 
 @dataclass
 class KVCacheSpec:
-    """How a layer keeps its cache. block_size: tokens per block."""
+    """The cache layout of a layer. block_size: tokens per block."""
 
     block_size: int
 
     @property
     def type_id(self) -> str:
-        """A text that is equal if the blocks of two layers are alike."""
+        """A text that is equal for layers whose blocks have the same layout."""
         return read_spec(self).type_id
 
     @property
     def page_size_bytes(self) -> int:
-        """Bytes of one block."""
+        """The size of one block in bytes."""
         return read_spec(self).page_bytes
 
     def max_memory_usage_bytes(self, vllm_config: Any) -> int:
-        """Bytes of one request of the longest length."""
+        """Return the bytes that one request of full length needs."""
         return read_spec(self).max_bytes(read_limits(vllm_config))
 
 
 @dataclass
 class AttentionSpec(KVCacheSpec):
-    """A layer of attention: its heads and their size, number format, and whether it is MLA."""
+    """An attention layer: number and size of heads, dtype, and whether it is MLA."""
 
     num_kv_heads: int
     head_size: int
@@ -71,12 +71,15 @@ class AttentionSpec(KVCacheSpec):
 
 @dataclass
 class FullAttentionSpec(AttentionSpec):
-    """Every query sees all tokens before it."""
+    """An attention layer whose queries see all earlier tokens."""
 
 
 @dataclass
 class SlidingWindowSpec(AttentionSpec):
-    """A query sees sliding_window tokens, itself included. Raises WindowWithMla, InvalidCount."""
+    """A layer whose queries see sliding_window tokens, the query's own included.
+
+    Raises WindowWithMla, InvalidCount.
+    """
 
     sliding_window: int = 0
 
@@ -110,14 +113,14 @@ class KVCacheConfig:
 
 @attrs.frozen(kw_only=True)
 class AnyFullSpec(sizing.FullAttentionSpec):
-    """Full attention as this release has it: MLA is the same kind, with another page size."""
+    """Full attention in this release: MLA is the same kind, with another page size."""
 
     kind = sizing.FullAttentionSpec.name
 
 
 @of_original_kind()
 def read_spec(spec: Any) -> sizing.AttentionSpec:
-    """The spec of `kvcore.sizing` that one stands for; one of `kvcore.sizing` stands for itself.
+    """Return the spec of `kvcore.sizing` for a layer; a spec of `kvcore.sizing` is returned as is.
 
     Raises WrongArgument, InvalidCount, UnknownDtype, WindowWithMla.
     """
@@ -133,11 +136,14 @@ def read_spec(spec: Any) -> sizing.AttentionSpec:
 
 
 def read_specs(kv_cache_spec: Mapping[str, Any]) -> dict[str, LayerSpec]:
-    """The layers of a model as `kvcore.sizing` has them."""
+    """Return the specs of a model's layers as specs of `kvcore.sizing`."""
     return {name: read_spec(spec) for name, spec in kv_cache_spec.items()}
 
 
 def read_limits(vllm_config: Any) -> Limits:
-    """The limits that a configuration sets for a request. Raises WrongArgument, InvalidCount."""
+    """Return the limits that a configuration sets for a request.
+
+    Raises WrongArgument, InvalidCount.
+    """
     longest, batched, num_blocks = read_fields("vllm_config", vllm_config, *LIMITS).values()
     return Limits(max_model_len=longest, max_num_batched_tokens=batched, num_blocks=num_blocks)

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """vLLM 0.8.5's V1 `KVCacheManager`, over the core's pool.
 
-All that can raise is checked first; the rest are transitions of the pool: release, admit, publish.
-If a request does not fit, the call returns None before any other check; the trim of its
-window is kept. A call that raises has changed nothing. Tables and lists of hashes are handed out
-and keep growing; hashes stay through a preemption. Blocks are freed tail first, with caching and
-without. Source: S001-71 to 85, X-04.
+A call first makes all checks that can raise; the rest are transitions of the pool: release, admit,
+publish. If a request does not fit, the call returns None before any other check; the trim of its
+window is kept. A call that raises changes nothing. Tables and lists of hashes are handed out and
+keep growing; hashes stay through a preemption. Blocks are freed tail first, with and without
+caching. Source: S001-71 to 85, X-04.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Records = list[BlockHashType]
 
 
 class ListsByRequest(dict[str, list[Any]]):
-    """Lists by request; one that is not known has an empty one, and reading it changes nothing."""
+    """Lists by request id; an unknown id reads as an empty list and adds no entry."""
 
     def __missing__(self, request_id: str) -> list[Any]:
         return []
@@ -46,9 +46,9 @@ class ListsByRequest(dict[str, list[Any]]):
 class KVCacheManager:
     """Decides which block holds which tokens of an engine's requests; touches no tensor.
 
-    kv_cache_config: of one group; its num_blocks are the pool's, the null block included.
-    caching_hash_algo: "sha256"; whatever else it is, Python's `hash`. use_eagle: a hit leaves its
-    last block to be computed. log_stats: whether look-ups are counted.
+    kv_cache_config: must have one group; its num_blocks is the pool's size, null block included.
+    caching_hash_algo: "sha256"; any other text means Python's `hash`. use_eagle: whether the last
+    block of a hit is dropped and computed again. log_stats: whether look-ups are counted.
     Raises NotOneGroup, InvalidCount, InvalidConfig, WrongArgument.
     """
 
@@ -84,19 +84,19 @@ class KVCacheManager:
 
     @property
     def usage(self) -> float:
-        """Share of all blocks that are in use; the null block is."""
+        """The share of all blocks that are in use; the null block counts."""
         return self.block_pool.get_usage()
 
     def make_prefix_cache_stats(self) -> PrefixCacheStats | None:
-        """The look-ups since the last call, counted in blocks; None if they are not logged."""
+        """Return the look-ups since the last call, in blocks; None if they are not logged."""
         stats = self.prefix_cache_stats
         self.prefix_cache_stats = PrefixCacheStats() if self.log_stats else None
         return stats
 
     def get_computed_blocks(self, request: Any) -> tuple[list[KVCacheBlock], int]:
-        """The longest cached prefix that leaves a token to compute, and its tokens.
+        """Return the longest cached prefix that leaves a token to compute, and its token count.
 
-        Nobody owns the blocks yet. Nothing if caching is off, or if the request wants
+        The call adds no owners. The hit is empty if caching is off, or if the request wants
         log-probabilities of its prompt.
         """
         if not self.enable_caching:
@@ -125,12 +125,12 @@ class KVCacheManager:
         new_computed_blocks: Sequence[KVCacheBlock] | None = None,
         num_lookahead_tokens: int = 0,
     ) -> list[KVCacheBlock] | None:
-        """Schedule the next tokens of a request; the blocks that are new, or None.
+        """Schedule the next tokens of a request; returns the new blocks, or None.
 
-        new_computed_blocks: of `get_computed_blocks`. num_tokens: with the drafts. What no query
-        sees any more is given back first, also if the rest does not fit. Full blocks without a
-        draft token are published. Raises InvalidCount, ForeignBlock, HitsWithoutCaching,
-        HitsWhileRunning, StaleHit, TooLong, TokensMissing.
+        new_computed_blocks: from `get_computed_blocks`. num_tokens: includes speculative tokens.
+        Blocks that no query sees any more are freed first, even if the request does not fit. Full
+        blocks without a speculative token are published. Raises InvalidCount, ForeignBlock,
+        HitsWithoutCaching, HitsWhileRunning, StaleHit, TooLong, TokensMissing.
         """
         counted, ahead = request.num_computed_tokens, num_lookahead_tokens
         if not type(num_tokens) is type(counted) is type(ahead) is int or (
@@ -173,7 +173,7 @@ class KVCacheManager:
         return new_blocks
 
     def free(self, request: Any) -> None:
-        """Give back a request's blocks, tail first; one that holds nothing is left as it is."""
+        """Free a request's blocks, tail first; does nothing if it has none."""
         self.block_pool.free_blocks(self.req_to_blocks[request.request_id][::-1])
         self.req_to_blocks.pop(request.request_id, None)
         self.num_cached_block.pop(request.request_id, None)
@@ -186,7 +186,7 @@ class KVCacheManager:
         return done
 
     def get_num_common_prefix_blocks(self, request: Any, num_running_requests: int) -> int:
-        """Leading blocks that all running requests own. Raises NotRunningRequest."""
+        """Return how many leading blocks all running requests own. Raises NotRunningRequest."""
         status = getattr(request, "status", None)
         if getattr(status, "name", status) != "RUNNING":
             raise errors.NotRunningRequest(request=request.request_id, status=status)
@@ -198,16 +198,16 @@ class KVCacheManager:
         self.req_to_block_hashes.pop(request.request_id, None)
 
     def take_batch(self) -> Batch:
-        """Close and number the open batch: the commands since the last one."""
+        """Close and number the open batch; it holds the commands since the previous one."""
         return self.block_pool.backing.take_batch()
 
     def check(self) -> None:
-        """Raise InvariantViolation unless the pool is sound and its owners are these tables."""
+        """Raise InvariantViolation unless the pool is sound and its owners match the tables."""
         held = [block for table in self.req_to_blocks.values() for block in table]
         self.block_pool.backing.check(self.block_pool.places(held))
 
     def _check_hits(self, request: Any, hits: Blocks) -> tuple[list[int], list[bytes]]:
-        """The ids of a request's hits behind the null blocks in front, and the keys they must have.
+        """Return the ids of a request's hits after leading null blocks, and their expected keys.
 
         Raises HitsWithoutCaching, ForeignBlock, HitsWhileRunning, StaleHit.
         """
@@ -229,9 +229,9 @@ class KVCacheManager:
     def _grant(
         self, request: Any, held: int, more: int, hits: Sequence[int], skipped: Blocks
     ) -> int | None:
-        """How many blocks more the model's length leaves; None if too few are free.
+        """Return how many new blocks to take within the model's length; None if too few are free.
 
-        Hits are touched and skipped blocks freed before. Raises TooLong.
+        Counts as if the hits were touched and the skipped blocks freed. Raises TooLong.
         """
         core, most = self.block_pool.backing.blocks, self.max_num_blocks_per_req
         spare = core.num_free("device") - more
@@ -245,9 +245,9 @@ class KVCacheManager:
         return min(more, most - held)
 
     def _hash(self, request: Any, first: int, num_full: int) -> tuple[Records, Records]:
-        """The hashes that a request lacks of its first blocks, and all of them from a place on.
+        """Return the missing hashes of a request's first num_full blocks, and those from first on.
 
-        A request that has no hashes is hashed as a look-up hashes it: all of its full blocks.
+        If the request has no hashes yet, all of its full blocks are hashed, as by a look-up.
         Raises TokensMissing.
         """
         known, size = self.req_to_block_hashes[request.request_id], self.block_size
@@ -272,7 +272,7 @@ class KVCacheManager:
         return [self.block_pool.blocks[place] for place in taken]
 
     def _count(self, queries: int, hits: int) -> None:
-        """Count a look-up, and the blocks that it looked for and found."""
+        """Count a look-up and its queried and found blocks."""
         old = self.prefix_cache_stats
         if old is not None:
             requests, queries, hits = old.requests + 1, old.queries + queries, old.hits + hits

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The names of vLLM 0.8.5's kv_cache_utils: hashes, sizes and metrics, and the blocks'.
+"""The names of vLLM 0.8.5's kv_cache_utils: hashes, blocks, sizes and metrics.
 
-Media count by their hash alone, and one that ends where a block starts still counts: so engines of
-that release that share a hash seed share their keys. What the originals change in place is changed
-in place here (`unify_hybrid_kv_cache_specs`, `get_kv_cache_config`, `unify_kv_cache_configs`), and
-only by a call that succeeds; nothing else changes an argument. All sizes, bounds and searches are
-those of `kvcore.sizing`, the metrics those of `kvcore.metrics`. Whatever has the original's
-attributes is a request, a configuration or statistics. Source: S001-21 to 70.
+A media item contributes only its hash to a key, and an item that ends where a block starts still
+contributes; so kvcore and engines of that release that share a hash seed have equal keys. What the
+originals change in place is changed in place here (`unify_hybrid_kv_cache_specs`,
+`get_kv_cache_config`, `unify_kv_cache_configs`), and only by a call that succeeds; no other
+argument is changed. `kvcore.sizing` computes all sizes, bounds and searches, `kvcore.metrics` the
+metrics. Any object with the original's attributes can be a request, a configuration or statistics.
+Source: S001-21 to 70.
 """
 
 from __future__ import annotations
@@ -37,16 +38,16 @@ logger = logging.getLogger(__name__)
 
 
 def need_extra_keys(request: Any) -> bool:
-    """Whether a request's blocks hang on more than their tokens: on media, or on an adapter."""
+    """Return whether a request's blocks depend on media or an adapter besides their tokens."""
     return bool(request.mm_positions) or request.lora_request is not None
 
 
 def _gen_mm_extra_hash_keys(
     request: Any, start_token_idx: int, end_token_idx: int, start_mm_idx: int
 ) -> tuple[list[Any], int]:
-    """The hashes of the media in the block of these tokens, and the index to go on from.
+    """Return the hashes of the media in a block, and the index of the next item to read.
 
-    start_mm_idx: the first item to look at, from the end if it is negative. Items are sorted by
+    start_mm_idx: index of the first item to read; negative counts from the end. Items are sorted by
     position. Raises CountMismatch, BeyondMedia, NoMediaHash.
     """
     positions, hashes = request.mm_positions or [], request.mm_hashes or []
@@ -71,14 +72,14 @@ def _gen_mm_extra_hash_keys(
 
 
 def _gen_lora_extra_hash_keys(request: Any) -> list[int]:
-    """The number of a request's adapter, if it has one."""
+    """Return the id of a request's adapter in a list; empty if it has none."""
     return [request.lora_request.lora_int_id] if request.lora_request else []
 
 
 def generate_block_hash_extra_keys(
     request: Any, start_token_idx: int, end_token_idx: int, start_mm_idx: int
 ) -> tuple[tuple[Any, ...] | None, int]:
-    """The extra keys of the block of these tokens, None without any, and the next media index.
+    """Return the extra keys of a block, or None, and the index of the next media item to read.
 
     Adapter first, then media. Raises what `_gen_mm_extra_hash_keys` raises.
     """
@@ -92,7 +93,7 @@ def hash_block_tokens(
     curr_block_token_ids: Sequence[int],
     extra_keys: tuple[Any, ...] | None = None,
 ) -> BlockHashType:
-    """The record of one full block. parent_block_hash: None for the first block."""
+    """Return the record of one full block. parent_block_hash: None for the first block."""
     parent = NONE_HASH if parent_block_hash is None else parent_block_hash
     tokens = tuple(curr_block_token_ids)
     number = hash_function((parent, tokens, extra_keys))
@@ -103,7 +104,7 @@ def hash_block_tokens(
 def hash_request_tokens(
     hash_function: block_hashes.HashFunction, block_size: int, request: Any
 ) -> list[BlockHashType]:
-    """The records of a request's full blocks, over prompt and generated tokens.
+    """Return the records of a request's full blocks, over prompt and generated tokens.
 
     Raises InvalidCount, and what `generate_block_hash_extra_keys` raises.
     """
@@ -119,10 +120,10 @@ def hash_more_tokens(
     known: Sequence[BlockHashType],
     num_full: int,
 ) -> list[BlockHashType]:
-    """The records of a request's first num_full blocks behind those that are known.
+    """Return the records of a request's first num_full blocks that are not known yet.
 
-    If some are known, the rest is taken for generated tokens, for which only the last media item is
-    read, also if it ends at the block's start: so the original makes these keys. Raises
+    If some are known, the others count as generated tokens: as in the original, only the last media
+    item is read for them, even if it ends at the block's start. Raises
     TokensMissing, and what `generate_block_hash_extra_keys` raises.
     """
     tokens, end, start = request.all_token_ids, num_full * block_size, len(known) * block_size
@@ -143,7 +144,7 @@ def hash_more_tokens(
 
 
 def estimate_max_model_len(vllm_config: Any, kv_cache_spec: Layers, available_memory: int) -> int:
-    """The longest request that fits, at most the configured length; 0 if not even one token.
+    """Return the longest request that fits, at most the configured length; 0 if none fits.
 
     Raises WrongArgument, InvalidMemory above a PiB.
     """
@@ -156,7 +157,7 @@ def check_enough_kv_cache_memory(
 ) -> None:
     """Raise NoCacheMemory or NotEnoughMemory unless one request of full length fits.
 
-    Without layers it needs nothing. Raises WrongArgument, InvalidMemory besides.
+    A model without layers needs no memory. Also raises WrongArgument, InvalidMemory.
     """
     limits, specs = layers.read_limits(vllm_config), layers.read_specs(kv_cache_spec)
     check_need(lambda probe: max_request_bytes(specs, probe), available_memory, limits)
@@ -178,14 +179,14 @@ def create_kv_cache_group_specs(
 
 
 def is_kv_cache_type_uniform(kv_cache_spec: Layers) -> bool:
-    """Whether the blocks of all layers are alike; False without layers."""
+    """Return whether the blocks of all layers have the same layout; False without layers."""
     return sizing.is_kv_cache_type_uniform(layers.read_specs(kv_cache_spec))
 
 
 def unify_hybrid_kv_cache_specs(kv_cache_spec: MutableMapping[str, Any]) -> None:
-    """Make windows full attention if the model has full attention too; in place.
+    """Convert windows to full attention in place, if the model has full attention too.
 
-    A layer that changes becomes a copy of the model's own spec of full attention, with its shape.
+    A converted layer becomes a copy of the model's own spec of full attention, in its own shape.
     """
     read = layers.read_specs(kv_cache_spec)
     full = [kv_cache_spec[name] for name, each in read.items() if each.keeps_all]
@@ -201,9 +202,10 @@ def unify_hybrid_kv_cache_specs(kv_cache_spec: MutableMapping[str, Any]) -> None
 def get_kv_cache_config(
     vllm_config: Any, kv_cache_spec: MutableMapping[str, Any], available_memory: int
 ) -> layers.KVCacheConfig:
-    """One group of all layers, windows beside full attention made full in place.
+    """Return a configuration of one group, after converting mixed windows to full attention.
 
-    A request must fit as its layers will be kept; a number of blocks that is set is taken as it is.
+    The conversion is in place. A request must fit with the converted layers; a configured number of
+    blocks is used unchanged.
     Raises MixedLayers, NothingToCache, LayersDiffer, and what `check_enough_kv_cache_memory`
     raises; the specs are then as they were.
     """
@@ -218,7 +220,7 @@ def get_kv_cache_config(
 def _get_kv_cache_config_uniform_type(
     vllm_config: Any, kv_cache_spec: Layers, available_memory: int
 ) -> layers.KVCacheConfig:
-    """One group and one tensor for each layer, as many blocks as fit or as the config sets.
+    """Return one group and one tensor per layer, with the blocks that fit or are configured.
 
     Raises NothingToCache, LayersDiffer, WrongArgument, InvalidMemory.
     """
@@ -231,10 +233,11 @@ def _get_kv_cache_config_uniform_type(
 def unify_kv_cache_configs(
     kv_cache_configs: MutableSequence[layers.KVCacheConfig], *, same_layers: bool = False
 ) -> MutableSequence[layers.KVCacheConfig]:
-    """Give all workers groups in one order and the fewest blocks of all; in place, same list.
+    """Sort the groups of all workers alike and set the smallest number of blocks, in place.
 
-    Tensors keep their sizes. same_layers: whether groups must have the same layers too, which the
-    stages of a pipeline have not. Raises RankGroupsDiffer, RanksDiffer, RankLayersDiffer.
+    Returns the same list. Tensors keep their sizes. same_layers: whether groups must have the same
+    layers too, which is not so for the stages of a pipeline. Raises RankGroupsDiffer, RanksDiffer,
+    RankLayersDiffer.
     """
     read = [_read_config(config) for config in kv_cache_configs]
     unified = sizing.unify_kv_cache_configs(read, same_layers=same_layers)
@@ -247,7 +250,7 @@ def unify_kv_cache_configs(
 def _as_worker(
     kv_cache_spec: Layers, layout: sizing.KVCacheConfig, limits: sizing.Limits
 ) -> layers.KVCacheConfig:
-    """A configuration of one group as a worker has it; what fits is logged."""
+    """Return a worker's configuration of one group; logs the capacity."""
     tokens = sizing.num_cache_tokens(layout, limits)
     fitting = sizing.max_concurrency(layout, limits)
     text = "GPU KV cache: %d tokens; %.2f requests of %d tokens fit at once"
@@ -267,7 +270,10 @@ def _read_config(config: layers.KVCacheConfig) -> sizing.KVCacheConfig:
 
 
 def _span(position: Any) -> tuple[int, int]:
-    """First token of a media item and the one behind its last, of an object or a mapping."""
+    """Return the first token of a media item and the end after its last one.
+
+    position: an object or a mapping.
+    """
     if isinstance(position, Mapping):
         return position["offset"], position["offset"] + position["length"]
     return position.offset, position.offset + position.length

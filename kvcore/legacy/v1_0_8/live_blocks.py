@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The block objects of vLLM 0.8.5's V1, and the free queue that links those of no pool.
+"""The block objects of vLLM 0.8.5's V1, and a free queue of blocks that belong to no pool.
 
-A block keeps no more than the record that its key stands for. A call that raises changes nothing.
+A block stores only the record of its key. A call that raises changes nothing.
 Source: S001-06 to S001-20.
 """
 
@@ -18,9 +18,9 @@ from kvcore.types.errors import KvcoreError, UnusedBlock
 
 
 class KVCacheBlock(BlockView):
-    """A block: its id, and its owners, its hash and its neighbours in the free queue as they are.
+    """A block: its id, and its current owners, hash and neighbours in the free queue.
 
-    Compares by what it shows; neighbours count by their ids.
+    Blocks compare by these values, neighbours by their ids.
     """
 
     __slots__ = ()
@@ -37,7 +37,7 @@ class KVCacheBlock(BlockView):
         pool: Backing | None = None,
         queue: Any = None,
     ) -> None:
-        """pool, queue: of a manager, if it is in one. Raises InvalidCount, BackendMissing."""
+        """pool, queue: those of the block's manager. Raises InvalidCount, BackendMissing."""
         super().__init__(block_id, pool, queue, backend=backend)
         for _ in range(read_count("ref_cnt", ref_cnt)):
             self.incr_ref()
@@ -47,8 +47,8 @@ class KVCacheBlock(BlockView):
     def incr_ref(self) -> None:
         """Add an owner.
 
-        Raises UnusedBlock in the pool of a manager if it has neither owner nor hash: such a block
-        is taken from the pool's queue.
+        In the pool of a manager, raises UnusedBlock if the block has neither owner nor hash: such
+        a block must be taken from the pool's queue.
         """
         if self._is_alone() and not self.ref_cnt and self.block_hash is None:
             self._change("take", 1)
@@ -56,23 +56,24 @@ class KVCacheBlock(BlockView):
             self._change("touch", [self._place])
 
     def decr_ref(self) -> None:
-        """Take an owner. Raises DoubleFree without one."""
+        """Take an owner. Raises DoubleFree if it has none."""
         self._change("release", [self._place])
 
     @property
     def block_hash(self) -> BlockHashType | None:
-        """The record by which the block is found; None if it is not found."""
+        """The record under which the block is found, or None."""
         record = self.content
         key = record and self._pool.blocks.key_of(self._place, "device")
         return record if key and keys_of([record]) == [key] else None
 
     @block_hash.setter
     def block_hash(self, block_hash: BlockHashType) -> None:
-        """Make the block findable; a free one keeps its place in the queue.
+        """Publish the block; a free block keeps its position in the queue.
 
-        Cost of a free one: O(pool), and two commands per free block: the core publishes owned
-        blocks alone, and a block that is given back joins at the end, so all free blocks leave and
-        join in the old order. Raises AlreadyHashed, WrongArgument, UnusedBlock for the null block.
+        For a free block this costs O(pool) and two commands per free block: the core publishes only
+        owned blocks, and a freed block joins at the end, so all free blocks leave the queue and
+        join it in the old order. Raises AlreadyHashed, WrongArgument, UnusedBlock for the null
+        block.
         """
         if self.block_hash is not None:
             raise errors.AlreadyHashed(block=self.block_id)
@@ -98,7 +99,7 @@ class KVCacheBlock(BlockView):
         shown = other._shown() if isinstance(other, KVCacheBlock) else None
         return self is other or self._shown() == shown
 
-    __hash__ = None  # type: ignore[assignment] # as the original, it compares by what changes
+    __hash__ = None  # type: ignore[assignment] # as in the original: it compares by mutable values
 
     def __repr__(self) -> str:
         names = ("block_id", "ref_cnt", "_block_hash", "prev_free_block", "next_free_block")
@@ -110,7 +111,7 @@ class KVCacheBlock(BlockView):
         return self.block_id, self.ref_cnt, self.block_hash, *around
 
     def _change(self, call: str, *arguments: Any) -> None:
-        """Make a change in its pool. Errors name the block; a pool of its own keeps no commands."""
+        """Call a transition of its pool. Errors name the block; its own pool keeps no commands."""
         try:
             getattr(self._pool.blocks, call)(*arguments, "device")
         except KvcoreError as error:
@@ -121,7 +122,7 @@ class KVCacheBlock(BlockView):
 
 
 class NullBlock(KVCacheBlock):
-    """Stands for a block that no query sees. Owners come and go without being counted."""
+    """Stands for a block that no query sees. Its owners are not counted."""
 
     __slots__ = ()
 
@@ -131,12 +132,12 @@ class NullBlock(KVCacheBlock):
         return 0
 
     def incr_ref(self) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     decr_ref = incr_ref
 
 
 class FreeKVCacheBlockQueue(LinkedQueue[KVCacheBlock]):
-    """Blocks of no pool in the order in which they leave."""
+    """A queue of blocks that belong to no pool; the head leaves first."""
 
     kind = KVCacheBlock

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rules by kind of layer in vLLM 0.8.5's V1 manager: hits, and what a window skips.
+"""The rules per kind of layer in vLLM 0.8.5's V1 manager: hits, and blocks that a window skips.
 
-Full attention hits from the left up to the first miss, and keeps everything. A sliding window looks
-from the right for as many blocks in a row as its next query sees before itself; the null block
-stands for what is left of them; fewer count only from block 0 on. What is skipped is the core's
-rule (`kvcore.types.groups.skipped_blocks`). Source: S001-79 to 81.
+Full attention hits from the left up to the first miss, and keeps everything. A sliding window
+searches from the right for a run of as many blocks as its next query sees before itself; null
+blocks replace those to the left of the run; a shorter run counts only if it starts at block 0. The
+core defines which blocks are skipped (`kvcore.types.groups.skipped_blocks`). Source: S001-79 to 81.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from kvcore.types.groups import Group, skipped_blocks
 
 
 class SpecializedManager:
-    """Hits and trims of layers of one kind: those of full attention, unless a class says otherwise.
+    """Finds hits and trims tables for layers of one kind; this class is for full attention.
 
-    group: the layers as the core has them.
+    group: the layers' group in the core.
     """
 
     def __init__(self, kv_cache_spec: Any, block_pool: BlockPool) -> None:
@@ -36,9 +36,9 @@ class SpecializedManager:
     def find_longest_cache_hit(
         self, block_hashes: Sequence[BlockHashType], num_dropped: int = 0
     ) -> list[KVCacheBlock]:
-        """The blocks of the longest hit of a chain. num_dropped: last ones that are not used.
+        """Return the blocks of the longest hit of a chain, up to the first miss.
 
-        From the left up to the first miss, less what is dropped.
+        num_dropped: number of blocks to drop from its end.
         """
         pool = self.block_pool
         if not block_hashes or pool.get_cached_block(block_hashes[0]) is None:
@@ -49,9 +49,9 @@ class SpecializedManager:
     def remove_skipped_blocks(
         self, blocks: list[KVCacheBlock], num_computed_tokens: int
     ) -> list[KVCacheBlock]:
-        """Put the null block in the places of what no later query sees; in place.
+        """Replace blocks that no later query sees with the null block, in place.
 
-        Returns what stood there, highest first, down to the first null. They keep their owners.
+        Returns the replaced blocks, highest first, down to the first null. They keep their owners.
         """
         end, null = skipped_blocks(self.group, num_computed_tokens), self.block_pool.null_block
         removed = list(takewhile(lambda block: block is not null, reversed(blocks[:end])))
@@ -61,11 +61,11 @@ class SpecializedManager:
 
 
 class FullAttentionManager(SpecializedManager):
-    """Every query sees all tokens before it."""
+    """Rules for layers whose queries see all earlier tokens."""
 
 
 class SlidingWindowManager(SpecializedManager):
-    """A query sees a window of tokens."""
+    """Rules for layers whose queries see a window of tokens."""
 
     def __init__(self, kv_cache_spec: Any, block_pool: BlockPool) -> None:
         super().__init__(kv_cache_spec, block_pool)
@@ -75,7 +75,7 @@ class SlidingWindowManager(SpecializedManager):
     def find_longest_cache_hit(
         self, block_hashes: Sequence[BlockHashType], num_dropped: int = 0
     ) -> list[KVCacheBlock]:
-        """The last run of enough blocks, less what is dropped behind it; null before it."""
+        """Return null blocks and then the last run that is long enough, less the dropped blocks."""
         needed = self.sliding_window_contiguous_blocks + num_dropped
         run: list[KVCacheBlock] = []
         place = 0
@@ -89,6 +89,6 @@ class SlidingWindowManager(SpecializedManager):
 
 
 def get_specialized_manager(kv_cache_spec: Any, block_pool: BlockPool) -> SpecializedManager:
-    """The manager of such layers. Raises WrongArgument, InvalidCount."""
+    """Make the manager for a spec. Raises WrongArgument, InvalidCount."""
     kind = FullAttentionManager if read_spec(kv_cache_spec).window is None else SlidingWindowManager
     return kind(kv_cache_spec, block_pool)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Block objects of the first manager with prefix caching, its free queue and its map of hashes.
 
-Owners, the queue and the index are the pool's, and are read at each access. A block itself only
-has the text in which its tokens lie, one text for all blocks that a request was given; tokens and
-hashes are made when they are read. A block keeps its tokens until it is allocated again. Source:
+The pool keeps the owners, the queue and the index, and each access reads them. A block refers to
+the text that holds its tokens, one text for all blocks that a request was given; tokens and hashes
+are computed when they are read. A block keeps its tokens until it is allocated again. Source:
 S004-01, 03, 09, 12, 15, 16.
 """
 
@@ -23,12 +23,12 @@ ShownHash: TypeAlias = BlockHashType | bytes
 
 @attrs.define(eq=False)
 class Tail:
-    """Tokens of a request behind its hits, those that calls gave slots.
+    """The tokens of a request after its hits, up to the last one that was given a slot.
 
-    first, end: position of the first one in the request, and of the one behind the last. before:
-    the text of the last hit, and where in it that hit begins. shows_keys: whether the core's keys
-    are the hashes of its blocks. has_hole: whether a token before the last got no slot, so that
-    what is behind it can be no hit.
+    first, end: positions in the request of the first token, and of the one after the last. before:
+    the text of the last hit, and the offset in it at which that hit begins. shows_keys: whether the
+    core's keys are the hashes of its blocks. has_hole: whether a token before the last got no slot,
+    so that nothing after it can be a hit.
     """
 
     block_size: int
@@ -41,11 +41,11 @@ class Tail:
     _hashes: list[BlockHashType] = attrs.Factory(list)
 
     def reaches(self, start: int) -> bool:
-        """Whether all tokens before a position got slots."""
+        """Return whether all tokens before a position got slots."""
         return start <= self.end and not self.has_hole
 
     def grow(self, tokens: Sequence[int], start: int, end: int) -> None:
-        """Hold a request's tokens between two positions."""
+        """Add a request's tokens between two positions."""
         if start > self.end:
             self.has_hole, self.end = True, start
         if end > self.end:
@@ -53,14 +53,14 @@ class Tail:
             self.end = end
 
     def hold(self, blocks: Sequence[KVCacheBlock], at: int | None = None) -> None:
-        """Be the text of these blocks. at: place of the first of them; None: its beginning."""
+        """Make this the text of some blocks. at: index of the first block; None: the beginning."""
         start = 0 if at is None else at * self.block_size - self.first
         for block in blocks:
             block.content = (self, start)
             start += self.block_size
 
     def hash_at(self, start: int) -> BlockHashType:
-        """The hash of the block that begins here, which is full. Cost: O(blocks) the first time."""
+        """Return the hash of the full block at an offset. The first call costs O(blocks)."""
         chain = [(self, start)]
         while (before := chain[-1][0].before) is not None:
             chain.append(before)
@@ -79,9 +79,9 @@ class Tail:
 
 
 class KVCacheBlock(views.BlockView):
-    """One block: its id, and its owners, tokens and hash as they are now.
+    """One block: its id, and its current owners, tokens and hash.
 
-    content: the text in which its tokens lie, and from which place on; None if nothing is cached.
+    content: the text that holds its tokens and their offset in it; None if nothing is cached.
     """
 
     __slots__ = ()
@@ -89,7 +89,7 @@ class KVCacheBlock(views.BlockView):
 
     @property
     def token_ids(self) -> list[int] | tuple[int, ...]:
-        """Its tokens, a tuple once it is full; none if nothing is cached."""
+        """Its tokens, as a tuple once it is full; empty if nothing is cached."""
         if self.content is None:
             return []
         text, start = self.content
@@ -100,7 +100,7 @@ class KVCacheBlock(views.BlockView):
     def block_hash(self) -> ShownHash | None:
         """The hash under which it is found; None unless it is full and cached.
 
-        Of the original's kind, or the core's key if the manager was given a hashing.
+        The original's kind of hash, or the core's key if the manager was given a hashing.
         """
         key = self._pool.blocks.key_of(self.block_id, "device")
         if key is None or self.content is None:
@@ -110,7 +110,7 @@ class KVCacheBlock(views.BlockView):
 
     @property
     def num_hashed_tokens(self) -> int:
-        """Tokens of its request up to its end, 0 unless it is cached."""
+        """The number of its request's tokens up to its end; 0 unless it is cached."""
         if self.content is None or self._pool.blocks.key_of(self.block_id, "device") is None:
             return 0
         text, start = self.content
@@ -128,7 +128,7 @@ class KVCacheBlock(views.BlockView):
 
 
 class FreeBlockQueue(views.LinkedQueue[KVCacheBlock]):
-    """Blocks of no pool in the order in which they leave."""
+    """A queue of blocks that belong to no pool; the head leaves first."""
 
     kind = KVCacheBlock
 

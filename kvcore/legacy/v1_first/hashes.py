@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Content hashes as the first manager with prefix caching makes them.
+"""Content hashes as the first manager with prefix caching computes them.
 
-A hash is a number and the block's tokens, and both are the key. It covers the whole hash of the
-block before, None before the first block. The number is Python's `hash`, so it holds within one
-process. Blocks are found by the core's hashes, which take token ids from 0 to 2**32 - 1; for
-others, such as the -1 that stands for an image, a hash is made here. Source: S004-09, 13; X-12.
+A hash is a pair of a number and the block's tokens, and the pair is the key. It covers the whole
+hash of the previous block, or None for the first block. The number is Python's `hash`, so it is
+valid within one process. Blocks are found by the core's hashes, which take token ids from 0 to
+2**32 - 1; for other ids, such as the -1 that stands for an image, this module makes the hash.
+Source: S004-09, 13; X-12.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ def hash_block_tokens(
 
 
 def hash_request_tokens(block_size: int, token_ids: Sequence[int]) -> list[BlockHashType]:
-    """The hashes of the full blocks of these tokens. Raises InvalidCount."""
+    """Return the hashes of the full blocks of these tokens. Raises InvalidCount."""
     size = read_count("block_size", block_size, 1)
     hashes: list[BlockHashType] = []
     parent: BlockHashType | None = None
@@ -40,7 +41,7 @@ def hash_request_tokens(block_size: int, token_ids: Sequence[int]) -> list[Block
 
 
 def hash_any_blocks(parent: bytes, tokens: Sequence[int], block_size: int) -> Iterator[bytes]:
-    """The hashes behind a parent as the core makes them, of any ints; a partial tail has none."""
+    """Yield the core's hashes of full blocks after a parent, for tokens that may be any ints."""
     for start in range(0, len(tokens) - block_size + 1, block_size):
         own = [int(token) for token in tokens[start : start + block_size]]
         if min(own) >= 0 and max(own) <= MAX_TOKEN:

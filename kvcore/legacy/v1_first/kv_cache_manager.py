@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The first manager with prefix caching over one queue, as vLLM's PR 9972 brought it.
+"""The first manager with prefix caching over one queue, as vLLM's PR 9972 introduced it.
 
 A request gets its first blocks from `allocate_slots`, once, and more from `append_slots`. Both may
-add empty blocks ahead, for which no request is refused. There is no null block and no window.
-Tables only grow, so two blocks may have the same content; the older one is found. A full block is
-findable at once. As in the original, keys are of tokens alone; requests with media, an adapter,
-embeddings or a salt are refused while caching is on. A look-up changes nothing and may find a whole
-prompt; the engine then shortens the hit.
+preallocate empty blocks, but refuse no request for lack of them. There is no null block and no
+window. Tables only grow, so two blocks may have the same content; a look-up finds the older one. A
+block can be found as soon as it is full. As in the original, keys cover tokens alone; requests with
+media, an adapter, embeddings or a salt are refused while caching is on. A look-up changes nothing
+and may find a whole prompt; the engine then shortens the hit.
 
-Invariants: a call that raises or returns None has changed nothing.
+Invariants: a call that raises or returns None changes nothing.
 
-Why: it stands on the pool and not on the core's requests, since these leave a token to compute,
-keep rows, and show no owners (docs/differences.md). Source: S004-03 to S004-19; X-04, 12, 14.
+Why: it uses the pool and not the core's requests, since these leave a token to compute, keep rows,
+and show no owners (docs/differences.md). Source: S004-03 to S004-19; X-04, 12, 14.
 """
 
 from __future__ import annotations
@@ -63,17 +63,17 @@ NOT_IN_KEYS = (
     *("mm_data", "mm_features", "mm_hashes", "mm_inputs", "mm_positions", "mm_placeholders"),
     *("multi_modal_data", "multi_modal_hashes", "multi_modal_inputs", "multi_modal_placeholders"),
 )
-"""What engines' requests, or their dict `inputs`, call what no key of this manager has; None, 0 and
-empty is without.
+"""Names, in requests or their dict `inputs`, of inputs that no key of this manager covers; a value
+of None, 0 or an empty container means that the request has no such input.
 """
 _PROCESS_SEED = os.urandom(32).hex().encode()
 
 
 class Request:
-    """A request, for engines without a class of their own: what this manager reads of one.
+    """A request as this manager reads it, for engines without a class of their own.
 
-    all_token_ids: of prompt and answer. num_computed_tokens: of `append_slots`: the tokens before
-    those that get slots.
+    all_token_ids: the tokens of prompt and answer. num_computed_tokens: the number of tokens before
+    those to which `append_slots` gives slots.
     """
 
     def __init__(self, request_id: str, prompt_token_ids: Sequence[int]) -> None:
@@ -87,20 +87,20 @@ class Request:
         return self._token_ids
 
     def append_output_token_ids(self, token_ids: int | Sequence[int]) -> None:
-        """Add tokens of the answer."""
+        """Append tokens of the answer."""
         self._token_ids += [token_ids] if isinstance(token_ids, int) else token_ids
 
 
 class KVCacheManager:
-    """Which block holds which tokens of a request; touches no tensor.
+    """Decides which block holds which tokens of a request; touches no tensor.
 
-    sliding_window: not used, as in the original: what leaves a window stays. enable_caching:
-    whether full blocks are findable. num_preallocate_tokens: room ahead of a request that grows, as
-    far as blocks are free. max_model_len: where that room ends, as a later release has it.
-    hashing, hash_seed: how keys are made, and from which root, random per process unless given. If
-    one of them is given, the hashes of blocks are the core's keys; else they are made as in the
-    original, of any ints. Blocks are found by keys in either case. Raises InvalidCount,
-    InvalidConfig, BackendMissing.
+    sliding_window: ignored, as in the original: blocks that leave a window are kept.
+    enable_caching: whether full blocks can be found. num_preallocate_tokens: slots to preallocate
+    for a growing request, if blocks are free. max_model_len: the limit of that preallocation, as in
+    a later release. hashing, hash_seed: the hash function of keys, and the seed of their root,
+    random per process unless given. If one of them is given, the hashes of blocks are the core's
+    keys; otherwise they are made as in the original, from any ints. Blocks are found by keys in
+    either case. Raises InvalidCount, InvalidConfig, BackendMissing.
     """
 
     def __init__(
@@ -146,9 +146,10 @@ class KVCacheManager:
         return f"<early KVCacheManager: {free} of {self.num_gpu_blocks} blocks free>"
 
     def get_computed_blocks(self, request: Any) -> list[KVCacheBlock]:
-        """The longest cached prefix of a request, its last block included; changes nothing.
+        """Return the longest cached prefix of a request, even if it is the whole prompt.
 
-        A prompt that is found whole leaves nothing to compute: take the last block away then.
+        Changes nothing. If the whole prompt is found, nothing is left to compute: the caller then
+        drops the last block.
         Raises InvalidToken, InputsNotInKeys.
         """
         if not self.enable_caching:
@@ -158,7 +159,7 @@ class KVCacheManager:
         return [pool[number] for number in self._backing.blocks.lookup_prefix(keys, "device")]
 
     def get_computed_block_ids(self, request: Any) -> list[int]:
-        """The ids of these blocks, by which `allocate_slots` knows them as well."""
+        """Return the ids of the computed blocks; `allocate_slots` takes ids as well."""
         return [block.block_id for block in self.get_computed_blocks(request)]
 
     def allocate_slots(
@@ -166,9 +167,10 @@ class KVCacheManager:
     ) -> list[KVCacheBlock] | None:
         """Give a request its first blocks: the computed ones, and new ones for num_tokens tokens.
 
-        computed_blocks: of `get_computed_blocks`, or their ids. Returns the new blocks, room ahead
-        included, or None if they do not fit. Raises InvalidCount, AlreadyAllocated,
-        HitsWithoutCaching, StaleHits, NoTokensLeft, InvalidToken, InputsNotInKeys.
+        computed_blocks: from `get_computed_blocks`, or their ids. Returns the new blocks,
+        preallocated ones included, or None if they do not fit. Raises InvalidCount,
+        AlreadyAllocated, HitsWithoutCaching, StaleHits, NoTokensLeft, InvalidToken,
+        InputsNotInKeys.
         """
         num_tokens = read_count("num_tokens", num_tokens, 1)
         name = request.request_id
@@ -192,11 +194,12 @@ class KVCacheManager:
         return list(fresh)
 
     def append_slots(self, request: Any, num_tokens: int) -> list[KVCacheBlock] | None:
-        """Give a request slots for more tokens, behind those that it counts as computed.
+        """Give a request slots for num_tokens tokens after those that it counts as computed.
 
-        Blocks that these fill are cached, unless a token before them got no slot. Returns the new
-        blocks, room ahead included; none if the present ones have room, and None if they do
-        not fit. Raises InvalidCount, UnallocatedRequest, TooFewTokens, InvalidToken.
+        Blocks that these tokens fill are cached, unless an earlier token got no slot. Returns the
+        new blocks, preallocated ones included: an empty list if the present blocks have room, None
+        if the new ones do not fit. Raises InvalidCount, UnallocatedRequest, TooFewTokens,
+        InvalidToken.
         """
         num_tokens = read_count("num_tokens", num_tokens)
         name = request.request_id
@@ -233,25 +236,25 @@ class KVCacheManager:
         return fresh
 
     def free(self, request: Any) -> None:
-        """Give back a request's blocks, tail first; one without blocks is left as it is."""
+        """Free a request's blocks, tail first; does nothing if it has none."""
         blocks = self.req_to_blocks.pop(request.request_id, [])
         self._backing.blocks.release([block.block_id for block in reversed(blocks)], "device")
 
     def take_batch(self) -> Batch:
-        """Close the open batch: the commands of the calls since the last one, for a runtime."""
+        """Close the open batch: the commands since the last one, for a runtime."""
         return self._backing.take_batch()
 
     def state(self) -> Tiers:
-        """The blocks as a value. Cost: O(pool) with the twin."""
+        """Return the state of the pool as a value. Cost: O(pool) with the twin."""
         return self._backing.state()
 
     def check(self) -> None:
-        """Raise InvariantViolation unless each block has as many owners as tables name it."""
+        """Raise InvariantViolation unless each block has one owner per table that contains it."""
         tables = self.req_to_blocks.values()
         self._backing.check(block.block_id for table in tables for block in table)
 
     def _keys(self, parent: bytes, tokens: Sequence[int]) -> list[bytes]:
-        """The keys of the full blocks of tokens behind a parent. Raises InvalidToken."""
+        """Return the keys of the full blocks of tokens after a parent. Raises InvalidToken."""
         size, hashing = self.block_size, self._hashing
         hashes: Iterable[bytes]
         try:
@@ -266,7 +269,7 @@ class KVCacheManager:
         return [make_key(each, 0) for each in hashes]
 
     def _keys_of_prompt(self, request: Any, num_hits: int, num_tokens: int) -> list[bytes]:
-        """The keys of the hits, then of the blocks that num_tokens tokens behind them fill."""
+        """Return the keys of the hits, then of the blocks that the next num_tokens tokens fill."""
         name = request.request_id
         if not self.enable_caching:
             if num_hits:
@@ -281,7 +284,7 @@ class KVCacheManager:
     def _admit(
         self, request: Any, hits: Sequence[Any], numbers: list[int], keys: list[bytes], needed: int
     ) -> tuple[int, ...] | None:
-        """Own the hits, which must have these keys, and take the needed blocks and room ahead."""
+        """Touch the hits, which must have these keys, and take needed and preallocated blocks."""
         backing = self._backing.blocks
         num_free = backing.num_free("device")
         if hits and min(numbers) >= 0:
@@ -299,7 +302,7 @@ class KVCacheManager:
     def _keys_of_filled(
         self, tokens: Sequence[int], blocks: list[KVCacheBlock], full: int
     ) -> tuple[int, list[bytes]]:
-        """The first block without key, and the keys of the full blocks from there on."""
+        """Return the index of the first block without a key, and the keys of full blocks there."""
         first, key = min(full, len(blocks)), None
         key_of = self._backing.blocks.key_of
         while first and (key := key_of(blocks[first - 1].block_id, "device")) is None:
@@ -308,13 +311,13 @@ class KVCacheManager:
         return first, self._keys(self._root if key is None else key[:HASH_SIZE], filled)
 
     def _number(self, hit: Any) -> int:
-        """The id of a hit, which is a block or its id; -1 unless it is one of these blocks."""
+        """Return the id of a hit, given as a block or id; -1 if it is not of this pool."""
         number = getattr(hit, "block_id", hit)
         known = isinstance(number, int) and 0 <= number < self.num_gpu_blocks
         return number if known and hit in (number, self.block_pool[number]) else -1
 
     def _count(self, needed: int, num_free: int, num_held: int) -> int:
-        """How many blocks to take: those that are needed and room ahead, of those that are free."""
+        """Return how many blocks to take: the needed ones and free ones to preallocate."""
         ahead = self.num_preallocate_blocks
         if self.max_model_len is not None:
             most = -(-self.max_model_len // self.block_size) - num_held - needed
@@ -322,14 +325,14 @@ class KVCacheManager:
         return min(needed + ahead, num_free)
 
     def _publish(self, blocks: Sequence[KVCacheBlock], keys: Sequence[bytes]) -> None:
-        """Make the first blocks findable under as many keys."""
+        """Publish the first len(keys) blocks, each under its key."""
         if keys:
             numbers = [block.block_id for block in blocks[: len(keys)]]
             self._backing.blocks.publish_all(numbers, keys, "device")
 
 
 def _check_inputs(request: Any) -> None:
-    """Raise InputsNotInKeys if a request has other inputs than tokens."""
+    """Raise InputsNotInKeys if a request has inputs other than tokens."""
     inputs = getattr(request, "inputs", None)
     inside = inputs if isinstance(inputs, Mapping) else {}
     for field in NOT_IN_KEYS:

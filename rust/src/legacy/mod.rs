@@ -1,4 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The twin of what the older managers keep beside the core.
+//! The twin of the block tiers that the older managers share.
 
 pub mod blocks;

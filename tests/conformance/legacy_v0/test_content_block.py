@@ -59,7 +59,7 @@ def test_what_stands_before_and_the_allocator_are_of_its_kind(backend: Backend) 
     plain = naive.allocate_mutable_block(None)
     with pytest.raises(AssertionError, match="a NaiveBlockAllocator caches no prefixes"):
         PrefixCachingBlock(None, [], 2, naive)
-    with pytest.raises(AssertionError, match="a NaiveBlock cannot stand before"):
+    with pytest.raises(AssertionError, match="a NaiveBlock cannot precede"):
         PrefixCachingBlock(plain, [], 2, blocks)
     for call in (
         lambda: blocks.allocate_mutable_block(plain),

@@ -84,7 +84,7 @@ BLOCKS: list[Case] = [
         "swap out one twice",
         lambda a, held: a.swap_out([held.part, held.part]),
         AssertionError,
-        "one object of block 1 and 1 tokens is named 2 times",
+        "an object of block 1 with 1 tokens is given 2 times",
     ),
     (
         "swap out what is gone after what is not",

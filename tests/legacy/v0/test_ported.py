@@ -309,7 +309,7 @@ def test_an_object_that_is_named_twice_is_freed_once(backend: Backend, kind: str
     for call in calls:
         error = unchanged(call, tiers, block)
         assert isinstance(error, AssertionError)
-        assert "one object of block 0 and 2 tokens is named 2 times" in str(error)
+        assert "an object of block 0 with 2 tokens is given 2 times" in str(error)
     gpu.swap_out([block])
     error = unchanged(gpu.swap_in, tiers, block, given=([block, block],))
     assert isinstance(error, AssertionError)

@@ -205,7 +205,7 @@ def test_a_sequence_keeps_its_tokens_and_log_probabilities() -> None:
 
 def test_a_token_without_its_log_probability_is_refused() -> None:
     seq = legacy.Sequence(3, "", [5], 2)
-    with pytest.raises(AssertionError, match="token 7 of sequence 3 is none of the 1 logprobs"):
+    with pytest.raises(AssertionError, match="token 7 of sequence 3 is not in its 1 logprobs"):
         seq.append_token_id(7, {8: -0.5})
     assert (seq.get_token_ids(), seq.output_logprobs) == ([5], [])
     assert seq.logical_token_blocks[0].get_token_ids() == [5]
@@ -248,7 +248,7 @@ def test_a_group_has_each_sequence_once() -> None:
     with pytest.raises(ValueError, match="group 'g' has a sequence 1"):
         group.add(legacy.Sequence(1, "", [2], 2))
     for call in (group.find, group.remove):
-        with pytest.raises(ValueError, match="sequence 7 is none of the 1 of group 'g'"):
+        with pytest.raises(ValueError, match="sequence 7 is not one of the 1 of group 'g'"):
             call(7)
     assert group.find(1) is seq
     group.remove(1)

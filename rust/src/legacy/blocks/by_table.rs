@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Transitions of tiers for a whole table: append, write, move to the other tier.
+//! Transitions of tiers for a whole table: append, write, and move to the other tier.
 //!
 //! Invariants: those of `tiers.rs`. A block that has other owners, or a key, is never written.
 //! Source: S003-17, 19 to 21, 26, 28. Twin: kvcore/legacy/blocks/by_table.py.
@@ -16,14 +16,14 @@ use crate::types::errors::Error;
 use crate::types::ids::BlockId;
 use crate::types::values::Admitted;
 
-/// Blocks with their copies, in the order in which they were named.
+/// Pairs of a block and its copy, in the order of the argument.
 pub type Moves = Vec<(BlockId, BlockId)>;
 
-/// Make room for an owner of device blocks to write behind their content.
+/// Make room for an owner of device blocks to write after their content.
 ///
 /// last, num_held: the last block of the table, and its length. num_blocks: its length after the
-/// write. Value: None if the last block is written as it is; else a new block, which stands behind
-/// the last one if the table is shorter than num_blocks, or a copy that replaces it, as in `own`.
+/// write. Value: None if the last block can be written as it is; otherwise a new block, to append
+/// if the table is shorter than num_blocks, or a copy that replaces the last block, as in `own`.
 /// Fails with InvalidCount, UnknownBlock, NoOwner.
 pub fn append(
     tiers: &mut Tiers,
@@ -45,7 +45,8 @@ pub fn append(
 
 /// Let one of a device block's owners write; value: the block to write to.
 ///
-/// That is the block itself if it has one owner and no key, else a copy, to which the owner moves.
+/// If the block has one owner and no key, it is written in place; otherwise the owner moves to a
+/// copy.
 /// Fails with UnknownBlock, NoOwner.
 pub fn own(tiers: &mut Tiers, block: i64) -> Result<Admitted<BlockId>, Misuse> {
     let (pool, known) = tiers.known(block, Tier::Device)?;
@@ -57,19 +58,20 @@ pub fn own(tiers: &mut Tiers, block: i64) -> Result<Admitted<BlockId>, Misuse> {
 
 /// Move one owner of each device block to the host; refused as a whole.
 ///
-/// A block that is named again moves once, with an owner more. Value: each block with its copy.
+/// A block that is named twice moves once, with one more owner. Value: each block with its copy.
 /// Fails with NoHostTier, UnknownBlock, DoubleFree.
 pub fn move_out(tiers: &mut Tiers, blocks: &[i64]) -> Result<Admitted<Moves>, Misuse> {
     move_owners(tiers, blocks, Tier::Device, Tier::Host)
 }
 
-/// Move one owner of each host block to the device, likewise. Fails with NoHostTier, UnknownBlock,
-/// DoubleFree.
+/// Move one owner of each host block to the device; refused as a whole.
+///
+/// Value: each block with its copy. Fails with NoHostTier, UnknownBlock, DoubleFree.
 pub fn move_in(tiers: &mut Tiers, host_blocks: &[i64]) -> Result<Admitted<Moves>, Misuse> {
     move_owners(tiers, host_blocks, Tier::Host, Tier::Device)
 }
 
-/// Let owners leave the blocks of one tier for new ones of the other, which are copies.
+/// Move owners from the blocks of one tier to new copies in the other tier.
 fn move_owners(
     tiers: &mut Tiers,
     blocks: &[i64],

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Tiers of blocks under the older managers, looked up by key and by table.
+//! The tiers of blocks that the older managers share, with look-up by key and by table.
 
 pub mod by_table;
 pub mod tiers;

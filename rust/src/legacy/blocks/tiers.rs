@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-//! One or two tiers of blocks and an open batch: what a manager of sequences needs and no more.
+//! One or two tiers of blocks and an open batch: all that a manager of sequences needs.
 //!
-//! Transitions are those of the pool for one tier, and copies of a block inside the device and
-//! between the tiers. Their commands gather in the open batch; of the host tier it has only the
-//! copies. Ids count from 0 in each tier. Errors name the host tier if a host block is misused.
+//! The transitions are those of the pool for one tier, and copies of a block inside the device and
+//! between the tiers. Their commands gather in the open batch, which holds only the copies of the
+//! host tier. Ids count from 0 in each tier. Errors about a host block name its tier.
 //!
-//! Invariants: a call that fails or is refused has changed nothing. Source: S002-33, 34, 50, 65,
+//! Invariants: a call that fails or is refused changes nothing. Source: S002-33, 34, 50, 65,
 //! S003-20, 21, 26, 28. Twin: kvcore/legacy/blocks/tiers.py.
 
 use std::fmt;
@@ -23,7 +23,7 @@ use crate::types::keys::Key;
 use crate::types::memory::check_memory;
 use crate::types::values::{Admitted, Reason, Refused};
 
-/// The blocks of the device and the host, None without a host tier, and the open batch.
+/// The blocks of the device and the host (None without a host tier), and the open batch.
 #[derive(Debug, Clone)]
 pub struct Tiers {
     pub(crate) device: BlockPool,
@@ -36,9 +36,9 @@ pub struct Tiers {
 /// Misuse of the blocks of one tier.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Misuse {
-    /// What was wrong.
+    /// The error.
     pub error: Error,
-    /// Whose block the error names, if it names one.
+    /// The tier of the block that the error names, if it names one.
     pub tier: Tier,
 }
 
@@ -53,7 +53,7 @@ impl fmt::Display for Misuse {
 impl std::error::Error for Misuse {}
 
 impl Tiers {
-    /// The blocks of one tier. Fails with NoHostTier.
+    /// Return the blocks of one tier. Fails with NoHostTier.
     pub fn pool(&self, tier: Tier) -> Result<&BlockPool, Misuse> {
         match (tier, &self.host) {
             (Tier::Device, _) => Ok(&self.device),
@@ -62,19 +62,19 @@ impl Tiers {
         }
     }
 
-    /// The number of the open batch.
+    /// Return the number of the open batch.
     #[must_use]
     pub fn number(&self) -> u64 {
         self.number
     }
 
-    /// The open batch as it would be taken now.
+    /// Return the open batch without closing it.
     #[must_use]
     pub fn open_batch(&self) -> Batch {
         close(self.number, &self.effects.commands)
     }
 
-    /// Run a transition of the pool layer in one tier.
+    /// Apply a transition of the pool layer to one tier.
     pub(crate) fn run<T>(
         &mut self,
         tier: Tier,
@@ -94,7 +94,7 @@ impl Tiers {
         Ok((pool, pool.check_block(block).map_err(|error| Misuse { error, tier })?))
     }
 
-    /// The same of a block that has an owner.
+    /// Check that a block is known and has an owner.
     fn held(&self, number: i64, tier: Tier) -> Result<BlockId, Misuse> {
         let (pool, block) = self.known(number, tier)?;
         if pool.ref_count(block) == 0 {
@@ -103,7 +103,7 @@ impl Tiers {
         Ok(block)
     }
 
-    /// A device block and a host block that both have owners.
+    /// Check that a device block and a host block both have owners, and return them.
     pub(crate) fn held_pair(
         &self,
         block: i64,
@@ -114,10 +114,10 @@ impl Tiers {
     }
 }
 
-/// Empty tiers, which have one policy and one order in which blocks are first taken.
+/// Make empty tiers that share one eviction policy and one order of first use.
 ///
-/// num_host_blocks: 0 for no host tier. null_block: device block 0 stands for none and is never
-/// taken. descending: the highest block is first taken. Fails with PoolTooLarge.
+/// num_host_blocks: 0 for no host tier. null_block: reserve device block 0 as the null block, which
+/// is never taken. descending: the highest block is taken first. Fails with PoolTooLarge.
 pub fn make_tiers(
     num_blocks: u32,
     num_host_blocks: u32,
@@ -148,9 +148,9 @@ pub fn take(tiers: &mut Tiers, count: u64, tier: Tier) -> Result<Admitted<Vec<Bl
     tiers.run(tier, |pool, effects| Ok(layer::take(pool, count, effects)))
 }
 
-/// Touch blocks and take `count` others; refused as a whole; value: those that were taken.
+/// Touch blocks and take `count` others; refused as a whole; value: the blocks taken.
 ///
-/// keys: one per block, which it must have; None: any. Fails with WrongKey, UnknownBlock,
+/// keys: the key that each block must have; None: not compared. Fails with WrongKey, UnknownBlock,
 /// UnusedBlock.
 pub fn admit(
     tiers: &mut Tiers,
@@ -162,7 +162,7 @@ pub fn admit(
     tiers.run(tier, |pool, effects| layer::admit(pool, blocks, count, keys, effects))
 }
 
-/// Add an owner to each block that has one, or has a key. Fails with UnknownBlock, UnusedBlock.
+/// Add an owner to each block; it must have one, or a key. Fails with UnknownBlock, UnusedBlock.
 pub fn touch(tiers: &mut Tiers, blocks: &[i64], tier: Tier) -> Result<(), Misuse> {
     tiers.run(tier, |pool, effects| layer::touch(pool, blocks, effects))
 }
@@ -172,12 +172,13 @@ pub fn release(tiers: &mut Tiers, blocks: &[i64], tier: Tier) -> Result<(), Misu
     tiers.run(tier, |pool, effects| layer::release(pool, blocks, effects))
 }
 
-/// Make a block with an owner findable. Fails with UnknownBlock, UnusedBlock, AlreadyPublished.
+/// Publish a block that has an owner under a key. Fails with UnknownBlock, UnusedBlock,
+/// AlreadyPublished.
 pub fn publish(tiers: &mut Tiers, block: i64, key: Key, tier: Tier) -> Result<(), Misuse> {
     tiers.run(tier, |pool, _| layer::publish(pool, block, key))
 }
 
-/// Make blocks with owners findable, each by its key, in order; all of them or none. Fails with
+/// Publish blocks that have owners, each under its key, in order; all of them or none. Fails with
 /// UnknownBlock, UnusedBlock, AlreadyPublished.
 pub fn publish_all(
     tiers: &mut Tiers,
@@ -193,7 +194,7 @@ pub fn unpublish(tiers: &mut Tiers, block: i64, tier: Tier) -> Result<(), Misuse
     tiers.run(tier, |pool, effects| layer::unpublish(pool, block, effects))
 }
 
-/// Set when blocks were used, and how many tokens their chain has; None leaves it as it was. Fails
+/// Set the access time of blocks and the length of their chain in tokens; None keeps a value. Fails
 /// with UnknownBlock, and with InvalidConfig unless eviction is "priority".
 pub fn set_priority(
     tiers: &mut Tiers,
@@ -213,7 +214,7 @@ pub fn clear_index(tiers: &mut Tiers, tier: Tier) -> Result<(), Misuse> {
     })
 }
 
-/// Copy a device block for one of its owners, which moves to the copy; value: the copy.
+/// Copy a device block and move one of its owners to the copy; value: the copy.
 ///
 /// The copy is taken before the owner leaves. Fails with UnknownBlock, NoOwner.
 pub fn copy(tiers: &mut Tiers, block: i64) -> Result<Admitted<BlockId>, Misuse> {
@@ -228,23 +229,23 @@ pub fn copy(tiers: &mut Tiers, block: i64) -> Result<Admitted<BlockId>, Misuse> 
     Ok(Ok(fresh))
 }
 
-/// Copy a device block to a host block; both have owners, and keep them. Fails with NoHostTier,
-/// UnknownBlock, NoOwner.
+/// Copy a device block to a host block; both must have owners, and keep them. Fails with
+/// NoHostTier, UnknownBlock, NoOwner.
 pub fn copy_out(tiers: &mut Tiers, block: i64, host_block: i64) -> Result<(), Misuse> {
     let (block, host_block) = tiers.held_pair(block, host_block)?;
     tiers.effects.emit(Command::SwapOut { block, host_block });
     Ok(())
 }
 
-/// Copy a host block to a device block; both have owners, and keep them. Fails with NoHostTier,
-/// UnknownBlock, NoOwner.
+/// Copy a host block to a device block; both must have owners, and keep them. Fails with
+/// NoHostTier, UnknownBlock, NoOwner.
 pub fn copy_in(tiers: &mut Tiers, host_block: i64, block: i64) -> Result<(), Misuse> {
     let (block, host_block) = tiers.held_pair(block, host_block)?;
     tiers.effects.emit(Command::SwapIn { host_block, block });
     Ok(())
 }
 
-/// Return the block that a look-up of a key finds. Does not modify the tiers.
+/// Return the block that answers for a key, or None. Does not modify the tiers.
 pub fn lookup(tiers: &Tiers, key: &Key, tier: Tier) -> Result<Option<BlockId>, Misuse> {
     Ok(layer::lookup(tiers.pool(tier)?, key))
 }
@@ -255,18 +256,18 @@ pub fn lookup_prefix(tiers: &Tiers, keys: &[Key], tier: Tier) -> Result<Vec<Bloc
     Ok(layer::lookup_prefix(tiers.pool(tier)?, keys))
 }
 
-/// Blocks in the free queue. Does not modify the tiers.
+/// Return the number of blocks in the free queue. Does not modify the tiers.
 pub fn num_free(tiers: &Tiers, tier: Tier) -> Result<u32, Misuse> {
     Ok(tiers.pool(tier)?.num_free())
 }
 
-/// Owners of a block. Does not modify the tiers. Fails with UnknownBlock.
+/// Return the owner count of a block. Does not modify the tiers. Fails with UnknownBlock.
 pub fn ref_count(tiers: &Tiers, block: i64, tier: Tier) -> Result<u32, Misuse> {
     let (pool, known) = tiers.known(block, tier)?;
     Ok(pool.ref_count(known))
 }
 
-/// Owners of each block. Does not modify the tiers. Fails with UnknownBlock.
+/// Return the owner count of each block. Does not modify the tiers. Fails with UnknownBlock.
 pub fn ref_counts(tiers: &Tiers, blocks: &[i64], tier: Tier) -> Result<Vec<u32>, Misuse> {
     let pool = tiers.pool(tier)?;
     let count = |&block| pool.check_block(block).map(|known| pool.ref_count(known));
@@ -274,13 +275,13 @@ pub fn ref_counts(tiers: &Tiers, blocks: &[i64], tier: Tier) -> Result<Vec<u32>,
     counts.map_err(|error| Misuse { error, tier })
 }
 
-/// The key of a block. Does not modify the tiers. Fails with UnknownBlock.
+/// Return the key of a block. Does not modify the tiers. Fails with UnknownBlock.
 pub fn key_of(tiers: &Tiers, block: i64, tier: Tier) -> Result<Option<&Key>, Misuse> {
     let (pool, known) = tiers.known(block, tier)?;
     Ok(pool.key(known))
 }
 
-/// The free queue, front first. Does not modify the tiers. Cost: O(free blocks).
+/// Return the free queue, front first. Does not modify the tiers. Cost: O(free blocks).
 pub fn free_blocks(tiers: &Tiers, tier: Tier) -> Result<Vec<BlockId>, Misuse> {
     Ok(tiers.pool(tier)?.queue.iter().collect())
 }
