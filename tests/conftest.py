@@ -40,7 +40,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Note on each test the numbers of its `seed` markers, for whoever reads its report."""
+    """Note on each test the numbers of its `seed` markers, for the readers of its report."""
     for item in items:
         for marker in item.iter_markers("seed"):
             item.user_properties += (("seed", number) for number in marker.args)
@@ -99,7 +99,7 @@ def max_states(request: pytest.FixtureRequest) -> MaxStates:
 
 @pytest.fixture(params=["rust", pytest.param("python", marks=pytest.mark.slow)])
 def backend_of_engine(request: pytest.FixtureRequest) -> Backend:
-    """The twin, and Python in `make explore`: for engines that run long on either."""
+    """Return the twin, and Python in `make explore`: for engines that run long on either."""
     name: Backend = request.param
     if name == "rust":
         need_twin()
@@ -108,7 +108,7 @@ def backend_of_engine(request: pytest.FixtureRequest) -> Backend:
 
 @pytest.fixture(params=["python", "rust"])
 def backend(request: pytest.FixtureRequest) -> Backend:
-    """Each backend in turn."""
+    """Return each backend in turn."""
     name: Backend = request.param
     if name == "rust":
         need_twin()

@@ -59,7 +59,7 @@ Arrows = dict[str, set[str]]
 
 
 def python_arrows(root: Path = PYTHON) -> Arrows:
-    """The imports among the Python modules below a folder; its `__init__.py` has its name."""
+    """Return the imports among Python modules below a folder; its `__init__.py` has its name."""
     known = {dotted(path, root, "__init__"): path for path in root.rglob("*.py")}
     arrows: Arrows = {name: set() for name in known}
     for name, path in known.items():
@@ -76,7 +76,7 @@ def python_arrows(root: Path = PYTHON) -> Arrows:
 
 
 def resolved(parts: list[str], known: Iterable[str], root: Path) -> str:
-    """The module that is imported: the longest name that is one, and the root without any."""
+    """Return the imported module: the longest name that is one, and the root without any."""
     for end in range(len(parts), 0, -1):
         if ".".join(parts[:end]) in known:
             return ".".join(parts[:end])
@@ -84,7 +84,7 @@ def resolved(parts: list[str], known: Iterable[str], root: Path) -> str:
 
 
 def rust_arrows(root: Path = RUST) -> Arrows:
-    """The same of the Rust modules, without their unit tests."""
+    """Return the imports among the Rust modules, without their unit tests."""
     files = [path for path in root.rglob("*.rs") if path.stem not in ("lib", "tests")]
     known = {dotted(path, root, "mod"): path for path in files if "tests" not in path.parts}
     arrows: Arrows = {name: set() for name in known}
@@ -101,13 +101,13 @@ def rust_arrows(root: Path = RUST) -> Arrows:
 
 
 def dotted(path: Path, root: Path, door: str) -> str:
-    """A module's name: of a folder's door that of the folder, of the root's that of the root."""
+    """Return a module's name; that of a folder's `__init__.py` is the folder's."""
     parts = path.relative_to(root).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == door else parts) or root.name
 
 
 def upward(arrows: Arrows, rooms: Sequence[str] = ROOMS) -> list[str]:
-    """The imports of a room that does not stand before the one that imports it."""
+    """Return the imports of a room that does not stand before the one that imports it."""
     names = {*arrows, *set().union(*arrows.values())}
     of = {name: rooms.index(name.split(".")[0]) for name in names}
     return sorted(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the style of this project demands of every file, as tests over what git tracks."""
+"""The style of this project, checked on every file that git tracks."""
 
 from __future__ import annotations
 
@@ -90,12 +90,12 @@ def sources(*suffixes: str) -> list[Path]:
 
 
 def name_of(path: Path) -> str:
-    """The path as the repository names it."""
+    """Return the path as the repository names it."""
     return path.relative_to(ROOT).as_posix()
 
 
 def imports(path: Path) -> Iterator[str]:
-    """Each module that a Python file imports wherever in the file, and each name from one."""
+    """Yield each module that a Python file imports, at any depth, and each name from one."""
     for node in statements(path):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -106,7 +106,7 @@ def imports(path: Path) -> Iterator[str]:
 
 
 def imports_by_name(path: Path) -> Iterator[str]:
-    """Each module that a Python file imports by a call; of a name with gaps, what begins it."""
+    """Yield each module that a Python file imports by a call; a formatted name's beginning."""
     for node in ast.walk(parsed(path)):
         if isinstance(node, ast.Call) and node.args:
             called = ast.unparse(node.func).split(".")[-1]
@@ -232,7 +232,7 @@ def test_one_file_of_each_language_changes_block_tables() -> None:
 
 
 def made_as(path: Path, *words: str) -> set[str]:
-    """The classes of a file that derive from one of these, or have one as a decorator."""
+    """Return the classes of a file that derive from one of these, or have one as a decorator."""
     found = set()
     for node in statements(path):
         if isinstance(node, ast.ClassDef):

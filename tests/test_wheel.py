@@ -40,7 +40,7 @@ print(*sys.version_info[:2], kinds.count("Allocate"), hit.num_tokens, kvcore._ru
 
 
 def find_python(version: str) -> str | None:
-    """A working interpreter of this version: this one, one on PATH, or one that pyenv keeps."""
+    """Return a working interpreter of this version: this one, one on PATH, or pyenv's."""
     candidates: list[str | Path] = [sys.executable, f"python{version}"]
     if shutil.which("pyenv"):
         told = subprocess.run(["pyenv", "root"], capture_output=True, text=True, check=False)
@@ -61,7 +61,7 @@ def find_python(version: str) -> str | None:
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel of this source tree, in release, from the build folder that the twin came from."""
+    """Return the wheel of this source tree, in release, from the build folder of the twin."""
     out = tmp_path_factory.mktemp("wheel")
     maturin = Path(sys.executable).with_name("maturin")
     command = [str(maturin), "build", "--release", "--locked", "--quiet", "--out", str(out)]

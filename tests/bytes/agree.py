@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Damaged text traces, told by both languages: `python -m tests.bytes.agree [--inputs N]`.
+"""Damaged text traces, compared in both languages: `python -m tests.bytes.agree [--inputs N]`.
 
 Python writes each text with its outcome, the refused line or a digest of all outcomes, and the
 twin's test `both_languages_tell_a_trace_alike` reads them. The file connects the two because the
@@ -31,7 +31,7 @@ TEST = ("cargo", "test", "--locked", "--profile", "fuzz", "--lib", "both_languag
 
 
 def told(text: str) -> str:
-    """What a text comes to as a trace."""
+    """Return the outcome of a text that is read as a trace."""
     try:
         calls = outcomes(parse_trace(text, source="fuzz"), "python")
     except TraceError as error:
@@ -41,14 +41,14 @@ def told(text: str) -> str:
 
 
 def write(seed: int) -> str:
-    """The lines of some texts."""
+    """Return the lines of some texts."""
     random, make = Random(seed), TEXT_DOORS[0].make().make
     texts = [make(random).decode(errors="replace") for _ in range(PIECE)]
     return "".join(f"{text.encode().hex()} {told(text)}\n" for text in texts)
 
 
 def main() -> int:
-    """Write the texts and ask the twin; its exit code."""
+    """Write the texts and run the twin's test on them; return its exit code."""
     parser = argparse.ArgumentParser(description="Damaged text traces, told by both languages.")
     parser.add_argument("--inputs", type=count, default=TRACES, help=f"traces ({TRACES:,})")
     inputs = parser.parse_args().inputs

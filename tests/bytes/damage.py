@@ -30,12 +30,12 @@ class Sample:
 
 
 def split_words(data: bytes) -> Sample:
-    """The words, gaps and signs of a text."""
+    """Return the words, gaps and signs of a text."""
     return Sample(tuple(_WORD.findall(data)))
 
 
 def split_at(data: bytes, starts: Iterable[int]) -> Sample:
-    """The fields that start at these places."""
+    """Return the fields that start at these places."""
     places = sorted({0, *starts, len(data)})
     return Sample(tuple(data[a:b] for a, b in pairwise(places)))
 
@@ -52,7 +52,7 @@ class Damager:
         self._words = words
 
     def make(self, random: Random) -> bytes:
-        """Some damaged bytes; now and then a sample as it is."""
+        """Return damaged bytes; now and then a sample as it is."""
         fields = list(random.choice(self.samples).fields)
         for _ in range(random.choice((0, 1, 1, 1, 1, 1, 2, 2, 3, MOST_CHANGES))):
             random.choice(_CHANGES)(self, random, fields)
@@ -67,7 +67,7 @@ class Damager:
         return random.randrange(len(fields))
 
     def _word(self, random: Random, like: bytes) -> bytes:
-        """Something for the place of a field."""
+        """Return something to put in the place of a field."""
         if self._words and random.randrange(2):
             return random.choice(self._words)
         if random.randrange(3) == 0:

@@ -46,7 +46,7 @@ class Door:
 
 @cache
 def states() -> tuple[bytes, ...]:
-    """The canonical bytes of states in the middle of the project's traces."""
+    """Return the canonical bytes of states in the middle of the project's traces."""
     found: dict[bytes, None] = {}
     for path in TRACES:
         trace = read_trace(path)
@@ -72,7 +72,7 @@ class Watching(Reader):
 
 
 def split_state(data: bytes) -> Sample:
-    """The fields of an encoded state."""
+    """Return the fields of an encoded state."""
     watching = Watching(data)
     watching.starts = []
     with patch.object(decode, "Reader", lambda _: watching):
@@ -81,7 +81,7 @@ def split_state(data: bytes) -> Sample:
 
 
 def raised(read: Callable[[], object], *kinds: type[Exception]) -> Exception | None:
-    """The error of these kinds by which some bytes are refused."""
+    """Return the error with which some bytes are refused, if it is of these kinds."""
     try:
         read()
     except kinds as error:
@@ -90,7 +90,7 @@ def raised(read: Callable[[], object], *kinds: type[Exception]) -> Exception | N
 
 
 def refuses(read: Callable[[], object], size: int) -> bool:
-    """Whether some bytes are refused, with the place."""
+    """Tell whether some bytes are refused, and name the place."""
     error = raised(read, DamagedState)
     if isinstance(error, DamagedState):
         place = error.fields["offset"]
@@ -100,7 +100,7 @@ def refuses(read: Callable[[], object], size: int) -> bool:
 
 
 def read_state(data: bytes) -> bool:
-    """Decode in both languages, and check what comes."""
+    """Decode in both languages, and check the result."""
     taken: list[State] = []
     refused = refuses(lambda: taken.append(decode.decode(data)), len(data))
     if _twin.available():
@@ -121,7 +121,7 @@ def read_state(data: bytes) -> bool:
 
 
 def go_on(data: bytes) -> bool:
-    """A state that every property holds for is a state like any other: its requests can leave."""
+    """Check that a state for which every property holds can go on: its requests can leave."""
     for backend in ("python", "rust") if _twin.available() else ("python",):
         manager = KVCacheManager(Config(2), backend)
         manager.restore(data)
@@ -144,7 +144,7 @@ def leave(manager: KVCacheManager) -> None:
 
 @cache
 def event_places() -> tuple[bytes, int, int]:
-    """A state with events, where they start, and where they end."""
+    """Return a state with events, where they start, and where they end."""
     data = max(states(), key=lambda each: len(decode.decode(each).events))
     state = decode.decode(data)
     joined = Writer()
@@ -155,7 +155,7 @@ def event_places() -> tuple[bytes, int, int]:
 
 
 def event_samples() -> list[Sample]:
-    """The events of each state that has any."""
+    """Return the events of each state that has any."""
     samples = []
     for data in states():
         out = Writer()
@@ -202,7 +202,7 @@ def read_events(data: bytes) -> bool:
 
 
 def batch_samples() -> list[Sample]:
-    """The open batches of the states, as number of bytes, columns and keys."""
+    """Return the open batches of the states, as number of bytes, columns and keys."""
     samples = []
     for data in states():
         batch = decode.decode(data).batch
@@ -216,7 +216,7 @@ def batch_samples() -> list[Sample]:
 
 
 def read_batch(data: bytes) -> bool:
-    """Read a batch that came as columns and keys."""
+    """Read a batch that arrived as columns and keys."""
     size = int.from_bytes(data[:4], "little")
     batch = Batch(7, bytearray(data[4 : 4 + size]), data[4 + size :])
     if raised(lambda: list(batch), DamagedBatch) is not None:

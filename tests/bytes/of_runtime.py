@@ -31,7 +31,7 @@ PROMPTS = (
 
 @cache
 def page() -> bytes:
-    """A page as a tier keeps it."""
+    """Return a page as a tier keeps it."""
     slot = bytearray(PAYLOAD_START) + bytes(range(PAGE_BYTES))
     begin_page(memoryview(slot), PLACE.identity, KEY)
     seal_page(memoryview(slot))
@@ -52,7 +52,7 @@ def read_page(data: bytes) -> bool:
 
 
 def check(slot: bytearray) -> bool:
-    """Whether a slot is refused; what is not is this name's page."""
+    """Tell whether a slot is refused; check that any other is this name's page."""
     if check_page(memoryview(slot), PLACE.name(KEY), len(slot)) is not FarStatus.OK:
         return True
     assert (bytes(slot[8:24]), bytes(slot[40:76])) == (PLACE.identity[:16], KEY)

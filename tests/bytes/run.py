@@ -44,7 +44,7 @@ ALL = {door.name: door for door in (*DOORS, *TEXT_DOORS, *RUNTIME_DOORS)}
 
 @cache
 def damager(name: str) -> Damager:
-    """What makes a door's inputs, in this process."""
+    """Return the source of a door's inputs, in this process."""
     made = ALL[name].make()
     pages = Path("/proc/self/statm")
     if pages.exists():
@@ -54,7 +54,7 @@ def damager(name: str) -> Damager:
 
 
 class Drawn(Random):
-    """Random numbers out of bytes, and zeros behind them.
+    """Random numbers read from bytes, followed by zeros.
 
     Why: Hypothesis draws these bytes at once, in two thirds of the time of `st.randoms`.
     """
@@ -64,7 +64,7 @@ class Drawn(Random):
         self._bits = int.from_bytes(data, "little")
 
     def getrandbits(self, k: int) -> int:
-        """The next k bits."""
+        """Return the next k bits."""
         bits = self._bits & ((1 << k) - 1)
         self._bits >>= k
         return bits
@@ -72,7 +72,7 @@ class Drawn(Random):
 
 @attrs.define
 class Tried:
-    """What came of some inputs. broken: the smallest that broke a property, and how."""
+    """The result of some inputs. broken: the smallest that broke a property, and how."""
 
     inputs: int = 0
     refused: int = 0
@@ -150,7 +150,7 @@ def main() -> int:
 
 
 def count(text: str) -> int:
-    """A number of inputs, at least 1."""
+    """Parse a number of inputs, at least 1."""
     number = int(text)
     if number < 1:
         raise ValueError(text)

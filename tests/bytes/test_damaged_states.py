@@ -42,7 +42,7 @@ from tests.helpers.stories import add, drop, make, serve, step
 
 
 def busy(backend: Backend) -> KVCacheManager:
-    """A manager whose bytes have all there is: both tiers, pins, a held row, merges, events."""
+    """Return a manager whose bytes have it all: both tiers, pins, a held row, merges, events."""
     manager = make(
         backend, 8, num_host_blocks=3, max_model_len=12, enable_events=True, duplicates="merge"
     )
@@ -65,7 +65,9 @@ def busy(backend: Backend) -> KVCacheManager:
 
 
 def moving(backend: Backend) -> KVCacheManager:
-    """One whose bytes have a window, drafts, extra keys, own hashes, operations and a pin."""
+    """Return one whose bytes have a window, drafts, extra keys, own hashes, operations and a
+    pin.
+    """
     groups = (Group(2), Group(2, kind="sliding_window", window=3))
     manager = make(
         backend, 16, groups=groups, max_model_len=10, record_new_blocks=True, hide_salts=True
@@ -92,7 +94,7 @@ def moving(backend: Backend) -> KVCacheManager:
 
 
 def loading(backend: Backend) -> KVCacheManager:
-    """One whose bytes have an unconfirmed load, which two requests can report, one is freed."""
+    """Return one with an unconfirmed load that two requests can report; one of them is freed."""
     manager = make(backend, 8)
     add(manager, "loads", range(7))
     manager.allocate_slots("loads", 1, num_external_computed_tokens=4)
@@ -111,7 +113,7 @@ WORLDS: list[Callable[[Backend], KVCacheManager]] = [busy, moving, loading]
 
 
 def damaged(data: bytes) -> Iterator[bytes]:
-    """The data cut at each place, and with each byte changed in several ways."""
+    """Yield the data cut at each place, and with each byte changed in several ways."""
     for end in range(len(data)):
         yield data[:end]
     for place, byte in enumerate(data):
@@ -145,7 +147,7 @@ def test_bytes_of_a_state_give_that_state_in_both_languages(
 
 @cache
 def said_of_damage(world: Callable[[Backend], KVCacheManager]) -> tuple[bytes, list[str]]:
-    """The bytes of a state, and what decoding gives of each damage to them.
+    """Return the bytes of a state, and the result of decoding each damage to them.
 
     That is an error, or "restored" for a state that has the same bytes again.
     """

@@ -45,14 +45,14 @@ BAILIAN = b"""{"chat_id": 7, "parent_chat_id": -1, "timestamp": 0.5, "input_leng
 
 @cache
 def place() -> Path:
-    """A file for what is read from files."""
+    """Return a file for doors that read files."""
     memory = Path("/dev/shm")
     folder = tempfile.mkdtemp(dir=memory if memory.is_dir() else None)
     return Path(folder) / "config.json"
 
 
 def names(error: Exception | None, what: str) -> bool:
-    """Whether there is an error, which then names this."""
+    """Tell whether there is an error, which then names this."""
     assert error is None or what in str(error)
     return error is not None
 
@@ -100,7 +100,7 @@ def read_config(data: bytes) -> bool:
 
 
 def texts(*paths: Path, words: list[bytes]) -> Damager:
-    """What damages texts."""
+    """Return the source of damaged texts."""
     return Damager([split_words(path.read_bytes()) for path in paths], words)
 
 

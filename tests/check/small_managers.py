@@ -72,7 +72,7 @@ class Pickled(Small):
 
 
 class Ring(Small):
-    """Blocks of a window are written again, behind the last that the window names."""
+    """Writes blocks of a window again, after the last one that the window names."""
 
     rings: tuple[int, ...] = (0,)
 
@@ -124,7 +124,9 @@ class Early(Small):
         return self.kept(names[0], super().append(names, tokens))
 
     def kept(self, name: str, table: list[int] | None) -> list[int] | None:
-        """The table, which is found from now on and whose blocks are found by nothing else."""
+        """Return the table, which is found from now on and whose blocks are found by nothing
+        else.
+        """
         if table is not None:
             found = {key: it for key, it in self.found.items() if not {*it} & {*table}}
             self.found = {**found, tuple(self.tokens[name]): [*table]}

@@ -71,12 +71,12 @@ NEVER_DECODED = {"FQ-UNIQ", "IDX-SOUND", "IDX-COMPLETE", "RANK-ORDER"}
 
 
 class Enough(BaseException):
-    """As many states were met as are looked at. A search takes an Exception for a finding."""
+    """Raised once enough states were met; a search takes an Exception for a finding."""
 
 
 @functools.cache
 def reached(name: str) -> dict[bytes, None]:
-    """The first states of a world, with open batches, in the order of first meeting."""
+    """Return the first states of a world, with open batches, in the order of first meeting."""
     found, parts = dict[bytes, None](), Parts()
 
     def meet(*step: Any) -> None:
@@ -118,7 +118,7 @@ def time_calls(state: State) -> Iterator[Call]:
 
 
 def breaks(data: bytes) -> tuple[str, ...]:
-    """The names of what does not hold in a state, or of the error that it is none."""
+    """Return the names of the properties that fail in a state, or of the error that it causes."""
     try:
         state = decode(data)
     except KvcoreError as error:
@@ -127,7 +127,7 @@ def breaks(data: bytes) -> tuple[str, ...]:
 
 
 def breaks_by_twin(data: bytes) -> tuple[str, ...]:
-    """The same in the twin."""
+    """Return the same from the twin."""
     try:
         return tuple(_twin.check_state(data))
     except KvcoreError as error:
@@ -135,7 +135,7 @@ def breaks_by_twin(data: bytes) -> tuple[str, ...]:
 
 
 def damaged(data: bytes, choose: random.Random) -> bytes:
-    """A state's bytes with one of the low bits of one byte changed."""
+    """Return a state's bytes with one of the low bits of one byte changed."""
     place = choose.randrange(80, len(data))
     changed = data[place] ^ 1 << choose.randrange(3)
     return data[:place] + bytes([changed]) + data[place + 1 :]
@@ -158,7 +158,7 @@ def agree(states: dict[bytes, None], seed: int) -> Counter[str]:
 
 @pytest.fixture(scope="module")
 def said() -> Counter[str]:
-    """All that was said in this file."""
+    """Return all results of this file."""
     need_twin()
     return Counter()
 
@@ -191,7 +191,7 @@ def test_both_languages_name_what_whole_fields_break(name: str, said: Counter[st
 
 
 def torn(state: State) -> Iterator[State]:
-    """A state with one field of it that another state has."""
+    """Yield states with one field taken from another state."""
     queue = make_free_queue(state.device.num_blocks, list(state.device.queue)[:-1])
     yield replace(state, device=replace(state.device, queue=queue))
     older = make_free_queue(state.device.num_blocks, state.device.queue, num_older=1)

@@ -44,7 +44,7 @@ class Renaming:
         self._flips = flips
 
     def tokens(self, tokens: Sequence[int]) -> list[int]:
-        """Each token is exchanged for the other letter or not, as its whole prefix decides."""
+        """Exchange each token for the other letter or not, depending on its whole prefix."""
         renamed = []
         for position, token in enumerate(tokens):
             prefix = sum(2**at * (1 + value) for at, value in enumerate(tokens[:position]))
@@ -52,7 +52,7 @@ class Renaming:
         return renamed
 
     def call(self, state: State, call: Call) -> Call:
-        """The renamed call; state is the one that the call is made on."""
+        """Return the renamed call. state: the one that the call is made on."""
         first: Any = call.args[0] if call.args else None
         match call.name:
             case "add_request":
@@ -70,7 +70,7 @@ class Renaming:
                 return Call(call.name, tuple(self.value(each) for each in call.args))
 
     def value(self, value: Any) -> Any:
-        """The renamed value of a call."""
+        """Return the renamed value of a call."""
         match value:
             case str():
                 return NAMES.get(value, value)
@@ -82,7 +82,7 @@ class Renaming:
                 return value
 
     def commands(self, commands: Sequence[Command]) -> list[Command]:
-        """The renamed commands; keys are left out, since hashes are names of tokens."""
+        """Return the renamed commands without keys, since hashes are names of tokens."""
         return [self._command(command) for command in commands]
 
     def _command(self, command: Command) -> Command:
@@ -95,12 +95,12 @@ class Renaming:
 
 
 def without_key(command: Command) -> Command:
-    """A command with its key blanked."""
+    """Return a command with its key blanked."""
     return Evict(command.block, b"") if isinstance(command, Evict) else command
 
 
 def closed(state: State) -> State:
-    """The state with an empty open batch."""
+    """Return the state with an empty open batch."""
     return replace(state, batch=OpenBatch(0))
 
 

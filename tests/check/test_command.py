@@ -31,7 +31,7 @@ SLOW = [name for name, each in PROFILES.items() if each.slow or each.num_edges >
 
 
 def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
-    """The exit code, what was answered, and what was said besides."""
+    """Return the exit code, the output, and the text on standard error."""
     code = command.main(words)
     captured = capsys.readouterr()
     return code, captured.out, captured.err
@@ -390,5 +390,5 @@ def test_a_call_that_is_never_enabled_is_told(capsys: pytest.CaptureFixture[str]
 
 
 def twin_is_there() -> bool:
-    """Whether the compiled twin can be asked."""
+    """Tell whether the compiled twin can be used."""
     return _twin.available()

@@ -37,7 +37,7 @@ def test_page_names_files_that_exist() -> None:
 
 
 def number(text: str) -> int:
-    """A number as the pages write it."""
+    """Return a number as the pages write it."""
     return int(text.replace(",", ""))
 
 

@@ -53,7 +53,8 @@ OF_THE_CHECKER |= {"NAMED-PINS", "PIN-HIT"}
 def explore(
     facade: str, world: str, max_states: MaxStates | None = None, backend: str = "python"
 ) -> Report:
-    """All states of a facade's world, or as many as `max_states` says; nothing is broken.
+    """Explore all states of a facade's world, or up to `max_states`; assert that nothing is
+    broken.
 
     If all were explored, the counts are the pinned ones.
     """
@@ -68,7 +69,7 @@ def explore(
 
 @cache
 def explored(facade: str, world: str, max_states: int | None, backend: str) -> Report:
-    """The first states of a facade's world; None: all."""
+    """Return the first states of a facade's world; None: all."""
     known = FACADES[facade]
     make = partial(make_engine, known.worlds[world], backend)
     return check(FacadeModel(make, known.known), max_states=max_states)

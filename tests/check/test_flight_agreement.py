@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Worlds with batches in flight: both languages know as many states and edges, at each distance."""
+"""Worlds with batches in flight: both languages find equal numbers of states at each distance."""
 
 from __future__ import annotations
 

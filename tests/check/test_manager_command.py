@@ -39,19 +39,19 @@ PLANNED = ("--blocks", "4", "--block-size", "1", "--letters", "1", "--moves-per-
 
 
 def run(capsys: pytest.CaptureFixture[str], manager: str, *words: str) -> tuple[int, str, str]:
-    """The exit code, the output, and what standard error got."""
+    """Return the exit code, the output, and the text on standard error."""
     code = command.main(["--manager", manager, *words])
     captured = capsys.readouterr()
     return code, captured.out, captured.err
 
 
 def named(kind: type) -> str:
-    """A small manager as the command names it."""
+    """Return a small manager as the command names it."""
     return f"{WHERE}:{kind.__name__}"
 
 
 def found(capsys: pytest.CaptureFixture[str], kind: type, *words: str) -> dict[str, Any]:
-    """What is found of a small manager, as plain data; the exit code says the same."""
+    """Return the finding on a small manager, as plain data; the exit code agrees."""
     code, out, _ = run(capsys, named(kind), *words, "--json")
     report: dict[str, Any] = json.loads(out)
     assert code == (0 if report["violation"] is None else 1)

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a search keeps of each state: names in rows of bytes, links, waiting states squeezed.
+"""The memory of a search for each state: names in rows of bytes, links, compressed waiting
+states.
 
 Bytes are those that objects say of themselves, so they are the same on every machine.
 """

@@ -29,7 +29,7 @@ TRACES = {path.stem: path for path in (Path(__file__).parents[1] / "traces").rgl
 
 
 def size(mutant: Mutant) -> float:
-    """The edges of a bug's named world."""
+    """Return the number of edges of a bug's named world."""
     return PROFILES[mutant.profile].num_edges if mutant.profile else math.inf
 
 

@@ -26,7 +26,7 @@ SMALL = world(2, 2, 3)
 
 
 def found(report: Report) -> tuple[str, str]:
-    """Name and detail of a report's violation, which can be told."""
+    """Return name and detail of a report's violation, after writing its story."""
     assert report.violation is not None
     return report.violation.name, report.violation.detail
 
@@ -39,7 +39,7 @@ def test_a_policy_that_is_the_default_changes_nothing() -> None:
 
 
 class UncachedFirst(LRU):
-    """What `uncached_first` does."""
+    """The policy of `uncached_first`, written as a class."""
 
     def join(self, queue: Sequence[FreeBlock], block: FreeBlock) -> int:
         return len(queue) if block.cached else 0
@@ -83,7 +83,7 @@ def test_a_policy_that_fails_is_a_finding_of_its_own(place: Any, said: str) -> N
 
 
 def first_come(where: World, state: State) -> Iterator[Call]:
-    """One request after the other, each to its end."""
+    """Serve one request after the other, each to its end."""
     for name in ("a", "b"):
         request = state.requests.get(name)
         if request is None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is found of a user's own is written as a test that imports it, or refused in a sentence."""
+"""A violation in a user's own part is written as a test that imports it, or is refused."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SMALL = world(2, 2, 3)
 
 
 def room(state: State) -> Iterator[str]:
-    """One block at least is free."""
+    """Yield the fault unless at least one block is free."""
     if state.device.num_free == 0:
         yield "every block is held"
 
@@ -53,7 +53,7 @@ TOLD = Told(7)
 
 
 def hold(_: World, state: State) -> Iterator[Call]:
-    """Admits whoever comes and frees nobody."""
+    """Admit every request and free none."""
     for name in ("0", "b"):
         if name not in state.requests:
             yield Call("add_request", (Request(name, [1, 2]),))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the checker compares of a call that both languages make: all that the call gave."""
+"""The comparison of a call that both languages make covers everything that the call returned."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CALLS = (
 
 
 def play(num_calls: int) -> tuple[Parity, State, Call, Outcome[State, Any]]:
-    """What is to check the last of some calls, the state it starts from, and its outcome."""
+    """Return the comparison of the last of some calls, the state before it, and its outcome."""
     need_twin()
     parity, state = Parity(CONFIG), make_state(CONFIG)
     for call in CALLS[: num_calls - 1]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the checker takes to be read by a property is all that it reads.
+"""The checker's table of what a property reads covers everything that it reads.
 
 A property of the pools is checked once for each pool, one of requests once for each request: so it
 must say the same of the same pools whoever the requests are, and of the same request whatever the
@@ -27,7 +27,7 @@ WORLDS = ("groups", "host", "drafts", "pins")
 
 
 def states(name: str, most: int = 60) -> list[State]:
-    """The first states of a world."""
+    """Return the first states of a world."""
     model = CoreModel(PROFILES[name].world)
     found = {model.name(start := model.start()): start}
     for node in (waiting := [start]):
@@ -40,7 +40,7 @@ def states(name: str, most: int = 60) -> list[State]:
 
 
 def broken(state: State) -> Iterator[State]:
-    """A state, and what no run makes of it: wrong owners, keys, counts and tokens."""
+    """Yield states with errors that no run makes: wrong owners, keys, counts and tokens."""
     pool = state.device
     yield state
     yield replace(state, device=replace(pool, ref_counts=pool.ref_counts.set(1, 7)))

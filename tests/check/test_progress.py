@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `kvcore check` says on the way: that a world grows too fast, or that it is known to end."""
+"""The progress messages of `kvcore check`: a world grows too fast, or is known to end."""
 
 from __future__ import annotations
 

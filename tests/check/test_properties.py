@@ -42,7 +42,7 @@ NUM_COMPANIONS = 17
 
 
 def run(*calls: Call, num_blocks: int = 3) -> State:
-    """The state after these calls on an empty pool of blocks of two tokens."""
+    """Return the state after these calls on an empty pool of blocks of two tokens."""
     state = make_state(Config(num_blocks, 2, null_block=False))
     for call in calls:
         state = perform(state, call).state
@@ -50,7 +50,7 @@ def run(*calls: Call, num_blocks: int = 3) -> State:
 
 
 def prompt(name: str, *tokens: int) -> tuple[Call, Call, Call]:
-    """A request that is admitted whole, its batch taken."""
+    """Return a request that is admitted whole, with its batch taken."""
     added = Call("add_request", (Request(name, tokens),))
     return added, Call("allocate_slots", (name, len(tokens))), Call("take_batch")
 
@@ -116,7 +116,7 @@ def test_a_key_must_go_before_its_block_is_written() -> None:
 
 
 def changed(call: Call, *before: Call, **fields: Any) -> tuple[State, Call, Outcome[State, Any]]:
-    """A call behind others, its outcome with other fields than it has."""
+    """Return a call after others, with changed fields of its outcome."""
     state = run(*before)
     return state, call, replace(perform(state, call), **fields)
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is checked only on request holds, too: the same call gives the same outcome, and a fair
-scheduler brings everyone to an end from every state.
+"""The properties that are checked only on request hold, too: the same call gives the same outcome,
+and a fair scheduler finishes every request from every state.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ FOUND = {
 
 
 def first_failure() -> Run | None:
-    """The first run in which the bug that is in the core shows."""
+    """Return the first run in which the seeded bug shows."""
     for seed in range(NUM_SEEDS):
         run = simulate(seed, NUM_STEPS, backend="python", fixed=SMALL, every=1)
         if run.failure is not None:
@@ -87,7 +87,7 @@ def test_engines_hold_for_thousands_of_steps() -> None:
 
 
 def held(run: Run) -> Counter[str]:
-    """What happened in a run that broke nothing."""
+    """Return the notes of a run that broke nothing."""
     assert run.failure is None, (run.seed, run.failure.name, run.failure.detail)
     return run.goals
 

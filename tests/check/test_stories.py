@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A violation is told so that a reader sees it, and as files that fail for it and for nothing else.
+"""A violation is shown so that a reader sees it, and written as files that fail for it only.
 
 Seeded bugs give the violations.
 """
@@ -45,7 +45,7 @@ TOLD = [
 
 @contextmanager
 def broken(name: str) -> Iterator[Mutant]:
-    """The core with a seeded bug."""
+    """Yield the core with a seeded bug."""
     with Patcher() as patcher:
         BY_NAME[name].patch(patcher)
         yield BY_NAME[name]
@@ -57,7 +57,7 @@ def violation_of(mutant: Mutant, broken_property: str) -> Violation:
 
 @cache
 def found_with(name: str, broken_property: str) -> Violation:
-    """What the checker finds, with the bug in place: searched for once for all tests."""
+    """Return the checker's finding with the bug in place; it is searched once for all tests."""
     found = search.check(BY_NAME[name].world, properties=[broken_property]).violation
     assert found is not None
     return found

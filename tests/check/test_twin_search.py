@@ -28,7 +28,7 @@ FEW_STATES = 10_000
 
 
 def engine(*sizes: int, **options: Any) -> World:
-    """A world of what an engine does."""
+    """Return a world with an engine's moves."""
     *counts, num_prompt = sizes
     num_blocks, num_requests, num_tokens = counts
     where = world(num_blocks, num_requests, num_tokens, num_prompt=num_prompt, **options)
@@ -49,14 +49,14 @@ WORLDS = {
 
 
 def counted(report: Any) -> tuple[Any, ...]:
-    """What must be the same in both languages."""
+    """Return the counts that must be the same in both languages."""
     notes = {what: count for what, count in report.notes.items() if count}
     return report.verdict, report.num_states, report.num_edges, report.depths, notes
 
 
 @pytest.fixture(params=[5, pytest.param(None, marks=pytest.mark.slow)])
 def depth(request: pytest.FixtureRequest) -> int | None:
-    """How far Python explores, and to the end in `make explore`."""
+    """Return the depth to which Python explores; in `make explore`, all of it."""
     most: int | None = request.param
     return most
 
@@ -89,7 +89,7 @@ def test_two_workers_find_what_one_finds(backend: str) -> None:
 
 @cache
 def explored(name: str) -> Report:
-    """What the twin finds in a world, for several tests."""
+    """Return the twin's report on a world, for several tests."""
     return check(WORLDS[name] if name in WORLDS else PROFILES[name].world, backend="rust")
 
 

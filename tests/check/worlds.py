@@ -27,7 +27,7 @@ def world(
     without: tuple[str, ...] = (),
     **options: Any,
 ) -> World:
-    """A world of this many usable blocks, of 2 tokens unless groups say otherwise.
+    """Return a world of this many usable blocks, of 2 tokens unless groups say otherwise.
 
     There is a null block if a group needs one, or if it is asked for. more, without: calls
     that are tried besides the basic ones, or left out of them. options: of the world or its config.

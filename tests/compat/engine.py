@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A small engine that schedules as vLLM does, and believes only what `kvcore.compat` tells it.
+"""A small engine that schedules like vLLM, and relies only on the answers of `kvcore.compat`.
 
 A step writes all its cells first, then reads what its queries see. What another engine computed
 may come with a request's first step, later, in part or not at all.
@@ -101,7 +101,7 @@ class Engine:
         return list(chunks.values())
 
     def _num_ahead(self, request: EngineRequest) -> int:
-        """Tokens behind the known ones that can be scheduled."""
+        """Count the tokens to come that can be scheduled."""
         return len(request.spec_token_ids)
 
     def _budget_left(self, chunks: dict[str, Chunk]) -> int:
@@ -161,7 +161,7 @@ class Engine:
         self.happened.add("preemption in mid-step" if was_scheduled else "preemption")
 
     def _remote(self, request: EngineRequest, num_hit: int) -> tuple[int, bool]:
-        """Tokens that another engine has, and whether they come later."""
+        """Return the tokens that another engine has, and whether they come later."""
         most = request.num_tokens - num_hit
         match self.dice.randrange(4):
             case 0 if most > 1:
@@ -178,7 +178,7 @@ class Engine:
         self.worker.write(request, request.all_token_ids, first, end, query=query)
 
     def _count_what_is_there(self) -> None:
-        """Lower the counts of all who count tokens that a failed load did not bring."""
+        """Lower the counts of all requests that count tokens that a failed load did not bring."""
         for request in self.running + self.loading if self._lost else []:
             num_right = self.worker.num_right(request, request.num_computed_tokens)
             if num_right < request.num_computed_tokens:

@@ -16,7 +16,7 @@ from tests.conftest import Backend
 
 
 def make(backend: Backend, num_blocks: int = 10, **options: Any) -> KVCacheManager:
-    """A manager with blocks of two tokens."""
+    """Return a manager with blocks of two tokens."""
     named = ("log_stats", "own_hashes", "keep_commands", "tells_steps")
     chosen = {name: options.pop(name) for name in named if name in options}
     config = Config(num_blocks, 2, hash_seed=b"unit", **options)
@@ -45,7 +45,7 @@ def decode(manager: KVCacheManager, request: EngineRequest, count: int) -> tuple
 
 
 def num_found(manager: KVCacheManager, tokens: list[int]) -> int:
-    """Tokens of a new request with these that would be hit."""
+    """Count the tokens of a new request with these tokens that would be hit."""
     return manager.get_computed_blocks(EngineRequest(f"asks {tokens}", tokens))[1]
 
 
@@ -67,6 +67,6 @@ class CountingTokens(list[int]):
 
 
 def plain(name: str, tokens: Any, **fields: Any) -> Any:
-    """A request object with the fewest attributes, and these."""
+    """Return a request object with the fewest attributes, and these."""
     given = {"all_token_ids": tokens, "num_tokens": len(tokens), "num_computed_tokens": 0}
     return SimpleNamespace(request_id=name, **{**given, **fields})

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `kvcore.compat` makes of steps that are scheduled before their tokens are known.
+"""`kvcore.compat` and steps that are scheduled before their tokens are known.
 
 Blocks of four tokens, nine usable ones unless a test says otherwise. As vLLM's asynchronous
 scheduler does, the tests raise `num_computed_tokens` when they schedule, lower it for rejected
@@ -24,14 +24,14 @@ class HashedRequest(EngineRequest):
 
     @property
     def block_hashes(self) -> list[bytes]:
-        """Bytes that name all tokens of a block and those before it."""
+        """Return bytes that name all tokens of a block and those before it."""
         tokens = bytes(self.all_token_ids)
         return [tokens[:end].ljust(32, b"-") for end in range(4, len(tokens) + 1, 4)]
 
 
 @pytest.fixture(params=[EngineRequest, HashedRequest])
 def kind(request: pytest.FixtureRequest) -> Any:
-    """The class of the requests: without hashes of their own, and with them."""
+    """Return the class of the requests: without hashes of their own, and with them."""
     return request.param
 
 
@@ -53,18 +53,18 @@ def schedule(manager: KVCacheManager, request: EngineRequest, count: int) -> tup
 def output(
     manager: KVCacheManager, request: EngineRequest, tokens: list[int], finished: int
 ) -> None:
-    """The tokens of a step come; finished: those that no step in flight computes."""
+    """Hand in the tokens of a step. finished: those that no step in flight computes."""
     request.output += tokens
     manager.cache_blocks(request, finished)
 
 
 def num_found(manager: KVCacheManager, kind: Any, tokens: list[int]) -> int:
-    """Tokens of a new request with these that would be hit."""
+    """Count the tokens of a new request with these tokens that would be hit."""
     return manager.get_computed_blocks(kind(f"asks {tokens}", tokens))[1]
 
 
 def counts(manager: KVCacheManager) -> tuple[int, int, int]:
-    """Of "r": tokens, computed ones and those to come, as the core counts them."""
+    """Return the counts of "r" in the core: tokens, computed ones and those to come."""
     core = manager.core
     return core.num_tokens("r"), core.num_computed_tokens("r"), core.num_output_placeholders("r")
 

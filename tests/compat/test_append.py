@@ -38,12 +38,12 @@ class HashedRequest(EngineRequest):
 
 
 def make(backend: Backend, num_blocks: int = 60, **options: Any) -> KVCacheManager:
-    """A manager of blocks of SIZE tokens."""
+    """Return a manager of blocks of SIZE tokens."""
     return KVCacheManager(Config(num_blocks, SIZE, hash_seed=b"unit", **options), backend=backend)
 
 
 def record(manager: KVCacheManager, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The calls of the core from here on, by name."""
+    """Record the calls of the core from here on, by name."""
     calls: list[str] = []
     core = manager.core
     for name in [each for each in dir(Core) if not each.startswith("_")]:
@@ -58,7 +58,7 @@ def record(manager: KVCacheManager, monkeypatch: pytest.MonkeyPatch) -> list[str
 
 
 def decode(manager: KVCacheManager, requests: list[Any]) -> None:
-    """A step that decodes a token of each."""
+    """Make a step that decodes a token of each request."""
     manager.new_step_starts()
     for request in requests:
         request.all_token_ids.append(7)
@@ -70,7 +70,7 @@ def decode(manager: KVCacheManager, requests: list[Any]) -> None:
 
 
 def running(manager: KVCacheManager, count: int) -> list[Any]:
-    """Requests of five tokens, which are computed."""
+    """Return requests of five tokens, which are computed."""
     manager.new_step_starts()
     requests = [plain(f"r{n}", CountingTokens([n, 2, 3, 4, 5])) for n in range(count)]
     for request in requests:
@@ -199,7 +199,7 @@ class LooksAlways(KVCacheManager):
 
 
 class AskedBetween(KVCacheManager):
-    """Brings the core up to date behind each allocation."""
+    """Brings the core up to date after each allocation."""
 
     def allocate_slots(self, *args: Any, **options: Any) -> Any:
         got = super().allocate_slots(*args, **options)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `kvcore.compat` makes of an engine's counts: drafts, and tokens that are still to come.
+"""`kvcore.compat` and the counts of an engine: drafts, and tokens that are still to come.
 
 Nine usable blocks of two tokens unless a test says otherwise.
 """
@@ -23,7 +23,7 @@ def manager(backend: Backend) -> KVCacheManager:
 
 
 def drafted(manager: KVCacheManager) -> EngineRequest:
-    """A request with 4 computed tokens, a sampled fifth and drafts 6, 7, 8 that are scheduled."""
+    """Return a request with 4 computed tokens, a sampled fifth and scheduled drafts 6, 7, 8."""
     request, _ = admit(manager, "r", [1, 2, 3, 4])
     request.output, request.spec_token_ids = [5], [6, 7, 8]
     decode(manager, request, 4)

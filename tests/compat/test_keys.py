@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the keys of a request's blocks are made of under `kvcore.compat`: its hashes, or its tokens
-with adapters, media, salts and embeddings.
-
-Nine usable blocks of two tokens unless a test says otherwise.
+"""The keys of a request's blocks under `kvcore.compat`: made of its hashes, or of its tokens with
+adapters, media, salts and embeddings.
 """
 
 from __future__ import annotations
@@ -95,7 +93,7 @@ def test_an_engines_hashes_can_be_left_to_kvcore(backend: Backend) -> None:
 
 
 def stored_keys(manager: KVCacheManager, request: Any) -> tuple[tuple[tuple[int, bytes], ...], ...]:
-    """The extra keys of a request's blocks, from the event that its allocation gives."""
+    """Return the extra keys of a request's blocks, from the event of its allocation."""
     assert manager.allocate_slots(request, request.num_tokens) is not None
     (stored,) = manager.take_events()
     assert isinstance(stored, BlockStored)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `kvcore.compat` says of blocks, steps and look-ups: statistics, events, `KVCacheBlocks`.
+"""Queries of `kvcore.compat` on blocks, steps and look-ups: statistics, events, `KVCacheBlocks`.
 
 Nine usable blocks of two tokens unless a test says otherwise.
 """

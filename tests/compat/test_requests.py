@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How `kvcore.compat` keeps the core in step with an engine's request objects.
+"""`kvcore.compat` keeps the core in step with an engine's request objects.
 
 Nine usable blocks of two tokens unless a test says otherwise.
 """
@@ -36,7 +36,7 @@ def manager(backend: Backend) -> KVCacheManager:
 
 
 def num_known(manager: KVCacheManager) -> int:
-    """Requests that the core knows."""
+    """Count the requests that the core knows."""
     return len(manager.core.state().requests)
 
 

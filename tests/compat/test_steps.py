@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How `kvcore.compat` finds the ends of an engine's steps, and what it does with the batches.
+"""`kvcore.compat` finds the ends of an engine's steps, and handles their batches.
 
 Nine usable blocks of two tokens unless a test says otherwise.
 """
@@ -125,7 +125,7 @@ def test_a_window_is_trimmed_when_the_step_that_sees_it_is_over(backend: Backend
 
 
 def commands_of(batches: list[Batch]) -> list[Command]:
-    """The commands of batches, in order."""
+    """Return the commands of batches, in order."""
     return [command for batch in batches for command in batch]
 
 

@@ -19,7 +19,7 @@ Cell = tuple[int, int, int]
 
 @attrs.define(slots=False)  # an engine may set more
 class EngineRequest:
-    """What an engine knows of a request, by vLLM's names."""
+    """A request as an engine knows it, by vLLM's names."""
 
     request_id: str
     prompt: list[int]
@@ -36,17 +36,17 @@ class EngineRequest:
 
     @property
     def num_tokens(self) -> int:
-        """How many those are."""
+        """Count those tokens."""
         return len(self.prompt) + len(self.output)
 
 
 def next_token(prefix: list[int]) -> int:
-    """What the model says after a prefix."""
+    """Return the token that the model samples after a prefix."""
     return hash(tuple(prefix)) % VOCABULARY
 
 
 def answer(prompt: list[int], max_tokens: int) -> list[int]:
-    """What it says after a prompt."""
+    """Return the model's answer to a prompt."""
     tokens = list(prompt)
     for _ in range(max_tokens):
         tokens.append(next_token(tokens))
@@ -77,7 +77,7 @@ class Worker:
                 self.cells[cell] = tuple(tokens[: position + 1])
 
     def is_right(self, request: EngineRequest, tokens: list[int], first: int, end: int) -> bool:
-        """Whether the queries at positions [first, end) see what they should."""
+        """Tell whether the queries at positions [first, end) see what they should."""
         return all(
             self._holds(request, tokens, index, position)
             for index, group in enumerate(self.groups)
@@ -85,7 +85,7 @@ class Worker:
         )
 
     def num_right(self, request: EngineRequest, num_tokens: int) -> int:
-        """The most tokens, of this many, behind which a query sees what it should."""
+        """Return the most tokens, up to this many, after which a query sees what it should."""
         tokens = request.all_token_ids
         while True:
             wrong = [

@@ -25,7 +25,7 @@ class Pool(Protocol):
         """Owners and key of each block, the free queue from its head, pins of each block."""
 
     def commands(self) -> list[Command]:
-        """The commands since the last call."""
+        """Return the commands since the last call."""
 
 
 class _PurePool(Pure):
@@ -37,29 +37,30 @@ class _PurePool(Pure):
 
 
 def make_pool(backend: Backend, num_blocks: int, **options: Any) -> Pool:
-    """A fresh pool, its blocks in the queue in the order of their ids."""
+    """Return a fresh pool, its blocks in the queue in the order of their ids."""
     if backend == "python":
         return _PurePool(transitions.make_pool(num_blocks, **options))
     return TwinPool(num_blocks, **options)
 
 
 def owners(pool: Pool) -> list[int]:
-    """How many hold each block."""
+    """Count the owners of each block."""
     return pool.dump()[0]
 
 
 def keys(pool: Pool) -> list[bytes | None]:
-    """The key of each block."""
+    """Return the key of each block."""
     return pool.dump()[1]
 
 
 def queue(pool: Pool) -> list[int]:
-    """The free blocks from the head of the queue to its tail."""
+    """Return the free blocks from the head of the queue to its tail."""
     return pool.dump()[2]
 
 
 def cached(backend: Backend, num_blocks: int, order: list[int]) -> Pool:
-    """A pool whose blocks were all used once and freed in this order, each with a key of its own.
+    """Return a pool whose blocks were all used once and freed in this order, each with its own
+    key.
 
     Block n has the key KEYS[n].
     """

@@ -18,7 +18,7 @@ THREE = Group(2, kind="sliding_window", window=3)
 
 
 def chain(manager: KVCacheManager, request_id: str) -> list[bytes]:
-    """The hashes of a request's full blocks."""
+    """Return the hashes of a request's full blocks."""
     return list(manager.state().requests[request_id].block_hashes)
 
 

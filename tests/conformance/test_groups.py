@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Several groups: the hit that they agree on, what eagle drops, and what a step is told of them.
+"""Several groups: the hit that they agree on, the block that eagle drops, and a step's data of
+them.
 
 A fresh pool gives 1, 2, 3, ...
 """
@@ -23,7 +24,7 @@ NONE = KVCacheBlocks(((),))
 def cached(
     backend: Backend, groups: tuple[Group, ...], num_tokens: int, **options: Any
 ) -> KVCacheManager:
-    """Tokens from 0 on are cached in blocks 1, 2, ...; "b" has one token more."""
+    """Cache tokens from 0 on in blocks 1, 2, ...; "b" has one token more."""
     manager = make(backend, 40, groups=groups, **options)
     add(manager, "a", range(num_tokens))
     manager.allocate_slots("a", num_tokens)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What allocate_slots takes and gives back: arguments, the layout of slots, results as values.
+"""The arguments of allocate_slots, the layout of its slots, and its results as values.
 
 Blocks hold two tokens; a fresh pool gives 1, 2, 3, ...
 """
@@ -32,7 +32,7 @@ NOTHING = KVCacheBlocks(((),))
 
 @pytest.fixture
 def manager(backend: Backend) -> KVCacheManager:
-    """Tokens 0 to 3 are cached in blocks 1 and 2, both free; "b" begins with them."""
+    """Return a manager with tokens 0 to 3 in free blocks 1 and 2; "b" begins with them."""
     made = make(backend, 12)
     serve(made, "a", [0, 1, 2, 3, 90])
     step(made)

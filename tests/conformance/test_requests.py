@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests: who may look up, what stays through a preemption, what a look-up counts as.
+"""Requests: which may look up, what a preemption keeps, how a look-up is counted.
 
 Blocks hold two tokens; a fresh pool gives 1, 2, 3, ...
 """
@@ -28,7 +28,7 @@ NOTHING = Hit(KVCacheBlocks(((),)), 0)
 
 @pytest.fixture
 def manager(backend: Backend) -> KVCacheManager:
-    """Tokens 0 to 3 are cached in blocks 1 and 2."""
+    """Return a manager with tokens 0 to 3 cached in blocks 1 and 2."""
     made = make(backend)
     serve(made, "a", [0, 1, 2, 3])
     step(made)

@@ -37,13 +37,13 @@ PASSED = [
 
 
 def verdict(facts: Facts, results: list[Result], number: str) -> tuple[str, bool]:
-    """What the table says of a number, and whether that is bad."""
+    """Return the table's entry for a number, and whether that is an error."""
     (line,) = (line for line in make_lines(facts, results) if line.number == number)
     return line.verdict, line.bad
 
 
 def without(*numbers: str) -> list[Result]:
-    """All passed, but these facts have no test."""
+    """Return a report in which all tests passed, but these facts have no test."""
     return [each for each in PASSED if each.number not in numbers]
 
 

@@ -35,7 +35,7 @@ CHUNK = Group(2, kind="chunked_local", window=4)
 
 
 def cached(backend: Backend, group: Group, num_tokens: int, **options: Any) -> KVCacheManager:
-    """Tokens from 0 on are cached in blocks 1, 2, ..., all of them free; "b" has one more."""
+    """Cache tokens from 0 on in blocks 1, 2, ..., all of them free; "b" has one more."""
     manager = make(backend, 20, groups=(group,), **options)
     serve(manager, "a", range(num_tokens))
     step(manager)

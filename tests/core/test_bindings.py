@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The twin behind its bindings: Python's own values, errors and batches, from any thread."""
+"""The twin's bindings: Python's own values, errors and batches, from any thread."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ WRONG_NAMES: tuple[Any, ...] = ("", "a", None, 3.5)
 
 @pytest.fixture(autouse=True, scope="module")
 def twin() -> None:
-    """All of it is about the twin; without it CI fails, a developer skips."""
+    """Skip the tests without the twin, or fail in CI."""
     need_twin()
 
 
@@ -47,7 +47,7 @@ class Call:
         return f"{self.name}({', '.join([*map(repr, self.args), *options])})"
 
     def on(self, manager: KVCacheManager) -> Any:
-        """The value, or the error as its class, fields and message; an error changes nothing."""
+        """Return the value, or the error's class, fields and message; an error changes nothing."""
         before = manager.encode()
         try:
             return getattr(manager, self.name)(*self.args, **self.options)
@@ -57,12 +57,12 @@ class Call:
 
 
 def call(name: str, *args: Any, **options: Any) -> Call:
-    """The call as it would be written."""
+    """Return the call as a program would write it."""
     return Call(name, args, options)
 
 
 def hit(*blocks: Any, num_tokens: Any) -> Hit:
-    """A hit of one group, of whatever truth."""
+    """Return a hit of one group, which may be wrong."""
     return Hit(KVCacheBlocks((blocks,)), num_tokens)
 
 
@@ -312,7 +312,7 @@ def test_a_call_takes_the_same_arguments_in_the_table_the_twin_and_the_manager(n
 
 
 def names(call: Callable[..., object]) -> list[str]:
-    """The names of what a call takes besides the state or the manager."""
+    """Return the names of a call's arguments besides the state or the manager."""
     given = list(inspect.signature(call).parameters)[1:]
     return [*given[:-1], *DEFAULTS] if given[-1:] == ["options"] else given
 

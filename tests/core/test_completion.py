@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a shell completes: subcommands, and the options of each."""
+"""Shell completion: subcommands, and the options of each."""
 
 from __future__ import annotations
 

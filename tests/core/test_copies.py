@@ -17,7 +17,7 @@ from tests.helpers.stories import add, make, serve
 
 
 def through_pickle(manager: Any) -> Any:
-    """What pickle makes of it."""
+    """Return the value after pickling and unpickling."""
     return pickle.loads(pickle.dumps(manager))
 
 

@@ -138,13 +138,13 @@ QUERIES: dict[str, Callable[[State], object]] = {
 
 
 def fresh(num_blocks: int, **options: Any) -> State:
-    """An empty state whose both tiers have this many blocks."""
+    """Return an empty state whose both tiers have this many blocks."""
     options |= {"num_host_blocks": num_blocks, "enable_events": True, "hash_seed": b"cost"}
     return make_state(Config(num_blocks, 2, **options))
 
 
 def perform(state: State, name: str, args: tuple[Any, ...]) -> State:
-    """The state after one call; misuse leaves it as it is."""
+    """Return the state after one call; misuse leaves it unchanged."""
     try:
         outcome: Outcome[State, Any] = TRANSITIONS[name](state, *args)
     except ValueError:
@@ -153,7 +153,7 @@ def perform(state: State, name: str, args: tuple[Any, ...]) -> State:
 
 
 def count_steps(work: Callable[[], object]) -> Counter[str]:
-    """How often each function is called, of Python and of C, and how many lines Python runs."""
+    """Count the calls of each function, of Python and of C, and the lines that Python runs."""
     counts: Counter[str] = Counter()
 
     def profile(frame: FrameType, event: str, arg: Any) -> None:
@@ -182,7 +182,7 @@ def count_steps(work: Callable[[], object]) -> Counter[str]:
 
 
 def peak_bytes(work: Callable[[], object]) -> int:
-    """The most memory that is held at once while the work runs, above what there was."""
+    """Return the peak memory of the work, above what was used before."""
     tracemalloc.start()
     try:
         before, _ = tracemalloc.get_traced_memory()
@@ -193,7 +193,7 @@ def peak_bytes(work: Callable[[], object]) -> int:
 
 
 def measure(num_blocks: int, meter: Callable[[Callable[[], object]], T]) -> list[tuple[str, T]]:
-    """What the meter says of each call of the stories, and of each query at their end."""
+    """Return the meter's reading for each call of the stories, and for each query at their end."""
     figures, state = [], fresh(num_blocks)
     for story, options in STORIES:
         state = fresh(num_blocks, **options)
@@ -205,7 +205,7 @@ def measure(num_blocks: int, meter: Callable[[Callable[[], object]], T]) -> list
 
 
 def clear(num_blocks: int) -> Callable[[], object]:
-    """The transition that may walk the pool, on a pool of this many blocks."""
+    """Make the transition that may walk the pool, on a pool of this many blocks."""
     return partial(TRANSITIONS["reset_prefix_cache"], fresh(num_blocks))
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How often a step goes into the twin, and how often a token is hashed: counted, never timed.
+"""The number of crossings into the twin per step, and of hashes per token: counted, never timed.
 
 One fixed list of an engine's operations (admission, chunked prompts, decoding, preemption, the end)
 is played by one call per request and by one call per step. A crossing is a call of a method of the
@@ -39,12 +39,12 @@ class Player:
         self.rows = array.array("i")
 
     def prompt(self, number: int) -> Any:
-        """Tokens that start as those of all others."""
+        """Return a prompt that begins like all others."""
         tokens = [*range(2 * BLOCK_SIZE), 100 + number, 200 + number]
         return array.array("I", tokens) if self.batched else tokens
 
     def prefill(self) -> None:
-        """Each request comes and is computed in one step; the next one hits what it computed."""
+        """Add each request and compute it in one step; the next one hits what it computed."""
         for number, name in enumerate(NAMES):
             self.rows.append(self.manager.add_request(Request(name, self.prompt(number))))
             self.schedule(name)
@@ -57,7 +57,7 @@ class Player:
         self.manager.take_batch()
 
     def decode(self) -> None:
-        """One step: a token each."""
+        """Make one step of a token each."""
         if self.batched:
             self.manager.append(self.rows, array.array("I", [7] * len(NAMES)))
         else:
@@ -66,19 +66,19 @@ class Player:
         self.manager.take_batch()
 
     def preempt(self) -> None:
-        """The last request loses its blocks and is computed again."""
+        """Preempt the last request and compute it again."""
         self.manager.free(NAMES[-1])
         self.schedule(NAMES[-1])
 
     def finish(self) -> None:
-        """All leave."""
+        """Remove all requests."""
         for name in NAMES:
             self.manager.free(name)
             self.manager.remove_request(name)
 
 
 def count(work: Callable[[], None]) -> tuple[Counter[str], Counter[str]]:
-    """Calls of the twin's methods by name, and of kvcore's Python functions."""
+    """Count the calls of the twin's methods by name, and of kvcore's Python functions."""
     crossings: Counter[str] = Counter()
     frames: Counter[str] = Counter()
 

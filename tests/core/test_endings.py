@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How every command ends if its output is full or it is interrupted, and files with a BOM."""
+"""The exit of every command if its output is full or it is interrupted, and files with a BOM."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ COMMANDS = [
 
 @cache
 def requests() -> bytes:
-    """A trace of requests, for the commands that read one."""
+    """Return a trace of requests, for the commands that read one."""
     made = subprocess.run([sys.executable, "-m", "kvcore", *MADE], capture_output=True, cwd=ROOT)
     return made.stdout
 
 
 def start(*words: str, out: str) -> str:
-    """What a command writes to standard error if its output goes to a file; it fails with 2."""
+    """Return what a command that writes to a file prints on standard error; it fails with 2."""
     with Path(out).open("w") as file:
         done = subprocess.run(
             [sys.executable, "-m", "kvcore", *words],

@@ -68,7 +68,7 @@ def resident_bytes() -> int:
 
 
 def drained(manager: KVCacheManager) -> bytes:
-    """The bytes of the state once the cache is forgotten too."""
+    """Return the bytes of the state after the cache is cleared, too."""
     assert manager.reset_prefix_cache()
     manager.take_batch()
     manager.take_events()

@@ -26,7 +26,7 @@ def update(requests: int, queries: int, hits: int, *, reset: bool = False) -> Pr
 
 
 def aggregates(metrics: PrefixCachingMetrics) -> tuple[int, int, int]:
-    """Requests, queried and hit tokens that count."""
+    """Return the counted requests, queried tokens and hit tokens."""
     return (
         metrics.aggregated_requests,
         metrics.aggregated_query_total,
@@ -138,7 +138,7 @@ def test_the_window_is_the_newest_updates_that_fit_and_at_least_one(
 
 
 def recalculated(story: list[PrefixCacheStats], limit: int) -> tuple[int, int, int]:
-    """The sums over the longest run of newest updates within the limit, at least the newest."""
+    """Return the sums over the most newest updates within the limit, at least the newest."""
     resets = [place for place, each in enumerate(story) if each.reset]
     since = story[resets[-1] if resets else 0 :]
     counting = [each for each in since if each.requests]

@@ -120,42 +120,42 @@ RUST_ONLY = {
 
 
 def python_files() -> dict[str, Path]:
-    """The Python files by relative path, without the lists of rooms."""
+    """Return the Python files by relative path, without the lists of rooms."""
     files = PYTHON.rglob("*.py")
     return {name(path, PYTHON): path for path in files if path.name != "__init__.py"}
 
 
 def rust_files() -> dict[str, Path]:
-    """The Rust files by relative path, without the lists of rooms and the unit tests."""
+    """Return the Rust files by relative path, without the lists of rooms and the unit tests."""
     files = [path for path in RUST.rglob("*.rs") if path.name not in ("mod.rs", "tests.rs")]
     found = {name(path, RUST): path for path in files}
     return {name: path for name, path in found.items() if not name.startswith(OF_RUST)}
 
 
 def name(path: Path, tree: Path) -> str:
-    """The path below a tree, without its suffix."""
+    """Return the path below a tree, without its suffix."""
     return path.relative_to(tree).with_suffix("").as_posix()
 
 
 def part_of(file: str) -> str:
-    """The file that a part stands in the folder of."""
+    """Return the file in whose folder a part stands."""
     return file.rpartition("/")[0]
 
 
 def pairs() -> list[str]:
-    """The files of the core that both languages have."""
+    """Return the files of the core that both languages have."""
     both = sorted(set(python_files()) & set(rust_files()))
     return [name for name in both if name.startswith(CORE)]
 
 
 def public(nodes: list[ast.stmt]) -> list[ast.FunctionDef | ast.ClassDef]:
-    """The public functions and classes among statements, in order."""
+    """Return the public functions and classes among statements, in order."""
     named = [node for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef)]
     return [node for node in named if not node.name.startswith("_")]
 
 
 def python_names(path: Path) -> tuple[list[str], list[str]]:
-    """The public functions and classes of a file, and their public methods, in order."""
+    """Return the public functions and classes of a file, and their public methods, in order."""
     items = public(ast.parse(path.read_text(encoding="utf-8")).body)
     classes = [item for item in items if isinstance(item, ast.ClassDef)]
     methods = [method.name for item in classes for method in public(item.body)]
@@ -163,7 +163,7 @@ def python_names(path: Path) -> tuple[list[str], list[str]]:
 
 
 def rust_names(path: Path) -> list[str]:
-    """The functions, types, variants and arms by name of a file without its tests, in order."""
+    """Return the functions, types, variants and arms of a file without its tests, in order."""
     source = path.read_text(encoding="utf-8").partition("#[cfg(test)]")[0]
     places = [
         (m.start(), m[1]) for pattern in (ITEM, VARIANT, ARM) for m in pattern.finditer(source)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a person expects of an installed package: its version, `python -m`, its errors by name."""
+"""An installed package as a user expects it: its version, `python -m`, its errors by name."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ def _many_switches() -> Iterator[None]:
 
 
 def on_threads(*calls: Callable[[], object]) -> list[BaseException]:
-    """What these raise, each on a thread of its own."""
+    """Return what these raise, each on a thread of its own."""
     raised: list[BaseException] = []
 
     def run(call: Callable[[], object]) -> None:

@@ -31,14 +31,14 @@ def manager(backend: Backend) -> KVCacheManager:
 
 
 def state_with(backend: Backend, tokens: Any) -> bytes:
-    """The state's bytes after these tokens were added."""
+    """Return the state's bytes after these tokens were added."""
     managed = manager(backend)
     managed.add_tokens("a", tokens)
     return managed.encode()
 
 
 def error_of(backend: Backend, tokens: Any) -> KvcoreError:
-    """What `add_tokens` says to these tokens; the state stays."""
+    """Return the error of `add_tokens` for these tokens; the state stays the same."""
     managed = manager(backend)
     before = managed.encode()
     with pytest.raises(KvcoreError) as caught:
@@ -48,13 +48,13 @@ def error_of(backend: Backend, tokens: Any) -> KvcoreError:
 
 
 class Tensor:
-    """What the reader knows of a torch tensor: no buffer, but a `numpy()` that has one."""
+    """The part of a torch tensor that the reader uses: no buffer, but a `numpy()` that has one."""
 
     def __init__(self, values: list[int]) -> None:
         self.values = values
 
     def numpy(self) -> array.array[int]:
-        """The values as a buffer."""
+        """Return the values as a buffer."""
         return array.array("q", self.values)
 
 
@@ -64,17 +64,17 @@ def misaligned(values: list[int]) -> memoryview:
 
 
 def strided(values: list[int]) -> memoryview:
-    """Every second item of a buffer that holds wrong ones between them."""
+    """Return every second item of a buffer with wrong items between them."""
     return memoryview(array.array("q", [item for value in values for item in (value, -1)]))[::2]
 
 
 def backwards(values: list[int]) -> memoryview:
-    """A buffer that is walked from its end."""
+    """Return a buffer that is read from its end."""
     return memoryview(array.array("H", values[::-1]))[::-1]
 
 
 def ctypes_array(values: list[int]) -> ctypes.Array[ctypes.c_int32]:
-    """A buffer whose format names its order of bytes."""
+    """Return a buffer whose format states its byte order."""
     return (ctypes.c_int32 * len(values))(*values)
 
 

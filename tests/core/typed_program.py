@@ -52,7 +52,7 @@ def admit(manager: KVCacheManager, request: Request) -> KVCacheBlocks:
 
 
 def requests_and_tokens(manager: KVCacheManager) -> None:
-    """Requests come, grow, are forked and cut, and go."""
+    """Add, grow, fork, cut and remove requests."""
     media = [MediaItem("picture", 2, 3)]
     admit(manager, Request("a", range(9), lora=LoRA("name"), media=media, cache_salt="tenant"))
     taken: Batch = manager.take_batch()
@@ -91,7 +91,7 @@ def requests_and_tokens(manager: KVCacheManager) -> None:
 
 
 def blocks_and_tiers(manager: KVCacheManager) -> None:
-    """Blocks are swapped, pinned, stored, loaded and forgotten."""
+    """Swap, pin, store, load and reset blocks."""
     admit(manager, Request("c", range(20, 29)))
     manager.complete(manager.take_batch().number)
     out = manager.swap_out(["c"])
@@ -140,7 +140,7 @@ def blocks_and_tiers(manager: KVCacheManager) -> None:
 
 
 def delayed(manager: KVCacheManager) -> None:
-    """An engine's own hashes, caching that is delayed, and what one drains."""
+    """Use an engine's own hashes, delayed caching, and the drains."""
     manager.take_new_block_ids()  # those of the calls before
     manager.add_request(Request("d", range(40, 48), block_hashes=[b"h" * 32]))
     manager.add_block_hashes("d", [b"i" * 32])
@@ -158,7 +158,7 @@ def delayed(manager: KVCacheManager) -> None:
 
 
 def play(backend: Literal["rust", "python"]) -> KVCacheManager | None:
-    """All of it on one manager; None if an error is not as it must be."""
+    """Do all of it on one manager; return None if an error is not as it must be."""
     config = Config(
         *(17, 4),
         groups=(Group(4),),

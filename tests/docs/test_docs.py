@@ -47,7 +47,8 @@ WITH_PROGRAMS = [
 
 
 def programs(page: Path) -> Iterator[tuple[str, str]]:
-    """The Python blocks of a page, those under one heading as one program, with its heading.
+    """Yield the Python blocks of a page, those under one heading as one program, with its
+    heading.
 
     Lines keep their numbers, so that a failure names the line of the page.
     """
@@ -199,12 +200,12 @@ def test_the_table_of_worlds_has_every_named_world_with_its_counts() -> None:
 
 
 def count(text: str) -> int:
-    """A number as the pages write it."""
+    """Return a number as the pages write it."""
     return int(text.replace(",", ""))
 
 
 def of_the_site(name: str) -> list[str]:
-    """The words in a constant of the site, whose text is read, since it needs further packages."""
+    """Return the words in a constant of the site, read as text: the site needs other packages."""
     code = ast.parse((ROOT / "tools" / "site" / "pages.py").read_text(encoding="utf-8"))
     assigned = (each for each in code.body if isinstance(each, ast.Assign))
     (value,) = (each.value for each in assigned if ast.unparse(each.targets[0]) == name)

@@ -42,12 +42,12 @@ CALL = re.compile(r"`(\w+)\(")
 
 
 def section(title: str) -> str:
-    """The text under a heading of the page."""
+    """Return the text under a heading of the page."""
     return TEXT.partition(f"## {title}\n")[2].partition("\n## ")[0]
 
 
 def calls(title: str = "What each call became") -> Iterator[tuple[str, str]]:
-    """The column and the name of each call in the table under a heading."""
+    """Yield the column and the name of each call in the table under a heading."""
     rows = [line for line in section(title).splitlines() if line.startswith("|")]
     head, _, *body = ([cell.strip() for cell in row.split("|")[2:-1]] for row in rows)
     assert head == list(TABLES[title])

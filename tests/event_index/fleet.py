@@ -61,7 +61,7 @@ class Engine:
             manager.reset_prefix_cache()
 
     def ask(self, tokens: list[int], salt: str | None) -> tuple[list[bytes], int]:
-        """The hashes of a prompt's full blocks, and how many of them the manager has."""
+        """Return the hashes of a prompt's full blocks, and how many of them the manager has."""
         manager = self.manager
         manager.add_request(Request("?", [*tokens, 10**6], cache_salt=salt))
         hashes = [key[:32] for key in manager.get_block_keys("?")[0]]
@@ -87,7 +87,7 @@ class Line:
         return log
 
     def step(self) -> None:
-        """Publish one step of the engine, perhaps over a full queue, perhaps behind a restart."""
+        """Publish one step of the engine, perhaps over a full queue, perhaps after a restart."""
         chance = self.random.random()
         if chance < 0.02:
             engine = self.engine

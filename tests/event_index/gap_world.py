@@ -38,7 +38,7 @@ class World:
     faults: int
 
     def canonical(self) -> tuple[object, ...]:
-        """What decides how the world goes on."""
+        """Return what decides the future of the world."""
         feed = self.index._feeds.get((WORKER, RANK))
         log = self.log
         return (
@@ -57,7 +57,7 @@ NewLog = Callable[[int], EventLog]
 
 
 def begin(new_log: NewLog, *, operations: int, skips: int, restarts: int, faults: int) -> World:
-    """A publisher that has sent its first batch, and an index that knows nothing."""
+    """Return a publisher that has sent its first batch, and an empty index."""
     world = World(
         log=new_log(1), operations=operations, skips=skips, restarts=restarts, faults=faults
     )
@@ -71,7 +71,7 @@ def send(world: World, messages: list[Message]) -> None:
 
 
 def change(world: World, key: int) -> list[EventMap]:
-    """The manager stores a key, or removes it if it is there."""
+    """Store a key in the manager, or remove it if it is there."""
     world.operations -= 1
     event: EventMap = {"block_hashes": [key], "medium": "GPU", "group_idx": 0}
     if key in world.keys:
@@ -130,12 +130,12 @@ def double(world: World) -> None:
 
 
 def ask(world: World) -> None:
-    """A replay from what comes next; it may arrive behind what is flying, or not at all."""
+    """Request a replay of missing events; it may arrive after batches on their way, or never."""
     world.flying += tuple(world.log.replay(world.index.expected(WORKER, RANK), 0.0))
 
 
 def moves(world: World, new_log: NewLog) -> Iterator[Move]:
-    """What can happen next."""
+    """Yield everything that can happen next."""
     if world.operations:
         for key in (1, 2):
             yield publish(key)

@@ -13,7 +13,7 @@ from tests.event_index.fleet import HYBRID, Engine
 
 
 def messages(form: Form) -> list[bytes]:
-    """What a random engine sends, with one snapshot."""
+    """Return the messages of a random engine, with one snapshot."""
     engine, log = Engine(1, "rust", HYBRID), EventLog(1, kept_max=1, form=form)
     sent = [log.begin(0.0)]
     for _ in range(30):
@@ -23,7 +23,7 @@ def messages(form: Form) -> list[bytes]:
 
 
 def damage(payload: bytes, draw: random.Random) -> bytes:
-    """Some bytes changed, cut, repeated, or made a large length."""
+    """Return some bytes changed, cut, repeated, or made a large length."""
     data = bytearray(payload)
     for _ in range(draw.randrange(1, 4)):
         place = draw.randrange(len(data) + 1)

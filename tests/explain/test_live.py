@@ -51,8 +51,10 @@ class Remembering(WatchedLockstep):
 
 
 def check_same(missed: Missed, each: Explanation, config: Config) -> None:
-    """What is remembered is what was observed. Not compared: a key that was found before its batch
-    was taken back, of which an observer says that nothing was computed; and starts of chunks.
+    """Check that the remembered account equals the observed one.
+
+    Not compared: a key that was found before its batch was taken back, of which an observer says
+    that nothing was computed; and starts of chunks.
     """
     place = missed.hits
     for span in missed.spans:
@@ -116,7 +118,7 @@ def remembering(backend: Backend, num_blocks: int = 4, entries: int = 100) -> KV
 
 
 def some(value: Any) -> Any:
-    """A value of a wrong kind, which types would refuse."""
+    """Draw a value of a wrong kind, which types would refuse."""
     return value
 
 

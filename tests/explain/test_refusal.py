@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Why an allocation does not fit. HOLDERS-EXACT: a holder that leaves brings what was said."""
+"""Reasons of a refused allocation. HOLDERS-EXACT: a holder that leaves frees what was reported."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ def explain(requests: Any, options: Options) -> tuple[Explained, Result]:
 
 
 def known_tokens(requests: list[TraceRequest], explained: Explained) -> int:
-    """The ideal by comparing ids, request by request."""
+    """Return the ideal hit by comparing ids, request by request."""
     known: list[TraceRequest] = []
     total = 0
     for each in explained.kept:

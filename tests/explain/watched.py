@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs whose calls an observer is told of, and what must hold of each explanation."""
+"""Runs whose calls an observer follows, and the laws of each explanation."""
 
 from __future__ import annotations
 

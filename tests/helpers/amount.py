@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How much `make test` tries: `make explore` tries KVCORE_EXAMPLES times as many examples."""
+"""The number of examples of `make test`: `make explore` tries KVCORE_EXAMPLES times as many."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ TIMES = int(os.environ.get("KVCORE_EXAMPLES", "1"))
 
 
 def examples(number: int) -> int:
-    """The examples to try, of which `make test` tries this number."""
+    """Return the examples to try, of which `make test` tries this number."""
     return number * TIMES
 
 

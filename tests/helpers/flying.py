@@ -13,13 +13,13 @@ WINDOW = Group(2, kind="sliding_window", window=2)
 
 
 def fly(backend: Backend, num_blocks: int = 10, **options: Any) -> KVCacheManager:
-    """An empty manager that lets three batches be unfinished."""
+    """Return an empty manager that lets three batches be unfinished."""
     options.setdefault("max_in_flight", 3)
     return make(backend, num_blocks, **options)
 
 
 def waiting(manager: KVCacheManager) -> list[int]:
-    """The quarantined device blocks, in the order of their release."""
+    """Return the quarantined device blocks, in the order of their release."""
     return list(manager.state().device.quarantine or ())
 
 

@@ -38,12 +38,12 @@ def sha(*parts: bytes) -> bytes:
 
 
 def root(seed: bytes) -> bytes:
-    """The parent of a first block, in the default hashing."""
+    """Return the parent of a first block, in the default hashing."""
     return sha(b"kvcore root", b"\0", seed)
 
 
 def plain(tokens: Sequence[int], keys: Sequence[Key] = ()) -> bytes:
-    """A block in the default encoding, without its parent."""
+    """Return a block in the default encoding, without its parent."""
     parts = [little(len(tokens)), *(little(token) for token in tokens), bytes([len(keys)])]
     for kind, *values in keys:
         value = b""
@@ -61,7 +61,7 @@ def plain(tokens: Sequence[int], keys: Sequence[Key] = ()) -> bytes:
 
 
 def head(kind: int, number: int) -> bytes:
-    """A head of CBOR: the kind in the high three bits, the number as short as it can be."""
+    """Return a head of CBOR: the kind in the high three bits, the number as short as it can be."""
     if number < 24:
         return bytes([kind << 5 | number])
     size, low = next((each, 24 + power) for power in range(3) if number < 256 ** (each := 2**power))
@@ -69,7 +69,7 @@ def head(kind: int, number: int) -> bytes:
 
 
 def cbor(value: Any) -> bytes:
-    """A value in CBOR, for the kinds of values that there are in a block."""
+    """Encode a value in CBOR, for the kinds of values that a block contains."""
     match value:
         case None:
             return b"\xf6"
@@ -92,7 +92,7 @@ def xxh3(*parts: bytes) -> bytes:
 def block_hash(
     parent: bytes, tokens: Sequence[int], keys: Sequence[Key] = (), kind: Hashing = "sha256"
 ) -> bytes:
-    """The hash of a block."""
+    """Return the hash of a block."""
     match kind:
         case "sha256":
             return sha(parent, plain(tokens, keys))
@@ -109,7 +109,7 @@ def chain(
     keys: Sequence[Sequence[Key]],
     kind: Hashing = "sha256",
 ) -> list[bytes]:
-    """The hashes of consecutive blocks. keys: those of each block."""
+    """Return the hashes of consecutive blocks. keys: those of each block."""
     hashes = []
     for position, each in enumerate(keys):
         first = position * block_size
@@ -119,7 +119,7 @@ def chain(
 
 
 def root_of(backend: Backend, seed: bytes, kind: Hashing) -> bytes:
-    """The root that a language makes of a seed."""
+    """Return the root that a language makes of a seed."""
     if backend == "python":
         return hashing.root_hash(seed, kind)
     made: bytes = importlib.import_module("kvcore._rust").root_hash(seed, kind)
@@ -135,7 +135,7 @@ def hashes_of(
     *,
     start: int = 0,
 ) -> list[bytes]:
-    """The hashes that a language makes of a request's full blocks from token `start` on."""
+    """Return the hashes that a language makes of a request's full blocks from token `start` on."""
     if backend == "rust":
         twin = importlib.import_module("kvcore._rust")
         made: list[bytes] = twin.hash_blocks(request, parent, block_size, start=start, hashing=kind)

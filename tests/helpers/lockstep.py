@@ -93,8 +93,8 @@ class Lockstep:
         return outcome.value
 
     def take_and_fail(self, failing: tuple[str, int]) -> None:
-        """Take the batch, the only one; a request's load does not bring its tokens from one on, so
-        the engine takes back what all who count them have on top; it frees those who still load.
+        """Take the batch, the only one; fail a request's load from one token on, so that the engine
+        takes back the count of all requests beyond it; it frees the requests that still load.
         """
         while self.state.in_flight:
             self.call("complete", self.state.in_flight[0].number)
@@ -114,7 +114,7 @@ class Lockstep:
             value = self.call("rewind", list(names), failing[1])
 
     def hit(self, request_id: str) -> Hit:
-        """The cached prefix of a request; asking changes nothing."""
+        """Return the cached prefix of a request; the look-up changes nothing."""
         hit = get_computed_blocks(self.state, request_id)
         if self.twin is not None:
             assert self.twin.get_computed_blocks(request_id) == hit
@@ -130,8 +130,8 @@ class Lockstep:
         assert twin.encode() == encode(self.state, self.parts), f"the states differ after {call}"
 
     def catch_up(self) -> None:
-        """Let the device run all that was taken; what the state counts on is there, if nothing is
-        open.
+        """Let the device run all taken batches; if none is open, what the state counts on is
+        there.
         """
         self._run_to(self.state.batch.number)
         untouched = not len(self.state.batch.commands) and not self.schedule.scheduled()
@@ -149,7 +149,7 @@ class Lockstep:
             self.catch_up()
 
     def _run_what_ends(self, call: Call) -> None:
-        """A batch has run before it is completed, or before a transfer of it ends."""
+        """Execute a batch before it is completed, or before a transfer of it ends."""
         if call.name == "complete" and call.args[0] in self._numbers():
             self._run_to(call.args[0])
         if call.name == "complete_operation" and call.args[0] in self.state.operations:
@@ -191,5 +191,5 @@ class Lockstep:
 
 
 def story(run: Lockstep) -> str:
-    """The calls of a run, one per line, to make it again."""
+    """Return the calls of a run, one per line, to make it again."""
     return "\n".join(str(call) for call in run.calls)

@@ -50,17 +50,17 @@ UPKEEP = (
 
 
 def any_known(machine: Machine) -> bool:
-    """Whether there is any request."""
+    """Tell whether there is any request."""
     return bool(machine.run.state.requests)
 
 
 def any_name_left(machine: Machine) -> bool:
-    """Whether another request can be added."""
+    """Tell whether another request can be added."""
     return any(name not in machine.run.state.requests for name in machine.names)
 
 
 def any_running(machine: Machine) -> bool:
-    """Whether any request holds device blocks."""
+    """Tell whether any request holds device blocks."""
     return bool(by_status(machine.run.state, Status.RUNNING))
 
 
@@ -168,7 +168,7 @@ class Machine(RuleBasedStateMachine):
     @rule(data=DATA)
     @precondition(any_running)
     def guess(self, data: st.DataObject) -> None:
-        """Put drafts behind a request and schedule all of it, as an engine does."""
+        """Give a request drafts and schedule all of it, as an engine does."""
         name = data.draw(st.sampled_from(by_status(self.run.state, Status.RUNNING)))
         drafts = data.draw(st.lists(st.integers(0, 1), max_size=3))
         self.run.call("add_drafts", name, drafts)
@@ -189,14 +189,14 @@ class Machine(RuleBasedStateMachine):
         self.run.call("accept", name, data.draw(st.integers(0, scheduled)))
 
     def guessing(self) -> list[str]:
-        """Requests with scheduled drafts."""
+        """Return the requests with scheduled drafts."""
         known = self.run.state.requests.values()
         return sorted(r.request_id for r in known if r.num_computed > len(r.tokens))
 
     @rule(data=DATA)
     @precondition(any_known)
     def load(self, data: st.DataObject) -> None:
-        """Load the next whole blocks of a request behind its hit, or store blocks with keys."""
+        """Load the next whole blocks of a request after its hit, or store blocks with keys."""
         state = self.run.state
         if data.draw(rarely()):
             keyed = [block for block, key in enumerate(state.device.keys) if key is not None]

@@ -29,12 +29,12 @@ class Row:
 
 
 def bad(world: World, error: KvcoreError, name: str, *args: Any, **options: Any) -> Row:
-    """A row; args and options are those of the call of this name."""
+    """Return a row. args and options: those of the call of this name."""
     return Row(world, Call(name, args, options), error)
 
 
 def rows_by_call(rows: Iterable[Row]) -> dict[str, list[Row]]:
-    """The rows of each call, by its name, in their order."""
+    """Return the rows of each call, by its name, in their order."""
     by_call: dict[str, list[Row]] = {}
     for row in rows:
         by_call.setdefault(row.call.name, []).append(row)

@@ -16,7 +16,7 @@ SEED = b"unit"
 def make(
     backend: Backend, num_blocks: int = 10, block_size: int = 2, **options: Any
 ) -> KVCacheManager:
-    """An empty manager; unless told otherwise 9 usable blocks of two tokens, block 0 is null."""
+    """Return an empty manager; by default with 9 usable blocks of two tokens and null block 0."""
     options.setdefault("hash_seed", SEED)
     options.setdefault("groups", (Group(block_size),))
     return KVCacheManager(Config(num_blocks, **options), backend)
@@ -28,7 +28,7 @@ def add(manager: KVCacheManager, request_id: str, tokens: Sequence[int]) -> int:
 
 
 def admit(manager: KVCacheManager, request_id: str, **options: Any) -> list[int]:
-    """Schedule all tokens of a waiting request, behind what is cached; returns its blocks."""
+    """Schedule all tokens of a waiting request, after its hit; return its blocks."""
     hit = manager.get_computed_blocks(request_id)
     left = manager.num_tokens(request_id) - hit.num_tokens
     grown = manager.allocate_slots(request_id, left, hit, **options)
@@ -49,22 +49,22 @@ def drop(manager: KVCacheManager, request_id: str) -> None:
 
 
 def blocks(manager: KVCacheManager, request_id: str) -> list[int]:
-    """The request's block table in the first group."""
+    """Return the request's block table in the first group."""
     return manager.get_block_ids(request_id)[0]
 
 
 def queue(manager: KVCacheManager) -> list[int]:
-    """The free device blocks, the next one to be taken first."""
+    """Return the free device blocks, the next one to be taken first."""
     return list(manager.state().device.queue)
 
 
 def keyed(manager: KVCacheManager) -> list[int]:
-    """The device blocks that can be hit, in ascending order."""
+    """Return the device blocks that can be hit, in ascending order."""
     return [block for block, key in enumerate(manager.state().device.keys) if key is not None]
 
 
 def owners(manager: KVCacheManager, block: int) -> int:
-    """How many requests and pins hold a device block."""
+    """Count how many requests and pins hold a device block."""
     return manager.state().device.ref_counts[block]
 
 

@@ -14,13 +14,13 @@ BLOCKS = ("body", "orelse", "finalbody", "handlers", "cases")
 
 @functools.cache
 def parsed(path: Path) -> ast.Module:
-    """A file's tree."""
+    """Return a file's tree."""
     return ast.parse(path.read_text(encoding="utf-8"))
 
 
 @functools.cache
 def statements(path: Path) -> list[Any]:
-    """Every statement of a file, however deep: a tenth of its nodes, the outer ones first."""
+    """Return every statement of a file at any depth, outer ones first: a tenth of its nodes."""
     found: list[Any] = [parsed(path)]
     for node in found:
         for field in BLOCKS:

@@ -48,7 +48,7 @@ def seldom() -> st.SearchStrategy[bool]:
 
 @st.composite
 def groups(draw: st.DrawFn, block_sizes: list[int], *, cross: bool) -> tuple[Group, ...]:
-    """One to three groups of any kinds; a cross-attention group never stands alone."""
+    """Draw one to three groups of any kinds; a cross-attention group never stands alone."""
     size = draw(st.sampled_from(block_sizes))
     sizes = [size, size, 2 * size, 3 * size] if size <= 4 else [size, size, 2 * size]
     made = []
@@ -70,7 +70,7 @@ def groups(draw: st.DrawFn, block_sizes: list[int], *, cross: bool) -> tuple[Gro
 
 @st.composite
 def configs(draw: st.DrawFn, *, least: int = 3, most: int = 8) -> Config:
-    """Any configuration whose device pool has this many usable blocks."""
+    """Draw any configuration whose device pool has this many usable blocks."""
     usable = draw(st.integers(least, most))
     caching = draw(st.sampled_from([True, True, True, False]))
     cross = not caching and draw(st.booleans())
@@ -122,7 +122,8 @@ def tokens(config: Config, *, most: int) -> st.SearchStrategy[list[int]]:
 
 @st.composite
 def requests(draw: st.DrawFn, state: State, name: str, *, most: int) -> Request:
-    """A request, plain more often than not; else with extra keys, flags or hashes of its own.
+    """Draw a request, plain more often than not; else with extra keys, flags or hashes of its
+    own.
 
     Its prompt often begins as another request does, or follows it.
     """
@@ -155,7 +156,7 @@ def requests(draw: st.DrawFn, state: State, name: str, *, most: int) -> Request:
 
 
 def own_hashes(config: Config, prompt: list[int]) -> list[bytes]:
-    """An engine's hashes of full blocks, of another chain than the core's."""
+    """Draw an engine's hashes of full blocks, of another chain than the core's."""
     root = root_hash(b"the engine's")
     return list(hash_blocks(root, prompt, config.hash_block_size))
 
@@ -187,7 +188,7 @@ def allocations(
 
 @st.composite
 def options_of(draw: st.DrawFn, state: State, request_id: str, external: int) -> dict[str, Any]:
-    """The options of an allocation, each left out more often than not."""
+    """Draw the options of an allocation, each left out more often than not."""
     options: dict[str, Any] = {}
     if external:
         options["num_external_computed_tokens"] = external

@@ -49,7 +49,7 @@ def rust_lines(text: str) -> int:
 
 
 def imported(path: Path) -> set[str]:
-    """The modules of the older managers that a module imports."""
+    """Return the modules of the older managers that a module imports."""
     found: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("kvcore.legacy."):
@@ -58,7 +58,7 @@ def imported(path: Path) -> set[str]:
 
 
 def files_of(generation: str) -> set[Path]:
-    """The Python files of a folder, and those of the older managers that they reach."""
+    """Return the Python files of a folder, and those of the older managers that they reach."""
     reached: set[Path] = set()
     ahead = {*(LEGACY / generation).glob("*.py")}
     while ahead:
@@ -70,7 +70,7 @@ def files_of(generation: str) -> set[Path]:
 
 
 def twins_of(path: Path) -> list[Path]:
-    """The Rust files that count with a Python file."""
+    """Return the Rust files that count with a Python file."""
     if path.parent.name != "blocks":
         return []
     twin = TWIN / "legacy" / "blocks" / f"{path.stem}.rs"
@@ -79,7 +79,7 @@ def twins_of(path: Path) -> list[Path]:
 
 
 def count(generation: str) -> int:
-    """The code lines of a generation that no older one has."""
+    """Return the code lines of a generation that no older one has."""
     older: set[Path] = set()
     for each in GENERATIONS[: GENERATIONS.index(generation)]:
         older |= files_of(each)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two of a facade, one a backend, that are told the same and must answer the same.
+"""Two facades, one per backend, that get the same calls and must give the same answers.
 
 After each call the blocks behind them are compared; a call that raises leaves the blocks as they
 were.
@@ -30,11 +30,11 @@ class Twins:
         self.must: str | None = None
 
     def call(self, name: str, *args: Any, **options: Any) -> Any:
-        """What both answer. Raises Refusal if both raise the same."""
+        """Return the answer of both. Raises Refusal if both raise the same."""
         return self.each(lambda facade: getattr(facade, name)(*args, **options))
 
     def each(self, call: Callable[[Any], Any]) -> Any:
-        """The same for any call on one of them; blocks are compared by their ids."""
+        """Do the same for any call on one of them; blocks are compared by their ids."""
         before = self.known[0]
         answers = [_answer(call, facade) for facade in self.pair]
         after = self.known = [backing.state() for backing in self.backings]
@@ -60,7 +60,7 @@ def _answer(call: Callable[[Any], Any], facade: Any) -> Any:
 
 
 def _told(answer: Any) -> Any:
-    """An answer in a form that two backends have alike."""
+    """Return an answer in a form that is equal on both backends."""
     if isinstance(answer, KvcoreError):
         return type(answer), str(answer)
     if isinstance(answer, Block):

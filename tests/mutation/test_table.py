@@ -28,7 +28,7 @@ def test_a_table_has_enough_rows_each_killed_or_with_a_reason(language: str) -> 
 
 
 def named(language: str) -> set[str]:
-    """The tests that kill a table's rows."""
+    """Return the tests that kill a table's rows."""
     killed = (row.test for row in read_table(language) if row.status == "killed")
     return {test for test in killed if test not in UNNAMED}
 

@@ -58,7 +58,7 @@ class Manager:
         return first
 
     def ask(self, name: str, *args: Any) -> Any:
-        """A question that is not counted and leaves no trace in the list of calls."""
+        """Ask a question that is not counted and leaves no trace in the list of calls."""
         first, *others = [_outcome(each, name, args, {}) for each in self._managers]
         for other in others:
             if other != first:
@@ -69,7 +69,7 @@ class Manager:
         return first
 
     def facts(self, names: Sequence[str], request_id: str) -> tuple[Any, ...]:
-        """The answers to these questions about a request, in one go."""
+        """Return the answers to these questions about a request, in one go."""
         try:
             said = [
                 tuple([getattr(each, name)(request_id) for name in names])
@@ -83,12 +83,12 @@ class Manager:
         return said[0]
 
     def encode(self) -> bytes:
-        """The encoded state."""
+        """Return the encoded state."""
         state: bytes = self.ask("encode")
         return state
 
     def clone(self, data: bytes) -> KVCacheManager:
-        """A manager of its own in this state, in the first language."""
+        """Return a manager of its own in this state, in the first language."""
         clone = KVCacheManager(self.config, backend=self._managers[0].backend)
         restored = _outcome(clone, "restore", (data,), {})
         demand(restored is None, f"an encoded state is not restored: {restored!r}")
@@ -104,7 +104,7 @@ class Manager:
             demand(manager.encode() == data, "a restored state is encoded in another way")
 
     def program(self) -> str:
-        """The calls as a program."""
+        """Return the calls as a program."""
         config = repr(self.config).replace(
             "Config(", f"Config(hash_seed={self.config.hash_seed!r}, "
         )
@@ -116,7 +116,7 @@ class Manager:
 
 
 def _outcome(manager: KVCacheManager, name: str, args: tuple[Any, ...], options: Any) -> Any:
-    """What a call gives: a value or a KvcoreError. Raises a Finding if it fails in another way."""
+    """Return the value or KvcoreError of a call. Raises a Finding for any other failure."""
     try:
         value = getattr(manager, name)
         return value(*args, **options) if callable(value) else value
@@ -128,7 +128,7 @@ def _outcome(manager: KVCacheManager, name: str, args: tuple[Any, ...], options:
 
 
 def _text(value: Any) -> str:
-    """An argument as a program has it; a repr of embeddings leaves out their bytes."""
+    """Return an argument as a program has it; a repr of embeddings leaves out their bytes."""
     text, embeds = repr(value), getattr(value, "prompt_embeds", None)
     return text if embeds is None else text.replace("Embeds(", f"Embeds(data={embeds.data!r}, ")
 

@@ -14,7 +14,7 @@ SIZES = (1, 2, 2, 4, 4)
 
 
 def draw_config(rng: Random) -> Config:
-    """A configuration that works: many draws do not, since their pool is too small."""
+    """Return a configuration that works: many draws do not, since their pool is too small."""
     for _ in range(DRAWS_MAX):
         try:
             return _draw(rng)

@@ -27,11 +27,13 @@ class Contents:
         self._keys: dict[tuple[int, bool], bytes] = {}
 
     def prefix(self, parent: int, stuff: Hashable) -> int:
-        """The number of a prefix that ends with this token; parent: of the one before, or 0."""
+        """Return the number of a prefix that ends with this token. parent: the number of the one
+        before, or 0.
+        """
         return self._prefixes.setdefault((parent, stuff), len(self._prefixes) + 1)
 
     def chain(self, parent: int, stuffs: Iterable[Hashable]) -> list[int]:
-        """The numbers of the prefixes that end with each of these tokens."""
+        """Return the numbers of the prefixes that end with each of these tokens."""
         found = []
         for stuff in stuffs:
             parent = self.prefix(parent, stuff)
@@ -50,20 +52,20 @@ class Contents:
             demand(first == key, f"one content has the keys {first.hex()} and {key.hex()}")
 
     def of_key(self, key: bytes) -> int | None:
-        """The content at the end of a key's block, None if no request that was asked has it."""
+        """Return the content at the end of a key's block, None if no known request has it."""
         return self._by_key.get(key, (None, False))[0]
 
 
 def digest(prefix: int, group_id: int) -> int:
-    """What a slot of a group holds behind a prefix."""
+    """Return a digest of the content of a group's slot after a prefix."""
     return prefix * MAX_GROUPS + group_id
 
 
 def spoilt_by(slot: Slot) -> frozenset[int]:
-    """The failed loads that a slot rests on."""
+    """Return the failed loads that a slot depends on."""
     return slot[1] if isinstance(slot, tuple) else frozenset()
 
 
 def truth(slot: Slot) -> int:
-    """What a slot would hold if no load had failed."""
+    """Return what a slot would hold if no load had failed."""
     return slot[0] if isinstance(slot, tuple) else slot

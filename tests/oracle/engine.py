@@ -132,11 +132,11 @@ class Engine:
         demand(same, f"{refused!r} has changed more than the window trim")
 
     def before(self) -> bytes:
-        """The encoded state, in some moves; empty in the others."""
+        """Return the encoded state, in some moves; empty in the others."""
         return self.manager.encode() if self.probing else b""
 
     def idle(self, running: bool | None = None, settled: bool = True) -> list[OracleRequest]:
-        """Requests that can be scheduled; running: whether they count tokens."""
+        """Return the requests that can be scheduled. running: whether they count tokens."""
         return [
             each
             for each in self.known.values()
@@ -150,7 +150,7 @@ class Engine:
         self.router.hear(self.call("take_events"))
 
     def learn_keys(self, request: OracleRequest) -> tuple[tuple[bytes, ...], ...]:
-        """The keys of a request, of which each stands for one content."""
+        """Learn the keys of a request; each stands for one content."""
         keys: tuple[tuple[bytes, ...], ...] = self.manager.ask("get_block_keys", request.name)
         chain = request.chain(self.contents)
         if request.own is None:
@@ -179,7 +179,7 @@ class Engine:
             request.own = end
 
     def is_gone(self, count: int, tables: tuple[list[int], ...]) -> bool:
-        """Whether a group gave back what the query at this count sees."""
+        """Tell whether a group gave back what the query at this count sees."""
         for group, table in zip(self.config.groups, tables, strict=True):
             index = first_seen(group, count) // group.block_size
             held = index * group.block_size < count and index < len(table)
@@ -258,9 +258,7 @@ class Engine:
         return True
 
     def left(self, request: OracleRequest) -> None:
-        """Note that a request is not in the open batch any more, nor has it drafts, nor are tokens
-        to come.
-        """
+        """Note that a request has left the open batch, without drafts or tokens to come."""
         request.base, request.drafts, request.sampler = None, [], None
         request.future, request.guesses = [], []
         for load in self.failing.values():
@@ -305,7 +303,7 @@ class Engine:
                     load.perhaps.add(each.name)
 
     def can_report(self, load: FailedLoad, but: str = "") -> list[str]:
-        """The requests that can report a failed load."""
+        """Return the requests that can report a failed load."""
         able = (name for name, most in load.reporters.items() if most > load.kept)
         return [name for name in able if name in self.known and name != but]
 

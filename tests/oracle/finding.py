@@ -10,7 +10,7 @@ from __future__ import annotations
 
 
 class Finding(AssertionError):
-    """What is wrong, in one line."""
+    """An error that the oracle finds, in one line."""
 
 
 def demand(holds: bool, wrong: str) -> None:

@@ -16,7 +16,7 @@ WRONG_COUNTS: tuple[Any, ...] = (-1, None, "1", 2.5, 10**9)
 
 
 def misuse(e: Engine) -> None:
-    """A call that no state allows."""
+    """Make a call that no state allows."""
     name, args, options = e.rng.choice(list(bad_calls(e)))
     before = e.manager.encode()
     try:
@@ -28,7 +28,7 @@ def misuse(e: Engine) -> None:
 
 
 def bad_calls(e: Engine) -> Iterator[BadCall]:
-    """Calls that are wrong in the state in which the engine is."""
+    """Yield calls that are wrong in the state in which the engine is."""
     count, tokens = e.rng.choice(WRONG_COUNTS), e.rng.choice(WRONG_TOKENS)
     yield "add_request", (Request("", [1]),), {}
     yield "add_request", (Request("new", tokens),), {}
@@ -60,7 +60,7 @@ def bad_calls(e: Engine) -> Iterator[BadCall]:
 
 
 def bad_requests(e: Engine, name: str, count: Any, tokens: Any) -> Iterator[BadCall]:
-    """Calls that name a request and are wrong."""
+    """Yield calls that name a request and are wrong."""
     request = e.known[name]
     far = KVCacheBlocks(tuple((1,) for _ in e.config.groups))
     long = len(request.stuff) + len(request.drafts) + 1

@@ -20,17 +20,17 @@ from tests.oracle.requests import Guess, OracleRequest
 
 
 def run_ahead(e: Engine) -> None:
-    """Some requests get a slot for a token that is to come."""
+    """Give some requests a slot for a token that is to come."""
     decode(e, able(e), known=False)
 
 
 def follow(e: Engine) -> None:
-    """Some requests hand in the next token to come, and get a slot for another one."""
+    """Let some requests hand in the next token to come, and get a slot for another one."""
     decode(e, [each for each in able(e) if num_plain(each)], known=True)
 
 
 def guess(e: Engine) -> None:
-    """A request gets slots for a token to come and drafts behind it."""
+    """Give a request slots for a token to come and drafts after it."""
     requests = [each for each in able(e) if each.count + 2 < e.limit]
     if not requests:
         return
@@ -51,20 +51,20 @@ def guess(e: Engine) -> None:
 
 
 def able(e: Engine) -> list[OracleRequest]:
-    """Requests that can get a slot for a token that is to come."""
+    """Return the requests that can get a slot for a token that is to come."""
     ready = [each for each in e.idle() if not each.drafts and each.base is None and each.count]
     return [each for each in ready if each.is_caught_up and each.count < e.limit]
 
 
 def num_plain(request: OracleRequest) -> int:
-    """Tokens to come that can be handed in before the next verdict on drafts."""
+    """Count the tokens to come that can be handed in before the next verdict on drafts."""
     if not request.guesses:
         return len(request.future)
     return min(len(request.future), request.guesses[0].offset - len(request.stuff))
 
 
 def decode(e: Engine, requests: list[OracleRequest], *, known: bool) -> None:
-    """A step that runs ahead; known: each hands in its next token."""
+    """Make a step that runs ahead. known: whether each request hands in its next token."""
     if not requests:
         return
     chosen = e.rng.sample(requests, e.rng.randint(1, len(requests)))
@@ -92,7 +92,7 @@ def decode(e: Engine, requests: list[OracleRequest], *, known: bool) -> None:
 
 
 def note_ahead(e: Engine, request: OracleRequest, new: int, rejected: int) -> None:
-    """Note what the device writes: tokens where they belong, and rejected drafts behind them."""
+    """Note what the device writes: tokens where they belong, and rejected drafts after them."""
     request.base = request.kept = request.count
     first = request.count - request.num_rejected
     request.count += new + rejected

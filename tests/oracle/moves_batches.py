@@ -12,7 +12,7 @@ from tests.oracle.moves_requests import look_up
 
 
 def take(e: Engine) -> None:
-    """The open batch is closed; what it must do is noted."""
+    """Close the open batch and note what it must do."""
     if e.config.max_in_flight and len(e.unfinished) == e.config.max_in_flight:
         return
     if not e.config.max_in_flight:
@@ -74,7 +74,7 @@ def check_reuse(e: Engine, step: Step) -> None:
 
 
 def finish_all(e: Engine) -> None:
-    """The open batch is taken, all batches run and are completed, all operations end."""
+    """Take the open batch, run and complete all batches, and end all operations."""
     for _ in range(2):
         while e.unexecuted or e.unfinished:
             execute(e)
@@ -88,25 +88,25 @@ def finish_all(e: Engine) -> None:
 
 
 def execute(e: Engine) -> None:
-    """The device runs the oldest batch that it was given."""
+    """Run the oldest batch that the device was given."""
     if e.unexecuted:
         e.device.execute(e.unexecuted.pop(0), e.rng)
 
 
 def is_executed(e: Engine, batch: int) -> bool:
-    """Whether the device has run a batch."""
+    """Tell whether the device has run a batch."""
     return batch >= 0 and all(step.batch.number > batch for step in e.unexecuted)
 
 
 def complete(e: Engine) -> None:
-    """The oldest batch, which has run, is completed."""
+    """Complete the oldest batch, which has run."""
     if e.unfinished and is_executed(e, e.unfinished[0]):
         report(e, e.unfinished[0])
         e.call("complete", e.unfinished.pop(0))
 
 
 def cancel(e: Engine) -> None:
-    """A batch and all later ones fail, executed, in part or not at all."""
+    """Cancel a batch and all later ones, executed, in part or not at all."""
     if not e.unfinished:
         return
     number = e.rng.choice(e.unfinished)
@@ -182,7 +182,7 @@ def finish_transfer(e: Engine) -> None:
 
 
 def store(e: Engine) -> None:
-    """Blocks with a key are copied to the external store."""
+    """Copy blocks with a key to the external store."""
     keyed = [block for block in held_blocks(e) if e.manager.ask("has_key", block)]
     if keyed:
         blocks = e.rng.sample(keyed, e.rng.randint(1, min(3, len(keyed))))
@@ -228,7 +228,7 @@ def load(e: Engine) -> None:
 
 
 def finish_operation(e: Engine) -> None:
-    """A store or load has run, or failed."""
+    """End a store or load, done or failed."""
     able = [
         number
         for number, each in e.operations.items()
@@ -256,12 +256,12 @@ def finish_operation(e: Engine) -> None:
 
 
 def held_blocks(e: Engine) -> list[int]:
-    """The blocks in the tables of requests."""
+    """Return the blocks in the tables of requests."""
     tables = [e.manager.ask("get_block_ids", name) for name in e.known]
     held = dict.fromkeys(block for table in tables for ids in table for block in ids)
     return [block for block in held if block not in null_blocks(e)]
 
 
 def null_blocks(e: Engine) -> tuple[int, ...]:
-    """The ids that stand for nothing."""
+    """Return the ids of null blocks."""
     return (0,) if e.config.null_block else ()

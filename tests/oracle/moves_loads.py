@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A move on external tokens: others share them, compute behind them and leave; then they fail."""
+"""Moves with external tokens that other requests share and compute on, before the load fails."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MOST_KNOWN = 10
 
 
 def spread(e: Engine) -> None:
-    """A request loads tokens, another one rests on them, and the load is reported if it fails.
+    """Load tokens for a request, let another depend on them, and report the load if it fails.
 
     Then two requests come with the same tokens: one computes what was loaded, and the other looks
     up what was computed behind it.
@@ -55,7 +55,7 @@ def spread(e: Engine) -> None:
 
 
 def newcomer(e: Engine, tokens: list[int]) -> OracleRequest:
-    """A request with these tokens comes."""
+    """Add a request with these tokens."""
     e.num_named += 1
     known = OracleRequest(name=f"r{e.num_named}", row=-1, stuff=[(token,) for token in tokens])
     known.row = e.call("add_request", Request(known.name, tokens))
@@ -64,7 +64,7 @@ def newcomer(e: Engine, tokens: list[int]) -> OracleRequest:
 
 
 def compute(e: Engine, request: OracleRequest, end: int) -> None:
-    """Schedule a request's tokens up to here, behind what it counts or hits."""
+    """Schedule a request's tokens up to here, after what it counts or hits."""
     hit = None if request.count else look_up(e, request)
     first = request.count or (0 if hit is None else hit.num_tokens)
     if request.is_idle and first < end:

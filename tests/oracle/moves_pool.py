@@ -12,7 +12,7 @@ from tests.oracle.moves_batches import held_blocks, null_blocks
 
 
 def swap_out(e: Engine) -> None:
-    """Some requests move to the host tier."""
+    """Swap some requests out to the host tier."""
     able = e.idle(running=True, settled=False)
     if able and e.config.num_host_blocks:
         chosen = e.rng.sample(able, e.rng.randint(1, min(3, len(able))))
@@ -22,7 +22,7 @@ def swap_out(e: Engine) -> None:
 
 
 def swap_in(e: Engine) -> None:
-    """Some requests come back."""
+    """Swap some requests in."""
     able = [each for each in e.known.values() if each.swapped]
     if able:
         chosen = e.rng.sample(able, e.rng.randint(1, len(able)))
@@ -36,7 +36,7 @@ def swap_in(e: Engine) -> None:
 
 
 def pin(e: Engine) -> None:
-    """Blocks are pinned: those that requests hold, or any."""
+    """Pin blocks: those that requests hold, or any."""
     able = held_blocks(e)
     if e.rng.random() < 0.2:
         able = [e.rng.randrange(len(null_blocks(e)), e.config.num_blocks)]
@@ -47,20 +47,20 @@ def pin(e: Engine) -> None:
 
 
 def unpin(e: Engine) -> None:
-    """A pinned block is let go."""
+    """Unpin a block."""
     if e.pins:
         e.call("unpin", [e.pins.pop(e.rng.randrange(len(e.pins)))])
 
 
 def evict(e: Engine) -> None:
-    """The keys of some blocks are withdrawn."""
+    """Withdraw the keys of some blocks."""
     first = len(null_blocks(e))
     blocks = [e.rng.randrange(first, e.config.num_blocks) for _ in range(e.rng.randint(1, 3))]
     e.call("evict_blocks", blocks)
 
 
 def reset(e: Engine) -> None:
-    """All keys are withdrawn, exactly if nothing is used."""
+    """Reset the cache, which succeeds exactly if nothing is used."""
     free = e.manager.ask("num_free_blocks") == e.config.num_usable_blocks
     free = free and e.manager.ask("num_free_host_blocks") == e.config.num_host_blocks
     done = e.call("reset_prefix_cache")
@@ -70,7 +70,7 @@ def reset(e: Engine) -> None:
 
 
 def snapshot(e: Engine) -> None:
-    """The states are encoded and go on in the other language."""
+    """Encode the states and go on in the other language."""
     if not e.restores:
         return
     other: dict[Language, Language] = {"python": "rust", "rust": "python"}

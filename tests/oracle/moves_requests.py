@@ -17,7 +17,7 @@ REQUESTS_MAX = 6
 
 
 def add(e: Engine) -> None:
-    """A request comes."""
+    """Add a request."""
     if len(e.known) >= REQUESTS_MAX:
         return
     e.num_named += 1
@@ -47,7 +47,7 @@ def extend(e: Engine) -> None:
 
 
 def admit(e: Engine) -> None:
-    """A request without blocks is looked up and scheduled."""
+    """Look up a request without blocks and schedule it."""
     requests = e.idle(running=False)
     if not requests:
         return
@@ -66,7 +66,7 @@ def admit(e: Engine) -> None:
 
 
 def look_up(e: Engine, request: OracleRequest) -> Hit:
-    """The hit of a request, as long as the events say."""
+    """Look up a request's hit, and check its length by the events."""
     keys = e.learn_keys(request)
     hit: Hit = e.call("get_computed_blocks", request.name)
     want = 0
@@ -80,7 +80,7 @@ def look_up(e: Engine, request: OracleRequest) -> Hit:
 
 
 def grow(e: Engine) -> None:
-    """A request with blocks gets slots for its next tokens and drafts."""
+    """Allocate slots for the next tokens and drafts of a request with blocks."""
     requests = [
         each
         for each in e.idle(running=True)
@@ -184,7 +184,7 @@ def check_published(e: Engine, request: OracleRequest, new: int) -> None:
 
 
 def append(e: Engine) -> None:
-    """A decode step of some requests, by ids or by rows."""
+    """Make a decode step of some requests, by ids or by rows."""
     able = [each for each in e.idle() if not each.drafts and each.count < e.limit]
     able = [each for each in able if each.count == len(each.stuff) and each.base is None]
     chosen = e.rng.sample(able, e.rng.randint(1, len(able))) if able else []
@@ -207,7 +207,7 @@ def append(e: Engine) -> None:
 
 
 def draft(e: Engine) -> None:
-    """Guesses are put behind a request's tokens."""
+    """Give a request drafts."""
     requests = [each for each in e.idle() if not each.num_to_come]
     if requests:
         request = e.rng.choice(requests)
@@ -216,7 +216,7 @@ def draft(e: Engine) -> None:
 
 
 def accept(e: Engine) -> None:
-    """The first scheduled guesses are accepted, the others dropped."""
+    """Accept the first scheduled drafts, and drop the others."""
     requests = [
         each
         for each in e.known.values()
@@ -233,7 +233,7 @@ def accept(e: Engine) -> None:
 
 
 def cache(e: Engine) -> None:
-    """Blocks whose caching was delayed are published."""
+    """Publish blocks whose caching was delayed."""
     requests = e.idle()
     if requests:
         request = e.rng.choice(requests)
@@ -241,14 +241,14 @@ def cache(e: Engine) -> None:
 
 
 def fork(e: Engine) -> None:
-    """A child shares a request's computed blocks."""
+    """Fork a child that shares a request's computed blocks."""
     requests = e.idle()
     if requests and len(e.known) < REQUESTS_MAX:
         fork_of(e, e.rng.choice(requests))
 
 
 def fork_of(e: Engine, parent: OracleRequest) -> OracleRequest:
-    """The child of a request."""
+    """Return the child of a request."""
     e.num_named += 1
     name = f"r{e.num_named}"
     tables = e.manager.ask("get_block_ids", parent.name)
@@ -266,20 +266,20 @@ def fork_of(e: Engine, parent: OracleRequest) -> OracleRequest:
 
 
 def free(e: Engine) -> None:
-    """A request gives back its blocks, whatever it waits for."""
+    """Free a request's blocks, whatever it waits for."""
     if e.known:
         e.free(e.rng.choice(list(e.known.values())))
 
 
 def remove(e: Engine) -> None:
-    """A request without blocks is forgotten."""
+    """Remove a request without blocks."""
     requests = [each for each in e.known.values() if not each.count and not each.swapped]
     if requests:
         remove_request(e, e.rng.choice(requests))
 
 
 def remove_request(e: Engine, request: OracleRequest) -> None:
-    """Forget a request, if it is certain of each failed load who can report it then.
+    """Remove a request, if it is certain for each failed load which requests can report it then.
 
     If no request is left that may, nothing rests on the load any more.
     """
@@ -297,7 +297,7 @@ def remove_request(e: Engine, request: OracleRequest) -> None:
 
 
 def truncate(e: Engine) -> None:
-    """A request keeps its first tokens."""
+    """Keep a request's first tokens."""
     requests = e.idle(settled=False)
     if requests:
         request = e.rng.choice(requests)
@@ -308,7 +308,7 @@ def truncate(e: Engine) -> None:
 
 
 def unschedule(e: Engine) -> None:
-    """The open batch computes less of a request."""
+    """Let the open batch compute less of a request."""
     requests = [
         each
         for each in e.idle()
@@ -335,7 +335,7 @@ def unschedule(e: Engine) -> None:
 
 
 def rewind(e: Engine) -> None:
-    """What a request counts is taken back, by an ordinary cut."""
+    """Rewind a request's count, by an ordinary cut."""
     requests = e.idle(running=True, settled=False)
     if requests:
         request = e.rng.choice(requests)
@@ -344,7 +344,7 @@ def rewind(e: Engine) -> None:
 
 
 def trim(e: Engine) -> None:
-    """Blocks that no later query sees are given back."""
+    """Give back blocks that no later query sees."""
     requests = e.idle(settled=False)
     if requests:
         request = e.rng.choice(requests)
@@ -353,7 +353,7 @@ def trim(e: Engine) -> None:
 
 
 def stale_hit(e: Engine) -> None:
-    """A hit is used after another request was scheduled."""
+    """Use a hit after another request was scheduled."""
     requests = e.idle(running=False)
     if len(requests) >= 2 and e.config.enable_caching:
         request = e.rng.choice(requests)
@@ -370,7 +370,7 @@ def stale_hit(e: Engine) -> None:
 
 
 def chase(e: Engine) -> None:
-    """A request hits what another one is about to compute, which then leaves the batch, perhaps."""
+    """Let a request hit what another is about to compute, which then perhaps leaves the batch."""
     leaders = [each for each in e.idle() if each.base is not None and not each.num_encoder_tokens]
     leaders = [each for each in leaders if all(len(stuff) == 1 for stuff in each.stuff)]
     if leaders and len(e.known) < REQUESTS_MAX:
@@ -389,5 +389,5 @@ def chase(e: Engine) -> None:
 
 
 def draw_tokens(e: Engine, count: int) -> list[int]:
-    """Some tokens."""
+    """Return some tokens."""
     return [e.rng.randrange(NUM_TOKEN_IDS) for _ in range(count)]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which blocks have an owner, and which ownerless ones can be hit, by the commands alone.
+"""The blocks with an owner, and the ownerless ones that can be hit, by the commands alone.
 
 Why: a runtime in guard mode goes by these. A cancelled batch takes with it who owns a block, so
 they are followed only if batches are never in flight.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an engine knows of a request, and requests of every kind, drawn by chance."""
+"""A request as an engine knows it, and random requests of every kind."""
 
 from __future__ import annotations
 
@@ -72,12 +72,12 @@ class OracleRequest:
 
     @property
     def is_idle(self) -> bool:
-        """Whether it can be scheduled, cut and shared."""
+        """Tell whether it can be scheduled, cut and shared."""
         return not (self.swapped or self.loading or self.transfer)
 
     @property
     def is_settled(self) -> bool:
-        """Whether no scheduled draft waits for its verdict."""
+        """Tell whether no scheduled draft waits for its verdict."""
         return bool(self.num_to_come) or self.count <= len(self.stuff)
 
     @property
@@ -92,7 +92,7 @@ class OracleRequest:
 
     @property
     def is_caught_up(self) -> bool:
-        """Whether all its tokens are scheduled, those to come included."""
+        """Tell whether all its tokens are scheduled, those to come included."""
         return self.count == len(self.stuff) + len(self.future) + self.num_rejected
 
     def settled_count(self) -> int:
@@ -101,16 +101,18 @@ class OracleRequest:
         return min(count, len(self.stuff))
 
     def saved_count(self) -> int:
-        """The same when it is swapped out: the last token is sampled again if more are to come."""
+        """Return its count when swapped out: the last token is sampled again if more are to
+        come.
+        """
         return min(self.settled_count(), len(self.stuff) - bool(self.num_to_come))
 
     def chain(self, contents: Contents) -> list[int]:
-        """The prefixes that end with each of its tokens, those to come and drafts included."""
+        """Return the prefixes that end with each of its tokens, with those to come and drafts."""
         more = [token for token, _ in self.future] + self.drafts
         return contents.chain(0, [*self.stuff, *((token,) for token in more)])
 
     def add(self, tokens: list[int]) -> None:
-        """Note tokens behind those that it has."""
+        """Note tokens after those that it has."""
         self.stuff += [(token,) for token in tokens]
 
     def cut(self, num_tokens: int, hash_size: int) -> None:
@@ -127,12 +129,12 @@ class OracleRequest:
 
 
 def _goes_on(at: Stuff) -> bool:
-    """Whether a media item has this position and the one before."""
+    """Tell whether a media item has this position and the one before."""
     return any(each[0] == "media" and each[1][1] > 0 for each in at[1:])
 
 
 def own_hashes(chain: list[int], hash_size: int, first: int, end: int) -> list[bytes]:
-    """An engine's own hashes of the full blocks from first up to end."""
+    """Return an engine's own hashes of the full blocks from first up to end."""
     ends = range((first + 1) * hash_size - 1, end * hash_size, hash_size)
     return [hashlib.sha256(b"own %d" % chain[at]).digest() for at in ends]
 
@@ -140,7 +142,7 @@ def own_hashes(chain: list[int], hash_size: int, first: int, end: int) -> list[b
 def draw_request(
     rng: Random, name: str, contents: Contents, families: list[list[int]], caching: bool, size: int
 ) -> tuple[Request, OracleRequest]:
-    """A request, most often with a prefix that others have; size: tokens of a hash block."""
+    """Draw a request, most often with a prefix that others have. size: tokens of a hash block."""
     tokens = [rng.randrange(NUM_TOKEN_IDS) for _ in range(rng.randint(1, 9))]
     if families and rng.random() < 0.75:
         family = rng.choice(families)

@@ -18,7 +18,7 @@ Keys = Sequence[Sequence[bytes]]
 
 
 class Router:
-    """What the events of one manager say."""
+    """The keys of one manager, by its events."""
 
     def __init__(self, config: Config) -> None:
         self.config = config
@@ -44,7 +44,7 @@ class Router:
                     self.found.clear()
 
     def longest(self, keys: Keys, num_tokens: int) -> int:
-        """The longest hit of a request with these keys and this many tokens."""
+        """Return the longest hit of a request with these keys and this many tokens."""
         for length in range((num_tokens - 1) // self._step * self._step, 0, -self._step):
             if all(
                 self._resumes(group, keys[at], length, num_tokens)
@@ -54,7 +54,7 @@ class Router:
         return 0
 
     def _resumes(self, group: Group, keys: Sequence[bytes], length: int, num_tokens: int) -> bool:
-        """Whether a group finds what it needs to go on behind this many tokens."""
+        """Tell whether a group finds what it needs to go on after this many tokens."""
         positions = list(self._needed(group, length))
         if positions and (positions[-1] + 1) * group.block_size > num_tokens - 1:
             return False
@@ -63,7 +63,7 @@ class Router:
         )
 
     def _needed(self, group: Group, length: int) -> Iterator[int]:
-        """The positions that a group must find."""
+        """Yield the positions that a group must find."""
         end = length // group.block_size
         first = first_seen(group, length) // group.block_size
         if group.kind == "sliding_window":
@@ -73,7 +73,7 @@ class Router:
 
 
 def first_seen(group: Group, query: int) -> int:
-    """The first position that a query sees."""
+    """Return the first position that a query sees."""
     if group.kind == "sliding_window":
         assert group.window is not None
         return max(0, query - group.window + 1)

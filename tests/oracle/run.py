@@ -73,7 +73,7 @@ MOVES: dict[Callable[[Engine], None], int] = {
 
 @attrs.frozen(kw_only=True)
 class Run:
-    """What came of a run; wrong: the finding, None without one; moves: those that were made.
+    """The result of a run. wrong: the finding, None without one. moves: those that were made.
 
     reached: how often each call was made, and each refusal and error was met.
     """
@@ -142,7 +142,7 @@ def leave_all(engine: Engine) -> None:
 
 
 def shorten(found: Run, languages: tuple[Language, ...] | None = None) -> Run:
-    """A run with a finding and as few of the moves as a greedy search needs."""
+    """Return a run with a finding and as few of the moves as a greedy search needs."""
     size = len(found.moves) // 2
     while size:
         start = 0
@@ -158,7 +158,7 @@ def shorten(found: Run, languages: tuple[Language, ...] | None = None) -> Run:
 
 
 def _kind(wrong: str | None) -> str:
-    """The words that a finding begins with, without numbers."""
+    """Return the words that a finding begins with, without numbers."""
     return "".join(each for each in str(wrong) if not each.isdigit())[:30]
 
 
@@ -181,7 +181,7 @@ def main() -> int:
 
 
 def run_text(found: Run) -> str:
-    """A run that found something: its program, its seed and its moves."""
+    """Describe a run with a finding: its program, its seed and its moves."""
     return f"{found.program}\n# seed {found.seed}, moves {found.moves}: {found.wrong}"
 
 

@@ -30,7 +30,7 @@ class NeverEnds(Exception):
 
 @contextmanager
 def seeded(mutant: Mutant) -> Iterator[None]:
-    """A bug in the transitions of the Python core, as a manager calls them."""
+    """Run with a bug in the transitions of the Python core, as a manager calls them."""
     with Patcher() as patcher:
         patcher.replace(FreeQueue, "__iter__", walk)
         mutant.patch(patcher)
@@ -38,9 +38,7 @@ def seeded(mutant: Mutant) -> Iterator[None]:
 
 
 def hunt(mutant: Mutant, num_calls: int, seed: int = 0) -> tuple[int, str | None]:
-    """Make runs with a bug, from a seed on, until one has a finding; returns the calls made and
-    the finding.
-    """
+    """Make runs with a bug, from a seed on, until one has a finding; return calls and finding."""
     made = 0
     with seeded(mutant):
         while made < num_calls:
@@ -55,7 +53,7 @@ def hunt(mutant: Mutant, num_calls: int, seed: int = 0) -> tuple[int, str | None
 
 
 def bounded(seed: int) -> Run:
-    """A run on the Python core, without snapshots. Raises NeverEnds."""
+    """Make a run on the Python core, without snapshots. Raises NeverEnds."""
 
     def ring(_signal: int, _frame: FrameType | None) -> None:
         raise NeverEnds

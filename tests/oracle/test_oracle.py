@@ -50,14 +50,14 @@ FIRST_SEEDS = {"m_cancel_forgets_copies": 290}
 
 
 def checked_run(seed: int) -> Run:
-    """A run; fails with its seed and its calls, made small, if it has a finding."""
+    """Make a run; if it has a finding, fail with its seed and its shortened calls."""
     made = run(seed)
     assert made.wrong is None, run_text(shorten(made))
     return made
 
 
 def check_many(seeds: range) -> tuple[int, Counter[str]]:
-    """The calls of these runs, and what they reached."""
+    """Check these runs; return their calls, and what they reached."""
     made = [checked_run(seed) for seed in seeds]
     reached: Counter[str] = sum((each.reached for each in made), Counter())
     return sum(each.num_calls for each in made), reached

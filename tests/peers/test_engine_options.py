@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `make bench-engines` and `make engines-vllm` run, by their options."""
+"""The commands that `make bench-engines` and `make engines-vllm` run, by their options."""
 
 from __future__ import annotations
 

@@ -26,14 +26,14 @@ EVICTIONS: dict[str, Literal["lru", "uncached_first"]] = {
 
 
 def recorded(arguments: list[str], folder: Path) -> Path:
-    """The file of a list."""
+    """Return the file of a list."""
     file = folder / "made.ops"
     record.main([*arguments, "--out", str(file)])
     return file
 
 
 def replayed(peer: Peer, file: Path) -> list[int]:
-    """What each look-up hit."""
+    """Return the hits of each look-up."""
     read = work.read(file)
     run(peer, read, [prompt.tolist() for prompt in read.prompts])
     return peer.hits

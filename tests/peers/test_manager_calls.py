@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the calls of a manager are said to cost: CPU time of the thread, less an empty call."""
+"""The cost of a manager's calls: CPU time of the thread, less that of an empty call."""
 
 from __future__ import annotations
 

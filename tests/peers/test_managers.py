@@ -28,7 +28,7 @@ PLANNED = "--blocks 3 --letters 1 --moves-per-batch 2"
 
 
 def explored(python: object, manager: str, words: str, **environment: str) -> dict[str, Any]:
-    """The report of a command that the page has."""
+    """Return the report of a command on the page."""
     named = f"kvcore.check.managers.{manager}:Manager"
     assert f"--manager {named} {words}" in PAGE.read_text(encoding="utf-8")
     run = subprocess.run(
@@ -48,7 +48,7 @@ def explored(python: object, manager: str, words: str, **environment: str) -> di
 
 
 def counts_of(command: str) -> tuple[int, int]:
-    """The states and edges that the page tells of a command, all of it in one row."""
+    """Return the states and edges that the page gives for a command, all in one row."""
     [row] = [
         line for line in PAGE.read_text(encoding="utf-8").splitlines() if f"`{command}`" in line
     ]
@@ -57,7 +57,7 @@ def counts_of(command: str) -> tuple[int, int]:
 
 
 def environment_of(family: str) -> Path:
-    """The interpreter of an engine's environment."""
+    """Return the interpreter of an engine's environment."""
     if not install.is_installed(family):
         command = f"python -m benches.peers.install {family}"
         pytest.skip(f"{family} is not in {install.home()}: {command}")

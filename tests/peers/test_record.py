@@ -15,14 +15,14 @@ from kvcore.replay.synthetic import generate
 
 
 def made_list(folder: Path, *arguments: object) -> Work:
-    """A recorded list, read back."""
+    """Return a recorded list, read back."""
     file = folder / "list.ops"
     record.main([*map(str, arguments), "--out", str(file)])
     return work.read(file)
 
 
 def most_blocks(read: Work) -> int:
-    """Most blocks that any moment of the list needs of a pool that shares none."""
+    """Count the most blocks that any moment of the list needs of a pool without sharing."""
     tokens = [0] * len(read.prompts)
     most = 0
     for step in read.steps:

@@ -48,7 +48,7 @@ def test_every_step_over_kvcore_is_the_one_over_vllms_manager() -> None:
 
 
 def decided(**changed: Any) -> dict[str, Any]:
-    """What a side decided, with these changes."""
+    """Return a side's decisions, with these changes."""
     return {
         "tokens": {"r": 5, "s": 1},
         "drafts": {},
@@ -117,14 +117,14 @@ class Table:
 
 
 def watched(*found: list[int], withdraws: tuple[int, ...] = ()) -> tuple[Any, Watch]:
-    """A manager that gives or finds these blocks in turn, and what notes its calls."""
+    """Return a manager that gives or finds these blocks in turn, and the log of its calls."""
     manager = Table(*found)
     manager.withdraws = {*withdraws}
     return manager, Watch(manager, 4, lambda block: block in manager.keys)
 
 
 def asked(manager: Any, *, over: bool, lowered: int = 0, hit: bool) -> None:
-    """A request is scheduled, and given up before or after that is over; then another comes."""
+    """Schedule a request, and abort it before or after it has finished; then add another."""
     request = SimpleNamespace(request_id="r", num_computed_tokens=lowered)
     manager.allocate_slots(request, 8)
     if over:

@@ -33,7 +33,7 @@ class Simulator:
         self.clock = 0
 
     def serve(self, prompt: Prompt, now: int) -> int:
-        """The blocks found; the prompt's blocks are computed, and then free, tail first."""
+        """Return the hit blocks; the prompt's blocks are computed, and then freed, tail first."""
         contents = [prompt[:end] for end in range(SIZE, len(prompt) + 1, SIZE)]
         hits = list(takewhile(self.cached.__contains__, contents))
         for content in hits:

@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A policy of one's own decides on the Python backend; one that is wrong is named, and no state
-changes.
-"""
+"""A user's own policy decides on the Python backend; a wrong one is named, and no state changes."""
 
 from __future__ import annotations
 
@@ -39,7 +37,7 @@ def serve(manager: KVCacheManager, name: str, tokens: Sequence[int]) -> None:
 
 
 def full(policy: EvictionPolicy) -> KVCacheManager:
-    """A manager of four blocks, all of which have a key and are free."""
+    """Return a manager of four blocks, all of which have a key and are free."""
     manager = KVCacheManager(Config(5, 1, eviction=policy), "python")
     serve(manager, "a", [1, 2])
     serve(manager, "b", [3, 4])
@@ -67,7 +65,7 @@ def test_bytes_of_a_state_hold_no_policy_of_ones_own() -> None:
 
 
 def raises(*_: Any) -> Any:
-    """A hook that fails."""
+    """Return a hook that fails."""
     raise ZeroDivisionError("no rate yet")
 
 

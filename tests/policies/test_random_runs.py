@@ -21,7 +21,7 @@ NUM_RUNS, NUM_CALLS = 20, 150
 
 
 def config_of(dice: random.Random, policy: Any) -> Config:
-    """A small pool, with a host tier or batches in flight now and then."""
+    """Return a small pool, with a host tier or batches in flight now and then."""
     return Config(
         dice.choice([7, 9, 14]),
         2,
@@ -34,7 +34,7 @@ def config_of(dice: random.Random, policy: Any) -> Config:
 
 
 def next_call(dice: random.Random, run: Lockstep, names: list[str]) -> Call:
-    """A call on what there is."""
+    """Return a call on the current state."""
     kind = dice.randrange(13)
     if kind < 3 or not names:
         names.append(f"r{len(run.calls)}")

@@ -17,7 +17,7 @@ from tests.conftest import Backend
 
 
 def answers(backend: Backend, eviction: Eviction, seed: int) -> list[object]:
-    """What a random engine of one manager hears: hits, blocks, and the bytes of each batch."""
+    """Return the answers that a random engine gets: hits, blocks, and the bytes of each batch."""
     dice = random.Random(seed)
     config = Config(
         dice.choice([9, 14]),

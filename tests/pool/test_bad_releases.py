@@ -66,7 +66,7 @@ class PythonPool:
 
 @pytest.fixture
 def pool(backend: Backend) -> Pool:
-    """The pool that the header describes."""
+    """Return the pool that the header describes."""
     made: Pool = PythonPool() if backend == "python" else TwinPool(4)
     assert made.call("take", 2) == (0, 1)
     made.call("publish", 0, KEY)
@@ -76,7 +76,7 @@ def pool(backend: Backend) -> Pool:
 
 
 def unknown(block: object) -> KvcoreError:
-    """The error for a block that a pool of four has not."""
+    """Return the error for a block that a pool of four does not have."""
     return UnknownBlock(block=block, first=0, last=3)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which block leaves first: the order of the free queue under both eviction policies."""
+"""Eviction order: the order of the free queue under both eviction policies."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Several blocks of one content: which of them answers, who follows, and what each step costs."""
+"""Several blocks of one content: which answers, which follows, and what each step costs."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def copy(manager: KVCacheManager, request_id: str) -> None:
 
 
 def copies(manager: KVCacheManager) -> tuple[int, ...]:
-    """The blocks under the only key, in order; asserts that the first is the one that is hit."""
+    """Return the blocks under the only key, in order; assert that the first is hit."""
     manager.check()
     (found,) = manager.state().device.index.values()
     assert manager.get_computed_blocks("asks").blocks.blocks == (found[:1],)
@@ -124,7 +124,7 @@ def test_a_cleared_cache_forgets_all_copies(manager: KVCacheManager) -> None:
 
 
 def index_of(model: dict[bytes, list[int]]) -> HashIndex:
-    """The index into which the blocks of a model were published, and nothing else happened."""
+    """Return the index after the blocks of a model were published, and nothing else happened."""
     tx = HashIndexTransaction(HashIndex())
     for key, blocks in model.items():
         for block in blocks:
@@ -165,7 +165,7 @@ def test_an_index_is_a_dict_of_lists(steps: list[tuple[int, bytes, bool]]) -> No
 
 
 def copied(num_copies: int) -> State:
-    """A state in which this many free blocks hold the prefix of two waiting requests."""
+    """Return a state in which this many free blocks hold the prefix of two waiting requests."""
     state = fresh(num_copies + 1)
     state = add_request(state, Request("asks", [7, 8, 9])).state
     state = add_request(state, Request("again", [7, 8], skip_reading_prefix_cache=True)).state
@@ -193,7 +193,7 @@ CALLS: dict[str, Callable[[State, int], Outcome[State, Any]]] = {
 
 
 def costs(num_copies: int) -> list[tuple[str, Counter[str], int]]:
-    """The steps of each call and the memory at its peak."""
+    """Return the steps of each call and the memory at its peak."""
     state, figures = copied(num_copies), []
     for name, call in CALLS.items():
         work = partial(call, state, num_copies)

@@ -19,7 +19,7 @@ CHANGES = st.lists(st.tuples(st.sampled_from(KEYS), st.none() | st.integers(0, 9
 
 
 def changed(known: KeyMap, changes: list[tuple[bytes, int | None]]) -> KeyMap:
-    """The map after setting keys, and deleting those that are given None."""
+    """Return the map after setting keys, and deleting those that are given None."""
     tx = known.mutate()
     for key, block in changes:
         if block is not None:

@@ -24,7 +24,7 @@ KEYS = [bytes([value]) * KEY_SIZE for value in range(3)]
 
 @pytest.fixture(autouse=True, scope="module")
 def twin() -> None:
-    """All of it is about the twin; without it CI fails, a developer skips."""
+    """Skip the tests without the twin, or fail in CI."""
     need_twin()
 
 
@@ -97,7 +97,7 @@ def test_both_pools_agree_call_by_call(
 
 
 def answer(call: Any, *args: Any) -> Any:
-    """The value of a call, or its error as class, fields and message."""
+    """Return the value of a call, or its error as class, fields and message."""
     try:
         return call(*args)
     except KvcoreError as error:

@@ -28,5 +28,5 @@ class TwinPool:
         return owners, keys, queue, self._tiers.pins()
 
     def commands(self) -> list[Command]:
-        """The commands since the last call."""
+        """Return the commands since the last call."""
         return list(self._tiers.take_batch())

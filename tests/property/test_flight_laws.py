@@ -27,12 +27,12 @@ LARGE = 400
 
 
 def config(max_in_flight: int, publish: Publish = "scheduled") -> Config:
-    """A pool in which every step fits."""
+    """Return a pool in which every step fits."""
     return Config(LARGE, 2, max_in_flight=max_in_flight, publish=publish, hash_seed=b"laws")
 
 
 def make(run: Lockstep, step: Step) -> None:
-    """The calls of one step, without its batch."""
+    """Make the calls of one step, without its batch."""
     prompts, goes_on, ends = step
     running = by_status(run.state, Status.RUNNING)
     if ends and running:
@@ -63,7 +63,7 @@ def complete_all(run: Lockstep) -> None:
 
 
 def counts(state: State, names: Sequence[str]) -> dict[str, Any]:
-    """What a cancel must bring back: counts, tables, owners, keys and free blocks."""
+    """Return what a cancel must restore: counts, tables, owners, keys and free blocks."""
     some = {name: state.requests[name] for name in names}
     return {
         "computed": {name: each.num_computed for name, each in some.items()},

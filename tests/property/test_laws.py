@@ -34,7 +34,7 @@ CALLS_UNTIL_REFUSED = 8
 
 @st.composite
 def runs(draw: st.DrawFn) -> Lockstep:
-    """A run of the Python core after some calls of any rules; its request "fresh" waits."""
+    """Draw a run of the Python core after some calls of any rules; its request "fresh" waits."""
     machine = Machine()
     machine.run = Lockstep(draw(configs()), twin=False)
     machine.hits = []
@@ -46,8 +46,8 @@ def runs(draw: st.DrawFn) -> Lockstep:
 
 
 def apart_from_order(state: State) -> dict[str, Any]:
-    """What undoing a call must restore: all but keys, queue order, commands and statistics, and
-    whose output belongs to a request.
+    """Return what undoing a call must restore: everything but keys, queue order, commands,
+    statistics, and the number of the batch whose output a request takes.
     """
     return {
         "owners": list(state.device.ref_counts),
@@ -104,12 +104,12 @@ def test_free_in_the_open_batch_undoes_allocate_slots(run: Lockstep, data: st.Da
 
 
 def block_keys(state: State, blocks: tuple[int, ...]) -> bool:
-    """Whether each of these blocks has a key."""
+    """Tell whether each of these blocks has a key."""
     return all(state.device.keys[block] is not None for block in blocks)
 
 
 def left(state: State, name: str) -> int:
-    """Tokens of a request that can still be scheduled."""
+    """Count the tokens of a request that can still be scheduled."""
     request = state.requests[name]
     if request.drafts or request.num_loading:
         return 0
@@ -255,7 +255,7 @@ def test_a_refusal_says_how_many_blocks_are_missing(run: Lockstep, data: st.Data
 
 
 def roomier(state: State, count: int) -> State:
-    """The same with this many fresh blocks before all others of this epoch in the free queue."""
+    """Return the pool with this many fresh blocks before all others of this epoch in the queue."""
     if not count:
         return state
     old = state.device
@@ -276,7 +276,7 @@ def roomier(state: State, count: int) -> State:
 
 
 def run_before(run: Lockstep) -> State:
-    """The state before the last call of a run, by making all but that one again."""
+    """Return the state before the last call of a run, by making all but that one again."""
     again = Lockstep(run.state.config, twin=False)
     for call in run.calls[:-1]:
         again.call(call.name, *call.args, **call.options)

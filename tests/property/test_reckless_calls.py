@@ -30,7 +30,7 @@ NUM_CALLS = 60
 
 
 def draw_config(dice: random.Random) -> Config:
-    """A small pool with any of the options that calls depend on."""
+    """Draw a small pool with any of the options that calls depend on."""
     groups = dice.choice(GROUPS)
     return Config(
         dice.randint(5, 14),
@@ -65,7 +65,7 @@ class Pair:
 
 
 def made(manager: KVCacheManager, name: str, *args: Any, **options: Any) -> Any:
-    """What a call gives: its value, with all its columns, or its error with the fields."""
+    """Return the outcome of a call: its value with all columns, or its error with the fields."""
     try:
         value = getattr(manager, name)(*args, **options)
     except KvcoreError as error:
@@ -88,12 +88,12 @@ def make_call(pair: Pair, dice: random.Random) -> None:
 
 
 def fresh_name(requests: Any) -> str:
-    """A name that no request has."""
+    """Return a name that no request has."""
     return next(f"r{number}" for number in range(MOST_REQUESTS + 1) if f"r{number}" not in requests)
 
 
 def allocate(pair: Pair, dice: random.Random, name: str) -> None:
-    """Allocate, or ask, about as many slots as a request has tokens left."""
+    """Allocate, or look up, about as many slots as a request has tokens left."""
     manager = pair.managers[0]
     request = manager.state().requests[name]
     hit = None
@@ -129,7 +129,7 @@ def append(pair: Pair, dice: random.Random, _: str) -> None:
 
 
 def hand_in(pair: Pair, dice: random.Random, name: str) -> None:
-    """Hand in tokens, of a batch or of nobody's."""
+    """Hand in tokens, as the output of a batch or of none."""
     tokens = dice.choices([0, 1], k=dice.randint(1, 2))
     rejected = dice.choice([0, 0, 1, 2])
     batch = draw_batch(pair, dice)
@@ -137,7 +137,7 @@ def hand_in(pair: Pair, dice: random.Random, name: str) -> None:
 
 
 def draw_batch(pair: Pair, dice: random.Random) -> int | None:
-    """A batch that was taken lately, or is not taken yet."""
+    """Draw a batch that was taken recently, or is not taken yet."""
     opened = pair.managers[0].state().batch.number
     return dice.choice([None, None, max(0, opened - 1), max(0, opened - 2), opened])
 

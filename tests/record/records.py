@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs that are recorded, call by call, and what a record must do with them."""
+"""Runs that are recorded, call by call, and the checks of a record."""
 
 from __future__ import annotations
 
@@ -46,14 +46,12 @@ def record(
 
 
 def contents(folder: Path) -> list[bytes]:
-    """The bytes of a record's files, oldest first."""
+    """Return the bytes of a record's files, oldest first."""
     return [path.read_bytes() for path in segment_files(folder)]
 
 
 def check_replays(folder: Path, states: Sequence[bytes], backend: Backend) -> int:
-    """Assert that each file of a record, alone, leads through the recorded states; how many calls
-    were made.
-    """
+    """Assert that each file of a record, alone, leads through the states; count the calls."""
     num_calls = 0
     for path in segment_files(folder):
         segment = read_segment(path)
@@ -67,7 +65,7 @@ def check_replays(folder: Path, states: Sequence[bytes], backend: Backend) -> in
 
 
 def story() -> list[Call]:
-    """A run with a hit, a refusal, misuse, drafts, a fork, a swap and new weights; 7 blocks."""
+    """Return calls with a hit, a refusal, misuse, drafts, a fork, a swap, new weights; 7 blocks."""
     prompt = [1, 2, 3, 4, 5]
     return [
         Call("add_request", (Request("a", prompt, cache_salt="s"),)),
@@ -109,9 +107,7 @@ LEVELS = Config(9, 2, hash_seed=SEED, eviction="retention", max_model_len=8, max
 
 
 def levels_story() -> list[Call]:
-    """Wishes, for ever and for a time that ends while blocks are free, and a pin; then the time
-    falls.
-    """
+    """Return calls with wishes, for ever and for a time that ends, and a pin; then time falls."""
     return [
         Call("add_request", (Request("a", [1, 2, 3, 4, 5], retention=RETENTION),)),
         Call("allocate_slots", ("a", 5)),

@@ -40,18 +40,18 @@ FEW = story()[:4]
 
 
 def small_record(folder: Path, backend: Backend = "python") -> bytes:
-    """The bytes of a record of a few calls."""
+    """Return the bytes of a record of a few calls."""
     record(folder, SMALL, FEW, backend)
     return (folder / FIRST).read_bytes()
 
 
 def calls_in(path: Path) -> list[RecordedCall]:
-    """The calls of one file, those of the tail included."""
+    """Return the calls of one file, those of the tail included."""
     return list(read_calls(read_segment(path)))
 
 
 def state_end(data: bytes) -> int:
-    """Where the state ends, without which there is nothing to replay."""
+    """Return the end of the state, without which nothing can be replayed."""
     (size,) = struct.unpack_from("<I", data, HEADER_SIZE)
     return HEADER_SIZE + 8 + int(size)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is recorded is replayed to the byte, on both languages, whichever recorded it."""
+"""A record is replayed to the byte in both languages, whichever recorded it."""
 
 from __future__ import annotations
 

@@ -193,6 +193,6 @@ def test_a_record_that_begins_in_the_middle_is_not_shrunk(
 
 
 def again(name: str) -> list[Call]:
-    """A request that comes and stays."""
+    """Add a request that stays."""
     add = Call("add_request", (Request(name, [1, 2, 3]),))
     return [add, Call("allocate_slots", (name, 3)), Call("take_batch")]

@@ -68,7 +68,7 @@ def run_variants(
 
 
 def admission(request_id: str, tokens: Sequence[int], hit: int = 0) -> list[Call]:
-    """A request that is added, looked up and allocated behind its hit in one step."""
+    """Add a request, look it up and allocate after its hit in one step."""
     return [
         Call("add_request", (Request(request_id, tokens),)),
         Call("allocate_slots", (request_id, len(tokens) - hit)),

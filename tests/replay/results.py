@@ -89,10 +89,10 @@ RESULT = Result(
 
 
 def made(**changes: Any) -> Result:
-    """The result with some fields changed."""
+    """Return the result with some fields changed."""
     return attrs.evolve(RESULT, **changes)
 
 
 def of_size(num_blocks: int, hit_tokens: int) -> Result:
-    """The same trace on a pool of another size."""
+    """Return the result of the same trace on a pool of another size."""
     return made(options=Options(num_blocks=num_blocks), hit_tokens=hit_tokens)

@@ -11,13 +11,13 @@ from kvcore.replay.workload import TraceRequest
 
 @st.composite
 def traces(draw: st.DrawFn, *, most: int = 12, longest: int = 40) -> list[TraceRequest]:
-    """Requests of one unit by their arrival."""
+    """Draw requests of one unit by their arrival."""
     return draw(requests_of(draw(st.integers(1, most)), longest, 20))
 
 
 @st.composite
 def crowds(draw: st.DrawFn) -> tuple[list[TraceRequest], Options]:
-    """Requests for a pool in which a few of them fit, and most of those outgrow it together."""
+    """Draw requests for a pool in which a few of them fit, and most outgrow it together."""
     block_size = draw(st.sampled_from([1, 2, 3, 4]))
     usable = draw(st.integers(4, 16))
     room = usable * block_size
@@ -52,5 +52,5 @@ def requests_of(
 
 
 def ask(line: int, prompt_len: int, output_len: int, *ids: int, at: float = 0.0) -> TraceRequest:
-    """A request of 4 tokens an id. at: its arrival."""
+    """Return a request of 4 tokens an id. at: its arrival."""
     return TraceRequest(line, at, prompt_len, output_len, ids, 4)

@@ -19,7 +19,7 @@ from tests.replay.results import EMPTY, RESULT, made, of_size
 
 
 def waiting(*counts: int) -> Result:
-    """A run with so many waiting, second by second, and two that run."""
+    """Return a run with these numbers of waiting requests, second by second, and two that run."""
     samples: Sequence[Sample] = [
         attrs.evolve(EMPTY, step=place, time=place + 1.0, waiting=count, running=2)
         for place, count in enumerate(counts)

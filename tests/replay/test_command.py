@@ -25,21 +25,21 @@ NUM_REQUESTS = 25
 
 @pytest.fixture(scope="module")
 def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small trace of conversations."""
+    """Return a small trace of conversations."""
     path = tmp_path_factory.mktemp("traces") / "turns.jsonl"
     path.write_bytes(b"".join(to_lines(generate("turns", NUM_REQUESTS, 3))))
     return path
 
 
 def run(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str, str]:
-    """The exit code, what was answered, and what was said besides."""
+    """Return the exit code, the output, and the text on standard error."""
     code = command.main([str(each) for each in words])
     captured = capsys.readouterr()
     return code, captured.out, captured.err
 
 
 def data_of(capsys: pytest.CaptureFixture[str], *words: object) -> dict[str, Any]:
-    """The report of a run that went well; a slow machine says on the way how far it is."""
+    """Return the report of a successful run; a slow machine prints progress as well."""
     code, out, err = run(capsys, *words, "--json")
     others = [line for line in err.splitlines() if not line.startswith("[")]
     assert (code, others) == (command.FINE, [])
@@ -48,7 +48,7 @@ def data_of(capsys: pytest.CaptureFixture[str], *words: object) -> dict[str, Any
 
 
 def without_costs(data: dict[str, Any]) -> dict[str, Any]:
-    """What does not depend on the machine, or on where the trace came from."""
+    """Return what depends neither on the machine nor on the place of the trace."""
     return {key: value for key, value in data.items() if key not in {"cost_us", "trace"}}
 
 
@@ -60,7 +60,7 @@ class Stdin:
 
 
 def interrupt_after(monkeypatch: pytest.MonkeyPatch, num_steps: Sequence[int]) -> None:
-    """Make each run end by an interrupt behind this many steps; 0 lets one run to its end."""
+    """Make each run end by an interrupt after this many steps; 0 lets one run to its end."""
     left: Iterator[int] = iter(num_steps)
 
     class Interrupting:

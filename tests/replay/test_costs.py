@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Histograms and the meter, with a clock that is told what time it is."""
+"""Histograms and the meter, with a fake clock."""
 
 from __future__ import annotations
 

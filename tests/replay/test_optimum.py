@@ -23,7 +23,7 @@ FLAGS = st.lists(st.booleans(), min_size=12, max_size=12)
 def block_references(
     requests: list[TraceRequest], counts: list[bool], block_size: int
 ) -> list[Reference]:
-    """All block look-ups, one after the other, with no notion of items."""
+    """Return all block look-ups, one after the other, with no notion of items."""
     found = []
     for request, counted in zip(requests, counts, strict=False):
         for end in range(block_size, request.prompt_len + 1, block_size):
@@ -33,7 +33,7 @@ def block_references(
 
 
 def look_ups(requests: list[TraceRequest], counts: list[bool], block_size: int) -> LookUps:
-    """The same, as a run notes them."""
+    """Return all block look-ups, as a run notes them."""
     noted = LookUps(block_size)
     for each, counted in zip(requests, counts, strict=False):
         noted.add(each.hash_ids, each.prompt_len, each.unit, counts=counted)
@@ -41,7 +41,7 @@ def look_ups(requests: list[TraceRequest], counts: list[bool], block_size: int) 
 
 
 def best_by_all_choices(references: list[Reference], num_blocks: int) -> int:
-    """The most hits, over all ways to keep blocks."""
+    """Return the most hits, over all ways to keep blocks."""
 
     @cache
     def best(place: int, cached: frozenset[tuple[int, ...]]) -> int:
@@ -58,7 +58,7 @@ def best_by_all_choices(references: list[Reference], num_blocks: int) -> int:
 
 
 def best_block_by_block(references: list[Reference], num_blocks: int) -> int:
-    """MIN with bypass: who is used farthest in the future, or never so that it counts, goes."""
+    """Play MIN with bypass: the block whose next counted use is farthest or missing leaves."""
     cached: set[tuple[int, ...]] = set()
     num_hits = 0
 

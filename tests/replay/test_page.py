@@ -25,7 +25,7 @@ PAGES: dict[int, tuple[Report, str]] = {}
 
 
 def page_of(report: Report) -> str:
-    """The whole page, drawn once."""
+    """Return the whole page, drawn once."""
     if id(report) not in PAGES:
         PAGES[id(report)] = report, "".join(to_html(report))
     return PAGES[id(report)][1]

@@ -20,7 +20,7 @@ class Terminal(io.StringIO):
     """A text file that is a terminal."""
 
     def isatty(self) -> bool:
-        """It is."""
+        """Return that it is a terminal."""
         return True
 
 
@@ -30,13 +30,13 @@ class Clock:
     now = 0.0
 
     def __call__(self) -> float:
-        """The time."""
+        """Return the time."""
         return self.now
 
 
 @pytest.fixture
 def reader(tmp_path: Path) -> TraceReader:
-    """A reader of forty equal lines, behind the twentieth."""
+    """Return a reader of forty equal lines, after the twentieth."""
     line = '{"timestamp": 0, "input_length": 5, "output_length": 1, "hash_ids": [1]}\n'
     path = tmp_path / "forty.jsonl"
     path.write_text(line * 40)
@@ -88,7 +88,7 @@ def test_of_standard_input_nobody_knows(reader: TraceReader) -> None:
 
 
 def line_of(reader: TraceReader, most: int | None) -> str:
-    """What is said of a run on its way."""
+    """Return the progress line of a run."""
     out, clock = io.StringIO(), Clock()
     progress = Progress(out, reader, most, clock=clock)
     clock.now = 60.0

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a run notes for its bounds: all that fills the cache, though only first look-ups count."""
+"""A run's notes for its bounds: everything that fills the cache; only first look-ups count."""
 
 from __future__ import annotations
 

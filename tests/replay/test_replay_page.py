@@ -17,7 +17,7 @@ README = ROOT / "README.md"
 
 
 def commands_of(page: Path) -> list[list[str]]:
-    """The words behind `kvcore` of each command in a page's shell blocks."""
+    """Return the words after `kvcore` of each command in a page's shell blocks."""
     blocks = re.findall(r"^```sh\n(.*?)^```", page.read_text("utf-8"), re.MULTILINE | re.DOTALL)
     lines = [line.partition(" #")[0] for block in blocks for line in block.splitlines()]
     found = [re.fullmatch(r"(?:\.venv/bin/)?kvcore ((?:trace|replay) .*)", each) for each in lines]
@@ -25,7 +25,7 @@ def commands_of(page: Path) -> list[list[str]]:
 
 
 def told(text: str) -> str:
-    """A report without what depends on the machine: the times of the calls, in order of cost."""
+    """Return a report without what depends on the machine: call times, in order of cost."""
     before, _, rest = text.partition("\nus of CPU")
     return before + rest.partition("\n\n")[2]
 

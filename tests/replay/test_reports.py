@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the reports say of a result: figures as defined, as text and as data."""
+"""The reports of a result: figures as defined, as text and as data."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "replay.md"
 
 
 def line_of(text: str, label: str) -> str:
-    """The line of a report with this label."""
+    """Return the line of a report with this label."""
     (found,) = [each for each in text.splitlines() if each.startswith(f"{label:<12} ")]
     return found
 
@@ -143,7 +143,7 @@ def test_the_data_has_the_same_figures() -> None:
 
 
 def keys_of(data: dict[str, Any]) -> Iterator[tuple[str, set[str]]]:
-    """Each key of a report and those in it; names of calls are no keys."""
+    """Yield each key of a report and those in it; names of calls are no keys."""
     for key, value in data.items():
         inner = value[0] if key == "sweep" else value
         yield key, set(inner) if isinstance(inner, dict) and key != "cost_us" else set()

@@ -32,7 +32,7 @@ from kvcore.types.errors import KvcoreError
 
 
 def line(**changes: Any) -> bytes:
-    """A good line, but for the changes; a field that is None is left out."""
+    """Return a good line, but for the changes; a field that is None is left out."""
     row: dict[str, Any] = {"timestamp": 1500, "input_length": 600, "output_length": 7}
     row |= {"hash_ids": [4, 9]} | changes
     return json.dumps({name: each for name, each in row.items() if each is not None}).encode()

@@ -19,7 +19,7 @@ from tests.replay.small_traces import ask, crowds
 
 
 def steps_of(requests: list[TraceRequest], options: Options) -> list[dict[str, tuple[int, int]]]:
-    """What each step computes of whom."""
+    """Return what each step computes, by request."""
     steps: list[dict[str, tuple[int, int]]] = []
 
     def apply(_batch: Batch, step: Step) -> None:

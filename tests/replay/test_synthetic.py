@@ -78,7 +78,7 @@ def test_lengths_and_times_are_spread_as_in_life(kind: str) -> None:
 
 
 def repeat_rate(requests: list[TraceRequest]) -> float:
-    """The share of the ids whose prefix came before."""
+    """Return the share of the ids whose prefix came before."""
     counting = Counting(512)
     counting.read(requests)
     facts = counting.facts("made", 0)

@@ -26,7 +26,7 @@ LINES = """\
 
 
 def run(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str, str]:
-    """The exit code, what was answered, and what was said besides."""
+    """Return the exit code, the output, and the text on standard error."""
     code = trace_command.main([str(each) for each in words])
     captured = capsys.readouterr()
     return code, captured.out, captured.err

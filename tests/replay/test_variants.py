@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Several policies over one trace, and a manager that knows who waits."""
+"""Several policies over one trace, and a manager that knows which requests wait."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def talks() -> list[TraceRequest]:
 
 
 def options(policy: EvictionName, num_known: int) -> Options:
-    """A pool of a few requests, on an engine that is too slow for them."""
+    """Return a pool of a few requests, on an engine that is too slow for them."""
     slow = 0.001
     return Options(
         num_blocks=120, policy=policy, num_known=num_known, seconds_per_prefill_token=slow

@@ -13,7 +13,7 @@ from kvcore.route.results import Options, Result
 
 
 def fleet_of(requests: Sequence[TraceRequest], **options: Any) -> Fleet:
-    """A fleet that has not run; two replicas of 100 blocks unless the options say otherwise."""
+    """Return a fleet that has not run, by default with two replicas of 100 blocks."""
     given: dict[str, Any] = {
         "num_replicas": 2,
         "num_blocks": 100,
@@ -25,5 +25,5 @@ def fleet_of(requests: Sequence[TraceRequest], **options: Any) -> Fleet:
 
 
 def run(requests: Sequence[TraceRequest], **options: Any) -> Result:
-    """What came of it."""
+    """Return the result of a fleet's run."""
     return fleet_of(requests, **options).run()

@@ -19,14 +19,14 @@ BLOCKS = ("--blocks", 40, "--prefill-rate", 400)
 
 @pytest.fixture(scope="module")
 def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small trace of conversations."""
+    """Return a small trace of conversations."""
     path = tmp_path_factory.mktemp("traces") / "turns.jsonl"
     path.write_bytes(b"".join(to_lines(generate("turns", 60, 3))))
     return path
 
 
 def run(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str, str]:
-    """The exit code, what was answered, and what was said besides."""
+    """Return the exit code, the output, and the text on standard error."""
     code = command.main([str(each) for each in words])
     captured = capsys.readouterr()
     return code, captured.out, captured.err

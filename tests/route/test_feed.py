@@ -38,8 +38,8 @@ class Clock:
 
 
 def send(feed: Feed, clock: Clock) -> LruCache:
-    """A cache of 6 blocks in which prompts of 3 follow each other; its events, one batch a second,
-    until one of them is sure to have come.
+    """Publish the events of a cache of 6 blocks in which prompts of 3 follow each other, one batch
+    per second, until one of them is sure to have arrived.
     """
     cache = LruCache(6, 4)
     requests = (ask(n, 12, 0, n % 5, n % 3, n) for n in range(10_000))
@@ -56,7 +56,7 @@ def send(feed: Feed, clock: Clock) -> LruCache:
 
 
 def indexed(feed: Feed) -> set[Any]:
-    """What the index says that the replica has."""
+    """Return the index's blocks of the replica."""
     assert feed.index is not None
     return {name for _, name in feed.index.keys("0", 0)}
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Replicas behind a router: stories to do on paper, and laws of all rules and both models."""
+"""Replicas behind a router: stories on paper, and laws of all rules and both models."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def options(rules: tuple[str, ...] = RULES) -> st.SearchStrategy[Options]:
 
 
 def virtual(result: Result) -> Result:
-    """What no machine changes."""
+    """Return what is the same on every machine."""
     return attrs.evolve(result, router_seconds=0.0)
 
 

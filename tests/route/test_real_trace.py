@@ -44,18 +44,18 @@ FAULTS = (
 
 @cache
 def workload() -> Workload:
-    """The whole trace."""
+    """Return the whole trace."""
     return read_jobs(TraceReader(TRACE), None, 5.0)
 
 
 @cache
 def run(options: Options) -> Result:
-    """One run, on the Python core, which the model does not use."""
+    """Make one run, on the Python core, which the model does not use."""
     return Fleet(workload(), options, "python").run()
 
 
 def p95(options: Options) -> float:
-    """Of the seconds to the first token."""
+    """Return the 95th percentile of the seconds to the first token."""
     waits = run(options).first_token
     assert waits is not None
     return waits.p95

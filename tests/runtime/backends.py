@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which of a test's repetitions run in Python too: all of them do in `make explore`."""
+"""The backends of a test's repetitions: in `make explore`, Python runs all of them, too."""
 
 from collections.abc import Iterable
 from typing import Any

@@ -21,13 +21,13 @@ def command(name: str, *options: str) -> list[str]:
 
 
 def environment() -> dict[str, str]:
-    """Where this tree is found first; a word that all processes of a demonstration have."""
+    """Return an environment that finds this tree first and marks a demonstration's processes."""
     path = os.pathsep.join([str(ROOT), str(ROOT / "runtime"), os.environ.get("PYTHONPATH", "")])
     return os.environ | {"PYTHONPATH": path, "KVCORE_DEMO": f"{os.getpid()}"}
 
 
 def left_over() -> list[str]:
-    """The command lines of processes that a demonstration started and that still run."""
+    """Return the command lines of processes that a demonstration started and that still run."""
     word = f"KVCORE_DEMO={os.getpid()}".encode()
     found = []
     for process in Path("/proc").glob("[0-9]*"):

@@ -31,12 +31,12 @@ class Mutant:
 
 
 def replaced(owner: Any, name: str, value: Any) -> Callable[[Patch], None]:
-    """A seed that replaces an attribute."""
+    """Return a seed that replaces an attribute."""
     return lambda patch: patch.setattr(owner, name, value)
 
 
 def behind(owner: Any, name: str, change: Callable[..., None]) -> Callable[[Patch], None]:
-    """A seed that changes something behind each call of a method."""
+    """Return a seed that changes something after each call of a method."""
 
     def seed(patch: Patch) -> None:
         original = getattr(owner, name)
@@ -56,7 +56,7 @@ def ignored(*_: Any) -> None:
 
 
 def step_in_order(*phases: str) -> Callable[..., list[Any]]:
-    """A slot checker's step that does its phases in another order."""
+    """Return a slot checker's step that does its phases in another order."""
 
     def step(self: Any, number: int, serials: Any, starts: Any, counts: Any, *_: Any) -> list[Any]:
         self._found = []
@@ -78,7 +78,7 @@ def step_in_order(*phases: str) -> Callable[..., list[Any]]:
 
 
 def begin_now(original: Any) -> Callable[..., None]:
-    """A `begin` that takes no parent."""
+    """Return a `begin` without a parent argument."""
 
     def begin(self: Any, serial: int, tokens: Any, base: int, _: Any, checked: bool) -> None:
         original(self, serial, tokens, base, None, checked)
@@ -111,7 +111,7 @@ def complete_at_once(self: Any, step: int) -> list[Any]:
 
 
 def window_off(by: int) -> Callable[[CacheGroup, int], int]:
-    """A window that is too long or too short."""
+    """Return a window that is too long or too short."""
 
     def first(group: CacheGroup, start: int) -> int:
         return 0 if group.window is None else max(0, start - group.window + 1 + by)

@@ -24,7 +24,7 @@ TIERS = ("device", "device", "host")
 
 @attrs.define
 class LiveRequest:
-    """What the generator knows of a request."""
+    """A request as the generator knows it."""
 
     tokens: list[int]
     tables: list[list[int]]
@@ -75,11 +75,11 @@ class Queue:
         self.moves.append((what, arguments))
 
     def wrong(self) -> bool:
-        """Whether the manager errs here."""
+        """Decide whether the manager errs here."""
         return self.numbers.random() < self.fault
 
     def begin(self) -> None:
-        """A request with few letters comes, or a fork."""
+        """Begin a request with few letters, or a fork."""
         if len(self.live) >= self.most_live:
             return
         dice, name = self.numbers, f"r{self.num_begun}"
@@ -93,14 +93,14 @@ class Queue:
         self.live[name] = LiveRequest(tokens, [[] for _ in self.groups])
 
     def leave(self) -> None:
-        """A request ends."""
+        """End a request."""
         if self.live:
             name = self.numbers.choice(list(self.live))
             self.say("end", name)
             del self.live[name]
 
     def preempt(self) -> None:
-        """A request gives up its tables."""
+        """Preempt a request, which gives up its tables."""
         if self.live:
             name = self.numbers.choice(list(self.live))
             self.say("drop", name)
@@ -110,7 +110,7 @@ class Queue:
                 self.say("renew", name)
 
     def edit(self) -> None:
-        """A block of a table is replaced, a table is cut, or tokens come from elsewhere."""
+        """Replace a block of a table, cut a table, or bring tokens from elsewhere."""
         dice = self.numbers
         asked_of = {name: asked for name, asked in self.live.items() if asked.tables[0]}
         if not asked_of:
@@ -134,7 +134,7 @@ class Queue:
             asked.computed = max(0, asked.computed + count - self.wrong())
 
     def step(self) -> None:
-        """Some requests get blocks and a chunk."""
+        """Give some requests blocks and a chunk."""
         dice = self.numbers
         chunks: list[Chunk | SlotChunk] = []
         for name, asked in self.live.items():
@@ -149,7 +149,7 @@ class Queue:
         self.sample()
 
     def columns(self) -> None:
-        """The same by columns, with the blocks, and complete at once."""
+        """Make a step by columns, with the blocks, and complete it at once."""
         chunks: list[Chunk] = []
         tables: dict[int, list[list[int]]] = {}
         for name, asked in self.live.items():
@@ -166,7 +166,7 @@ class Queue:
         self.sample()
 
     def chunk(self, name: str, asked: LiveRequest) -> Chunk | None:
-        """What is computed of a request next, if anything."""
+        """Return what is computed of a request next, if anything."""
         dice = self.numbers
         if dice.random() < 0.3 or len(asked.tokens) <= asked.computed:
             return None
@@ -182,14 +182,14 @@ class Queue:
         return Chunk(name, start, count + len(drafts), drafts)
 
     def sample(self) -> None:
-        """Most requests whose tokens are all computed get one more."""
+        """Append one token to most requests whose tokens are all computed."""
         for name, asked in self.live.items():
             if asked.computed >= len(asked.tokens) and self.numbers.random() < 0.8:
                 self.say("grow", name, self.numbers.randrange(LETTERS))
                 asked.tokens = [*asked.tokens, self.moves[-1][1][1]]
 
     def chunks(self, asked: LiveRequest, chunk: Chunk) -> list[Chunk | SlotChunk]:
-        """A chunk of all groups, or the slots of each."""
+        """Return a chunk of all groups, or the slots of each."""
         name, start, count = chunk.name, chunk.start, chunk.num_tokens
         if chunk.drafts or self.numbers.random() < 0.8:
             return [chunk]
@@ -209,7 +209,7 @@ class Queue:
         return chunks
 
     def extend(self, name: str, asked: LiveRequest, end: int) -> None:
-        """Blocks for all positions before an end, each group's by itself."""
+        """Append blocks for all positions before an end, each group's by itself."""
         for group_id, blocks in enumerate(self.blocks(asked, end)):
             if blocks:
                 self.say("extend", name, group_id, blocks)
@@ -227,7 +227,7 @@ class Queue:
         return new
 
     def block(self, group_id: int) -> int:
-        """A block that nobody has; at times any."""
+        """Return an unused block; now and then any."""
         group = self.groups[group_id]
         taken = {
             block
@@ -265,7 +265,7 @@ class Queue:
         return 0
 
     def complete(self) -> None:
-        """A step completes, not always the oldest; or never ran."""
+        """Complete a step, not always the oldest; or drop it."""
         if self.pending:
             at = 0 if self.numbers.random() < 0.8 else self.numbers.randrange(len(self.pending))
             is_lost = not self.late and self.wrong() and self.wrong()
@@ -273,7 +273,7 @@ class Queue:
             self.say(what, self.pending.pop(at))
 
     def transfer(self) -> None:
-        """Blocks are copied, moved, zeroed or lost; seldom, since they are anybody's."""
+        """Copy, move, zero or lose blocks; seldom, since they can belong to any request."""
         if not self.wrong():
             return
         dice, group_id = self.numbers, self.numbers.randrange(len(self.groups))
@@ -285,12 +285,12 @@ class Queue:
             self.say(what, [tuple(blocks)], group_id, dice.choice(TIERS), dice.choice(TIERS))
 
     def epoch(self) -> None:
-        """The weights change."""
+        """Change the weights."""
         self.say("epoch")
 
 
 def play(moves: Sequence[Observation], sanitizer: Sanitizer) -> list[list[Finding]]:
-    """What each completed step finds."""
+    """Return the findings of each completed step."""
     tokens: dict[str, list[int]] = {}
     found = []
     for what, arguments in moves:

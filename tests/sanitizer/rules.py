@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the sanitizer must say of small queues that a reader can follow on paper.
+"""The sanitizer's findings in small queues that a reader can follow on paper.
 
 Each rule gets a factory of sanitizers, so that both backends, both ways of reading, and seeded bugs
 run the same queues. Pages are of 4 tokens unless a rule says otherwise.
@@ -17,7 +17,7 @@ PAGE = CacheGroup(block_size=4)
 
 
 def names(found: Sequence[Finding]) -> list[str]:
-    """The names of findings."""
+    """Return the names of findings."""
     return [finding.name for finding in found]
 
 
@@ -29,7 +29,7 @@ class Engine:
         self.number = 0
 
     def begin(self, name: str, tokens: list[int], *tables: list[int], **options: Any) -> list[int]:
-        """A request with its blocks in each group; its tokens."""
+        """Return a request with its blocks in each group; its tokens."""
         self.sanitizer.begin(name, tokens, **options)
         for group_id, blocks in enumerate(tables):
             self.sanitizer.extend(name, group_id, blocks)

@@ -20,7 +20,7 @@ Patch = pytest.MonkeyPatch
 
 
 def make() -> Sanitizer:
-    """A sanitizer with one request, whose block is not written."""
+    """Return a sanitizer with one request, whose block is not written."""
     sanitizer = Sanitizer([CacheGroup(block_size=2)], 8)
     sanitizer.begin("r0", [1, 2, 3])
     sanitizer.extend("r0", 0, [3, 4])
@@ -125,7 +125,7 @@ class Attention:
 
 @pytest.fixture
 def vllm(monkeypatch: Patch) -> Iterator[Any]:
-    """The adapter over the scheduler above."""
+    """Yield the adapter over the scheduler above."""
     names: dict[str, dict[str, Any]] = {
         "vllm": {"__version__": "0.33.0"},
         "vllm.v1.core.sched.async_scheduler": {"AsyncScheduler": Scheduler},
@@ -149,13 +149,13 @@ def vllm(monkeypatch: Patch) -> Iterator[Any]:
 
 
 def asked(tokens: list[int]) -> Any:
-    """A request of vLLM's, or the next part of its prompt."""
+    """Return a request of vLLM's, or the next part of its prompt."""
     empty: dict[str, Any] = {"lora_request": None, "cache_salt": None, "prompt_embeds": None}
     return SimpleNamespace(request_id="r0", _all_token_ids=tokens, mm_features=[], **empty)
 
 
 def planned(start: int, count: int, *blocks: int) -> Any:
-    """A scheduler's output that makes a request run."""
+    """Return a scheduler's output that makes a request run."""
     new = SimpleNamespace(req_id="r0", block_ids=[list(blocks)], num_computed_tokens=start)
     cached = SimpleNamespace(
         new_block_ids=[], resumed_req_ids=(), req_ids=[], num_computed_tokens=[]

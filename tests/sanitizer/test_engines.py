@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Three small engines, healthy and with mistakes that nobody but the sanitizer sees."""
+"""Three small engines, healthy and with bugs that only the sanitizer sees."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_a_healthy_engine_does_what_it_is_for(engine: Any, monkeypatch: pytest.M
 
 
 def counted(method: Callable[..., Any], name: str, seen: Counter[str]) -> Callable[..., Any]:
-    """A method that counts its calls."""
+    """Return a method that counts its calls."""
 
     def call(*args: Any) -> Any:
         seen[name] += 1

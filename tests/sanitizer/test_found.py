@@ -18,7 +18,7 @@ PAGE = ROOT / "docs" / "found.md"
 
 
 def missing(engine: str) -> str:
-    """Why an engine cannot be run here, or nothing."""
+    """Return why an engine cannot be run here, or nothing."""
     try:
         python_of(engine)
         if KNOWN[engine].checkout:

@@ -27,7 +27,7 @@ BUGS = {
 
 
 def first(scheduler: type[Scheduler], name: str) -> dict[str, object]:
-    """The first finding of a name in ten CPU seconds."""
+    """Return the first finding of a name in ten CPU seconds."""
     for event in Hunt(broken.adapter_of(scheduler), 1).events(10.0):
         if event["event"] == "found" and event["name"] == name:
             return event

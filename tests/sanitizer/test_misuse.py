@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A wrong adapter is told which observation contradicts those before it, and nothing changes."""
+"""A wrong adapter gets an error with the contradicting observation; nothing changes."""
 
 from __future__ import annotations
 

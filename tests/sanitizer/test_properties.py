@@ -90,7 +90,7 @@ def test_a_seeded_bug_of_the_core_is_found_by_its_commands(
 
 
 def early(moves: list[Observation]) -> list[Observation]:
-    """The same moves, each step completed as soon as it is issued."""
+    """Return the same moves, with each step completed as soon as it is issued."""
     told: list[Observation] = []
     for what, arguments in moves:
         if what not in ("complete", "cancel"):

@@ -34,13 +34,13 @@ def _at_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def named(adapter: type[Adapter]) -> str:
-    """What the command line calls an adapter of broken.py."""
+    """Return the name of an adapter of broken.py on the command line."""
     name = next(name for name, value in vars(broken).items() if value is adapter)
     return f"{broken.__name__}:{name}"
 
 
 def passes(test: Path, folder: Path) -> bool:
-    """Whether pytest passes a written test."""
+    """Tell whether pytest passes a written test."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(test)]
     paths = {
         "PYTHONPATH": os.pathsep.join([str(folder), str(ROOT)]),
@@ -78,7 +78,7 @@ BUGS = {
 
 
 def mutant(name: str, folder: Path) -> str:
-    """The template's file with a bug, in a folder, by the name of its adapter."""
+    """Return the template's file with a bug, in a folder, by the name of its adapter."""
     text = (ROOT / "kvcore" / "sanitizer" / "hunter" / "template.py").read_text()
     line, other = BUGS[name]
     assert text.count(line) == 1, line
@@ -367,7 +367,7 @@ def test_each_known_engine_has_a_file_and_a_way_to_install_it() -> None:
 
 
 def installed(name: str) -> str:
-    """Why an engine cannot be run here, or nothing."""
+    """Return why an engine cannot be run here, or nothing."""
     try:
         if python_of(name) == sys.executable:
             load(name)

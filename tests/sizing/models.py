@@ -16,19 +16,19 @@ PAGE = 2 * BLOCK * 1 * 64 * 2
 
 
 def full(**changes: Any) -> FullAttentionSpec:
-    """A layer of full attention with a page of `PAGE` bytes."""
+    """Return a layer of full attention with a page of `PAGE` bytes."""
     shape = {"block_size": BLOCK, "num_kv_heads": 1, "head_size": 64, "dtype": "float16"}
     return FullAttentionSpec(**{**shape, **changes})
 
 
 def sliding(window: int = 16, **changes: Any) -> SlidingWindowSpec:
-    """A layer with a sliding window and the same page."""
+    """Return a layer with a sliding window and the same page."""
     shape = {"block_size": BLOCK, "num_kv_heads": 1, "head_size": 64, "dtype": "float16"}
     return SlidingWindowSpec(window=window, **{**shape, **changes})
 
 
 def layers(*specs: LayerSpec) -> dict[str, LayerSpec]:
-    """A model of these layers, named by their places."""
+    """Return a model of these layers, named by their places."""
     return {f"layer {index}": spec for index, spec in enumerate(specs)}
 
 
@@ -74,7 +74,7 @@ IN_TURNS = ["sliding_attention", "full_attention"] * 2
 
 
 def write(folder: Path, base: dict[str, Any], **changes: Any) -> Path:
-    """A config.json with these fields; a field that is changed to `...` is left out."""
+    """Write a config.json with these fields; a field that is changed to `...` is left out."""
     fields = {name: value for name, value in {**base, **changes}.items() if value is not ...}
     path = folder / "config.json"
     path.write_text(json.dumps(fields), encoding="utf-8")

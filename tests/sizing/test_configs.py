@@ -230,7 +230,7 @@ def test_memory_is_judged_after_windows_became_full() -> None:
 
 
 def worker(num_blocks: int, *parts: tuple[LayerSpec, str]) -> KVCacheConfig:
-    """A configuration with one group a part: its spec, and its layers' names, one letter each."""
+    """Return a configuration with one group per part: its spec, and one letter per layer's name."""
     groups = tuple(KVCacheGroupSpec(tuple(names), spec) for spec, names in parts)
     return make_layout(groups, num_blocks)
 

@@ -180,7 +180,7 @@ def test_groups_are_a_partition_into_equal_pages(specs: list[LayerSpec]) -> None
 
 
 def accepts(layout: KVCacheConfig, limits: Limits) -> bool:
-    """Whether a manager can be made with this many blocks for one request of full length."""
+    """Tell whether a manager can be made with this many blocks for one request of full length."""
     try:
         make_manager_config(layout, limits)
     except InvalidConfig:

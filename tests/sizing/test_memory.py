@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether one full-length request fits, the longest that does, and what is said if it does not."""
+"""The memory of a full-length request, the longest one that fits, and the message if none does."""
 
 from __future__ import annotations
 

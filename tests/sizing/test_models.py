@@ -52,14 +52,14 @@ EXAMPLES: dict[str, tuple[int, dict[tuple[str, int | None], int]]] = {
 
 
 def attention(model: Model) -> list[Layer]:
-    """The layers of a model of which each is attention."""
+    """Return the layers of a model of which each is attention."""
     found = [layer for layer in model.layers if isinstance(layer, Layer)]
     assert len(found) == len(model.layers)
     return found
 
 
 def kinds(path: Path) -> str:
-    """The kinds of a model's layers, a letter each: f, s, c or m."""
+    """Return the kinds of a model's layers, a letter each: f, s, c or m."""
     return "".join(layer.kind[0] for layer in attention(read_model(path)))
 
 

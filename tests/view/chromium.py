@@ -69,7 +69,7 @@ class Page:
         )
 
     def run(self, script: str) -> Any:
-        """The value of an expression, awaited."""
+        """Return the awaited value of an expression."""
         answer = self.call(
             "Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True
         )
@@ -110,7 +110,7 @@ class Page:
 
 @contextmanager
 def browser(folder: Path) -> Iterator[Page]:
-    """A page in a browser of its own; skips the test if there is none."""
+    """Yield a page in a browser of its own; skip the test if there is none."""
     program = next(filter(None, map(shutil.which, NAMES)), None)
     if program is None:
         pytest.skip(f"none of {', '.join(NAMES)} is installed")

@@ -24,7 +24,7 @@ Event = tuple[int, int, int, int]
 
 
 def read(sections: Sequence[bytes]) -> Iterator[Event]:
-    """The events of a page."""
+    """Yield the events of a page."""
     for packed in sections:
         data = zlib.decompress(packed)
         (count,) = struct.unpack_from("<I", data)
@@ -43,7 +43,7 @@ def read(sections: Sequence[bytes]) -> Iterator[Event]:
 
 @attrs.define
 class Pool:
-    """What a page shows of each block: owners (request, place), whether it is free, and cached."""
+    """A page's view of each block: owners (request, place), whether it is free, and cached."""
 
     owners: dict[int, Counter[tuple[int, int]]] = attrs.field(factory=dict)
     used: set[int] = attrs.field(factory=set)
@@ -87,7 +87,7 @@ class Pool:
         (self.cached.add if cached else self.cached.discard)(block)
 
     def shown(self, names: Sequence[str]) -> tuple[object, ...]:
-        """What is compared."""
+        """Return what is compared."""
         owners = {
             block: Counter((names[y], z) for (y, z) in each.elements())
             for block, each in self.owners.items()
@@ -98,7 +98,7 @@ class Pool:
 
 
 def of_state(state: State) -> tuple[object, ...]:
-    """The same of a manager's state."""
+    """Return the same view of a manager's state."""
     first, groups = state.device.first_block, len(state.config.groups)
     owners: dict[int, Counter[tuple[str, int]]] = {}
     for name, request in state.requests.items():

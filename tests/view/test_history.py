@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a page is told of a record is what the manager's states say, step by step."""
+"""A page's events of a record agree with the manager's states, step by step."""
 
 from __future__ import annotations
 

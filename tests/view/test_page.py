@@ -33,7 +33,7 @@ BYTES_MAX = 40_000_000
 
 
 def text_of(page: Page, element: str) -> str:
-    """The text of an element."""
+    """Return the text of an element."""
     text: str = page.run(f"document.getElementById('{element}').innerText")
     return text
 
@@ -57,14 +57,14 @@ def check_pool(page: Page, history: History, steps: set[int]) -> None:
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
-    """A page in a browser."""
+    """Yield a page in a browser."""
     with browser(tmp_path_factory.mktemp("browser")) as page:
         yield page
 
 
 @pytest.fixture(scope="module")
 def replayed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A record of a full pool."""
+    """Return a record of a full pool."""
     folder = tmp_path_factory.mktemp("replayed")
     record_replay(folder / "record", 20, Options(num_blocks=600, max_running=16), 1500)
     assert main([str(folder / "record"), "--html", str(folder / "page.html")]) == 0

@@ -45,7 +45,7 @@ class Score:
 
     @property
     def faults(self) -> list[str]:
-        """Yield the differences between the hunt and the bug's description."""
+        """Return the differences between the hunt and the bug's description."""
         mutant, found = self.mutant, []
         for name, kill in zip(mutant.broken, self.kills, strict=True):
             if kill.found != name:
@@ -102,7 +102,7 @@ def rows_left() -> list[int]:
 
 
 def lines_of(score: Score) -> list[str]:
-    """Yield a few lines of text about a bug."""
+    """Return a few lines of text about a bug."""
     mutant = score.mutant
     rows = ", ".join(map(str, mutant.rows))
     lines = [f"{mutant.name}" + (f" (row {rows})" if rows else ""), f"    {mutant.sentence}"]
@@ -123,7 +123,7 @@ def lines_of(score: Score) -> list[str]:
 
 
 def summary(scores: list[Score]) -> list[str]:
-    """Yield the score in a few lines."""
+    """Return the score in a few lines."""
     rows = by_row([score.mutant for score in scores])
     expressed = sum(bool(each) for each in rows.values())
     seen = sum(score.mutant.costs is None for score in scores)

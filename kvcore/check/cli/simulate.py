@@ -140,9 +140,7 @@ class Progress:
 
 
 def _shrunk(options: argparse.Namespace, devices: MakeDevices, tally: Tally) -> str | None:
-    """Return the trace of a failing run after shrinking, or of the whole run if it cannot be
-    shrunk.
-    """
+    """Return the trace of a failing run after shrinking, or of the whole run if that fails."""
     if tally.failed is None or tally.failed.failure is None:
         return None
     failure = tally.failed.failure
@@ -157,9 +155,7 @@ def _shrunk(options: argparse.Namespace, devices: MakeDevices, tally: Tally) -> 
 
 
 def _where(failure: Failure, backend: BackendName, devices: MakeDevices) -> BackendName:
-    """Return a backend on which the run fails alone, the faster one first; else the requested
-    ones.
-    """
+    """Return a backend on which the run fails alone, the faster one first; else the given ones."""
     order: list[BackendName] = ["rust", "python"]
     for one in order if backend == "both" else []:
         _, found = again(failure.config, failure.moves, backend=one, devices=devices)

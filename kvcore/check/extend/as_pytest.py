@@ -198,7 +198,7 @@ def write_config(config: Config) -> str:
 
 
 def _other_lines(violation: Violation, world: World) -> Iterator[str]:
-    """Return lines that make the identity of a hash known, if the story does not."""
+    """Yield lines that make the identity of a hash known, if the story does not."""
     other = other_request(violation, world)
     if other is not None:
         yield f"manager.add_request({_write(other, renamed=False)})"
@@ -206,7 +206,7 @@ def _other_lines(violation: Violation, world: World) -> Iterator[str]:
 
 
 def _test_lines(step: CheckedCall, *, renamed: bool) -> Iterator[str]:
-    """Return the lines of a test for a step. renamed: requests get the names of the story."""
+    """Yield the lines of a test for a step. renamed: requests get the names of the story."""
     write = partial(_write, renamed=renamed)
     call, value = step.call, step.outcome.value
     words = []
@@ -247,7 +247,7 @@ def _write(value: Any, *, renamed: bool) -> str:
 
 
 def _options(value: Any, without: Sequence[str]) -> Iterator[str]:
-    """Return the fields of a value that differ from their defaults."""
+    """Yield the fields of a value that differ from their defaults."""
     for field in attrs.fields(type(value)):
         found = getattr(value, field.name)
         if field.init and field.name not in without and found != field.default:

@@ -86,7 +86,7 @@ def importable(value: Any) -> tuple[str, str]:
 
 
 def write_world(world: World, moves: str) -> Iterator[str]:
-    """Return lines that make a world with a scheduler again."""
+    """Yield lines that make a world with a scheduler again."""
     yield "WORLD = World("
     yield "    config=CONFIG,"
     for field in attrs.fields(World):

@@ -254,9 +254,7 @@ class CachingEngine(FacadeEngine):
         return len(full - owned if self.world.caching else full) + bool(len(tokens) % size)
 
     def _needed_to_append(self, old: Sequence, new: Sequence, lookahead: int) -> int | None:
-        """Count new blocks, and copies of shared ones that are written; None: the window makes
-        space.
-        """
+        """Count new blocks and copies of shared written ones; None: the window makes space."""
         if self.world.window is not None:
             return None
         blocks = self.manager.block_tables[old.seq_id].physical_block_ids

@@ -107,7 +107,7 @@ class FacadeEngine(ABC):
 
     @abstractmethod
     def sequences(self) -> list[tuple[str, tuple[int, ...], str, list[Place]]]:
-        """Yield name, tokens, status and table of each sequence."""
+        """Return name, tokens, status and table of each sequence."""
 
     def repeat(self, call: Call) -> None:
         """Make a call again that was checked before."""

@@ -30,7 +30,7 @@ from kvcore.pool.priority_eviction import PriorityPoolTransaction
 from kvcore.types.commands import Batch, SwapOut, close
 
 LONGEST_RUN = 8
-"""Calls of a run to a bug, at most."""
+"""Most calls of a run to a bug."""
 
 
 @attrs.frozen
@@ -158,9 +158,7 @@ def m_evicted_block_stays_in_the_index(patcher: Patcher) -> None:
 
 @facade_mutant("v0", "swap", "ADMIT-EXACT", rows=(17,))
 def m_evictable_hits_cost_nothing(patcher: Patcher) -> None:
-    """The count for a swap leaves out cached blocks without an owner, although these count as
-    free.
-    """
+    """The count for a swap leaves out ownerless cached blocks, although these count as free."""
 
     def count_absent(self: Any, keys: list[bytes]) -> int:
         return sum(owners is None for owners in self.blocks.owners_of(keys))
@@ -218,9 +216,7 @@ def swap_out_last(patcher: Patcher) -> None:
 
 
 def report_text(mutant: FacadeMutant, report: Report) -> tuple[str, bool]:
-    """Describe a hunt in a line; return it, and whether the property kills the bug in a short
-    run.
-    """
+    """Describe a hunt in a line; return it, and whether the property kills the bug quickly."""
     found = report.violation
     rows = ", ".join(map(str, mutant.rows))
     head = f"{mutant}" + (f" (row {rows})" if rows else "")

@@ -72,9 +72,7 @@ LIFTED: Mapping[str, str] = {
 
 @attrs.frozen(kw_only=True)
 class Facade:
-    """A facade to explore. lifted: properties that are not checked, besides `LIFTED`, with the
-    fact.
-    """
+    """A facade to explore. lifted: unchecked properties besides `LIFTED`, with their facts."""
 
     name: str
     sentence: str

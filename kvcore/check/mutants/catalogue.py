@@ -108,7 +108,7 @@ SENTENCES: dict[int, str] = {
     93: "A client goes away, and the blocks of its request are freed under the running step.",
     94: "Who follows the events loses entries, or keeps those of a server that is gone.",
 }
-"""Number to what went wrong."""
+"""Number of a row -> what went wrong."""
 
 NOT_EXPRESSED: dict[int, str] = {
     33: "the mistake is in a port: here the languages are compared on every edge (REFINE)",

@@ -26,9 +26,7 @@ ONLY_HITS = "who is evicted too early is computed again"
 
 
 def loading(_: World, state: State) -> Iterator[Call]:
-    """Yield the calls of an engine with one request, which computes its first tokens and loads the
-    rest.
-    """
+    """Yield the calls of an engine with one request, which computes a token and loads the rest."""
     if not state.requests:
         yield Call("add_request", (Request("0", [0, 0, 0]),))
     for request in state.requests.values():

@@ -23,9 +23,9 @@ from kvcore.pool.free_queue import FreeQueue
 from kvcore.trace.calls import Call
 
 OBSERVED_STATES_MAX = 6000
-"""At most this many states of a world are searched for what users observe."""
+"""Most states of a world that are searched for what users observe."""
 HARMLESS_STATES = 1500
-"""The same for a bug that users must not observe."""
+"""The same limit for a bug that users must not observe."""
 
 
 @attrs.frozen(kw_only=True)
@@ -84,8 +84,8 @@ def _hunt(mutant: Mutant, what: World | Model[Any], **options: Any) -> MutantHun
 
 
 def walk(queue: FreeQueue) -> Iterator[int]:
-    """Return the blocks of a free queue, front first. Raises RuntimeError if its links never
-    end.
+    """Yield the blocks of a free queue, front first. Raises RuntimeError if its links form a
+    loop.
     """
     steps = iter(range(len(queue.following)))
     for sentinel in range(queue.num_blocks, len(queue.following)):

@@ -187,9 +187,7 @@ def m_cancel_keeps_counts(patcher: Patcher) -> None:
 
 @mutant("flight", "TABLE-MIRROR", shows=FLYING)
 def m_cancel_leaves_tables(patcher: Patcher) -> None:
-    """After a cancel, the worker's tables stay as the batch left them, although it may not have
-    run.
-    """
+    """After a cancel, the worker's tables stay as the batch left them, whether it ran or not."""
     patcher.replace(cancel, "rebuild", lambda *_: None)
 
 

@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Seeded bugs of failing external loads: what depends on them, and which requests a report
-reaches.
-"""
+"""Seeded bugs of failing external loads: what depends on them, and whom a report reaches."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ from kvcore.types.errors import InvariantViolation
 from kvcore.types.values import Outcome
 
 OBSERVABLE = tuple(name for name, each in PROPERTIES.items() if each.observable)
-"""What a user sees: another content, a crash, blocks or requests that never come back."""
+"""Properties that a user sees break: wrong content, a crash, lost blocks or stuck requests."""
 
 
 @attrs.frozen

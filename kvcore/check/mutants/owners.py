@@ -159,9 +159,7 @@ def m_swap_in_forgets_queued_hits(patcher: Patcher) -> None:
 
 
 def swap_in_leaving(watermarks: int, *, hits_need_room: bool = True) -> Any:
-    """Make a `swap_in` that leaves the watermark free this many times, even if it needs no
-    block.
-    """
+    """Make a `swap_in` that leaves this many watermarks free, even if it needs no block."""
 
     def swap_in(before: Any, request_ids: Any) -> Any:
         def change(tx: Transaction) -> Refused | None:

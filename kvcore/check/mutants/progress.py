@@ -78,9 +78,7 @@ def m_never_is_said_to_be_later(patcher: Patcher) -> None:
 
 @mutant("calls", "NO-THRASH", rows=(69,))
 def m_grows_only_where_two_blocks_are_free(patcher: Patcher) -> None:
-    """A request gets its next token only if two blocks are free: it is preempted and resumed again
-    and again.
-    """
+    """A request gets a token only if two blocks are free: it is preempted again and again."""
 
     @patcher.around(TRANSITIONS, "append")
     def append_with_room(append: Any, before: State, request_ids: Any, tokens: Any) -> Any:

@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Seeded bugs of retention levels: wishes that are lost, levels that end in the wrong order or
-never.
-"""
+"""Seeded bugs of retention levels: lost wishes, levels that end in the wrong order or never."""
 
 from __future__ import annotations
 

@@ -37,9 +37,7 @@ class Patcher(ExitStack):
             setattr(owner, name, value)
 
     def around(self, owner: Any, name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-        """Replace the decorated function's namesake; the replacement gets the original as its first
-        argument.
-        """
+        """Replace a function by the decorated one, whose first argument is the original."""
         old = owner[name] if isinstance(owner, dict) else vars(owner)[name]
 
         def put(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -246,8 +246,6 @@ def m_copies_of_a_chain_run_at_once(patcher: Patcher) -> None:
 
 @mutant("host", costs="no command zeroes what is named: an engine does", trace="new_blocks")
 def m_names_what_is_filled(patcher: Patcher) -> None:
-    """A block is listed as new, and so zeroed by its engine, although a command has filled it
-    since.
-    """
+    """A block is listed as new, and so zeroed by its engine, although a command filled it."""
     for module in (allocate, transfers, swap):
         patcher.replace(module, "forget_new", lambda *_: None)

@@ -1,4 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Canonical names: one for all states of a world that differ only in names of requests, blocks or
-tokens.
-"""
+"""Canonical names: one for all states that differ only in names of requests, blocks or tokens."""

@@ -187,7 +187,7 @@ def _pool(
     tree: Tree,
     prefixes: Prefixes,
 ) -> Name:
-    """Yield the names of a pool's blocks, and what is known of each. batches: their positions."""
+    """Return the names of a pool's blocks, and what is known of each. batches: their positions."""
     name = [pool.num_free, *blocks.names(pool.queue)]
     waiting = pool.quarantine
     if waiting is not None and (len(waiting) or len(waiting.busy)):
@@ -212,7 +212,7 @@ def _pool(
 
 
 def levels(known: RetentionState, order: list[RequestState], blocks: Blocks) -> Name:
-    """Yield the time, the wishes for the blocks that were met, and the wishes of requests."""
+    """Return the time, the wishes for the blocks that were met, and the wishes of requests."""
     name = [known.now]
     for block in blocks.order():
         name += known.kept.get(block, NOTHING)
@@ -223,7 +223,7 @@ def levels(known: RetentionState, order: list[RequestState], blocks: Blocks) -> 
 
 
 def _remembered(pool: BlockPool, blocks: Blocks, tree: Tree, prefixes: Prefixes) -> Name:
-    """Yield the eviction policy's memory of each block, and of evicted content, oldest first."""
+    """Return the eviction policy's memory of each block, and of evicted content, oldest first."""
     policy = pool.policy
     if policy is None or not policy.is_remembered:
         return []
@@ -289,7 +289,7 @@ More = Callable[[Renaming], Name]
 
 
 def in_flight(state: State, names: Renaming) -> Name:
-    """Yield the records of batches in flight and of operations."""
+    """Return the records of batches in flight and of operations."""
     numbers = [batch.number for batch in state.in_flight]
     name = [len(state.in_flight), len(state.batch.published_keys)]
     for block, key in state.batch.published_keys:

@@ -77,8 +77,8 @@ class Digests:
 
 
 def _told_apart(state: State) -> bytes:
-    """Return the parts that distinguish states of the same pools and requests, their numbers
-    included.
+    """Return the parts that distinguish states of the same pools and requests, and their
+    numbers.
     """
     number = state.batch.number
     parts: list[Any] = [tuple(state.rows), tuple(state.free_rows)]

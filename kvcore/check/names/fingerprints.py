@@ -16,7 +16,7 @@ from kvcore.check.names.canonical import FINGERPRINT_BYTES
 
 SIZE = FINGERPRINT_BYTES
 FEW_ROWS, MORE_ROWS, LONG_ROW = 16, 4, 128
-"""Rows at first, as many times more when they are full, and names a row then on average."""
+"""Initial number of rows, its factor of growth, and the names per row at which it grows."""
 
 
 class Fingerprints:

@@ -37,10 +37,10 @@ from kvcore.types.commands import (
 from kvcore.types.errors import InvariantViolation
 
 OF_OWNERS = (Touch, Free, Evict, EvictAll)
-"""Commands that say who owns what and what is findable: they change no memory."""
+"""Commands that tell owners and findable blocks, and change no memory."""
 COPIES = (CopyOnWrite, SwapOut, SwapIn, Store, Load)
 NUM_SPECIALS = 50
-"""Contents that are no prefix have numbers below this one."""
+"""Contents that are not prefixes have numbers below this one."""
 
 
 Unreported = tuple[int, str, int]
@@ -143,7 +143,7 @@ def taken(opened: State, schedule: Schedule) -> Pending:
 
 
 def copied(commands: Iterable[Command]) -> Iterator[Place]:
-    """Return the places that copying commands read or write."""
+    """Yield the places that copying commands read or write."""
     for command in commands:
         if isinstance(command, COPIES):
             yield from (place for place in (command.reads(), command.writes()) if place)
@@ -236,9 +236,7 @@ def name_of(node: Node, names: Renaming) -> Name:
 
 
 def _outputs(node: Node, numbers: list[int], names: Renaming) -> Name:
-    """Yield the outputs that the engine has yet to hand in, and those that the device feeds
-    from.
-    """
+    """Return the outputs that the engine has yet to hand in, and those that feed the device."""
     name: Name = []
     for output in node.outputs:
         place = numbers.index(output.batch) if output.batch in numbers else LOST
@@ -261,7 +259,7 @@ def _text(text: tuple[int, ...], names: Renaming) -> Name:
 
 
 def _open_batch(node: Node, names: Renaming) -> Name:
-    """Yield the content of the open batch."""
+    """Return the content of the open batch."""
     state, batch = node.state, node.state.batch
     name = [len(node.writes), len(batch.scheduled), len(batch.merges)]
     name += _commands(batch.commands, names)
@@ -282,15 +280,13 @@ def _open_batch(node: Node, names: Renaming) -> Name:
 
 
 def _commands(commands: Iterable[Command], names: Renaming) -> Name:
-    """Yield the commands that change memory, or tables of requests."""
+    """Return the commands that change memory, or tables of requests."""
     told = [_command(each, names) for each in commands if _counts(each, names)]
     return [len(told), *(number for each in told for number in each)]
 
 
 def _counts(command: Command, names: Renaming) -> bool:
-    """Tell whether a command changes memory, or the table of a request or of a batch that writes by
-    it.
-    """
+    """Tell whether a command changes memory, or a table of a request or of a batch that writes."""
     if isinstance(command, CutTable) and command.length == 0:
         return names.has_request(command.row)
     return not isinstance(command, OF_OWNERS)
@@ -341,7 +337,7 @@ def _slots(slots: tuple[Content, ...], names: Renaming) -> Name:
 
 
 def _mirror(node: Node, names: Renaming) -> Name:
-    """Yield the worker's tables of requests and of the rows by which a batch writes."""
+    """Return the worker's tables of requests and of the rows by which a batch writes."""
     waiting = node.waiting
     written = {b.requests[each.request_id].row for b in waiting for each in b.writes}
     tables = sorted(

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes calls, runs the selected properties on each, and counts what was reached.
+"""The checker: makes calls, checks the selected properties on each, and counts what was reached.
 
-A property that does not hold raises `Broken` with the steps so far. Where only some properties
-count, a step that breaks another one is left out, and an error that is no property's name is
-NOCRASH. What a state's properties read is found out once for each state that was met lately, and
-once for each pool or request where they read nothing else; what reads the open batch is checked at
-every call.
+A property that fails raises `Broken` with the steps so far. If only some properties are selected, a
+step that breaks another one is left out, and an error without a property's name is NOCRASH. What
+the properties of a state read is computed once for each recently met state, and once for each pool
+or request if they read nothing else; properties that read the open batch are checked at every call.
 """
 
 from __future__ import annotations
@@ -39,14 +38,14 @@ Checks = tuple[tuple[str, Callable[..., Iterable[str]]], ...]
 Watch = Callable[[State, Call, Outcome[State, Any]], None]
 
 READ_THE_BATCH = ("OPEN-BATCH", "OPERATIONS", "IN-FLIGHT", "QUARANTINE")
-"""State properties that a digest, which leaves the open batch out, says nothing of."""
+"""State properties that read the open batch, which a digest leaves out."""
 MET_LATELY = 15_000
 
 
 class Checker:
-    """Hears all properties that count, and keeps the notes.
+    """Checks all selected properties, and keeps the notes.
 
-    properties: names of those that count, or some of one's own; all unless given. watch: sees each
+    properties: names of the selected ones, or a user's own; default: all. watch: called with each
     call, to compare another implementation.
     """
 
@@ -89,11 +88,11 @@ class Checker:
         self._hit: tuple[State | None, str] = (None, "")
 
     def counts(self, name: str) -> bool:
-        """Whether a property counts."""
+        """Tell whether a property is selected."""
         return name in self._known
 
     def run_guarded(self, steps: Sequence[CheckedCall], make: Callable[[], T]) -> T | None:
-        """The value of `make`; None if it breaks a property not selected. Raises Broken."""
+        """Return the value of `make`; None if it breaks a property not selected. Raises Broken."""
         try:
             return make()
         except Broken:
@@ -103,7 +102,7 @@ class Checker:
             return None
 
     def _raise_if_selected(self, error: Exception, steps: tuple[CheckedCall, ...]) -> None:
-        """Raise Broken for an error that counts; the call that is checked ends its steps."""
+        """Raise Broken for an error that counts; its steps end with the checked call."""
         last, self._in_check = self._in_check, None
         found = broken(error, steps if last is None else (*steps, last))
         if isinstance(error, BrokenProperty) or self.counts(found.name):
@@ -118,18 +117,18 @@ class Checker:
                 raise
 
     def digest(self, state: State) -> Digest:
-        """The digest of a state; that of the last one is known."""
+        """Return the digest of a state; that of the last one is known."""
         if self._last[0] is not state:
             self._last = (state, self._digests.of(state))
         return self._last[1]
 
     def name(self, state: State) -> bytes:
-        """The name of a state, whatever its open batch holds."""
+        """Return the name of a state, leaving out the open batch."""
         return self._names.of(self.digest(state).whole, state)
 
     def check(self, state: State) -> None:
-        """Check the properties of a state, once for each digest: a name leaves out much of what may
-        be wrong, owners among it.
+        """Check the properties of a state, once for each digest: a name leaves out much that can be
+        wrong, such as owners.
         """
         batch = state.batch
         if len(batch.scheduled) or len(batch.merges) or len(state.operations) or self._remembers:
@@ -148,12 +147,12 @@ class Checker:
         self._checked.put(met.whole, True)
 
     def check_runs(self, state: State) -> None:
-        """Hear what must still be possible from a state."""
+        """Check the properties of the runs that start in a state."""
         hear(self._of_runs, self.world, state)
 
     def check_batch(self, start: State, opened: State) -> None:
-        """Hear what a batch must be, from the state in which it was empty to that before it is
-        taken.
+        """Check the properties of a batch, given the state in which it was empty and the one before
+        it is taken.
         """
         if opened.config.enable_events:
             self.run_check(check_events, start.device.index, opened.events, opened)
@@ -162,7 +161,7 @@ class Checker:
             hear(self._of_batches, start, commands, segments(commands))
 
     def step(self, path: tuple[CheckedCall, ...], state: State, call: Call) -> CheckedCall | None:
-        """A step behind a path; None if it breaks a property that does not count."""
+        """Make a step after a path; return None if it breaks a property that is not selected."""
         try:
             return self.perform(state, call)
         except Exception as error:
@@ -191,7 +190,7 @@ class Checker:
         return step
 
     def _check_hit(self, state: State, request_id: str) -> None:
-        """Check the longest hit of a request, once in a state."""
+        """Check the longest hit of a request, once per state."""
         if self._hit[0] is not state or self._hit[1] != request_id:
             hit = get_computed_blocks(state, request_id)
             self.run_check(check_hit, state, state.requests[request_id], hit)
@@ -199,14 +198,14 @@ class Checker:
 
 
 def hear(checks: Checks, *args: Any) -> None:
-    """Hear properties by their checks. Raises InvariantViolation, BrokenProperty."""
+    """Run the checks of properties. Raises InvariantViolation, BrokenProperty."""
     for name, holds in checks:
         try:
             for _ in holds(*args):
                 break
             else:
                 continue
-        except Exception:  # called again, for the words
+        except Exception:  # called again, for its detail
             pass
         found = first_found(name, holds, args)
         if found is not None:
@@ -214,7 +213,7 @@ def hear(checks: Checks, *args: Any) -> None:
 
 
 def broken(error: Exception, steps: tuple[CheckedCall, ...]) -> Broken:
-    """The broken property that an error of a check or a call reports."""
+    """Return the broken property that an error of a check or a call reports."""
     if isinstance(error, InvariantViolation):
         return Broken(error.name, error.detail, steps)
     if isinstance(error, BrokenProperty):
@@ -223,7 +222,7 @@ def broken(error: Exception, steps: tuple[CheckedCall, ...]) -> Broken:
 
 
 def note(notes: Notes, call: Call, outcome: Outcome[State, Any]) -> None:
-    """Count what must not be missing from an exploration that is to show anything."""
+    """Count what an exploration must reach to show anything."""
     notes["call", f"{call.name}: {said(outcome.value)}"] += 1
     if outcome.commands:
         for kind in set(map(type, outcome.commands)):
@@ -239,7 +238,7 @@ def note(notes: Notes, call: Call, outcome: Outcome[State, Any]) -> None:
 
 
 def is_full(config: Config, hit: Hit, num_tokens: int) -> bool:
-    """Whether a hit is all of this many tokens but what must be computed."""
+    """Tell whether a hit has all of this many tokens except those that must be computed."""
     ends = [
         ((num_tokens - 1) // group.block_size - config.drops_last_hit(index)) * group.block_size
         for index, group in enumerate(config.groups)
@@ -248,7 +247,7 @@ def is_full(config: Config, hit: Hit, num_tokens: int) -> bool:
 
 
 def said(value: object) -> str:
-    """A call's result in a word or two: done, refused and why, or the error's name."""
+    """Describe a call's result in a word or two: done, refused and why, or the error's name."""
     if isinstance(value, Misuse):
         return value.error
     refused = value.refused if isinstance(value, Appended) else value
@@ -268,7 +267,7 @@ def note_state(notes: Notes, state: State) -> None:
 
 
 def _of_scope(known: dict[str, Property], scope: str) -> Checks:
-    """The checks of a scope, by name."""
+    """Return the checks of a scope, by name."""
     return tuple(
         (name, each.holds)
         for name, each in known.items()
@@ -277,7 +276,7 @@ def _of_scope(known: dict[str, Property], scope: str) -> Checks:
 
 
 def _without_known(checks: Checks) -> dict[tuple[bool, bool], Checks]:
-    """The checks left to run, by whether the pools, and all requests, are known already."""
+    """Return the checks left to run, by whether the pools, and all requests, are known already."""
     return {
         (pools, requests): tuple(
             (name, holds)
@@ -290,7 +289,7 @@ def _without_known(checks: Checks) -> dict[tuple[bool, bool], Checks]:
 
 
 def _newly_hashed(before: State, after: State) -> list[RequestState]:
-    """The requests that have block hashes that they did not have."""
+    """Return the requests that have block hashes that they did not have."""
     known, found = before.requests, []
     for name, request in after.requests.items():
         old = known.get(name)

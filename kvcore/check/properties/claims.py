@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Properties of what one call does to pins, and of what a pin of a prefix must bring.
+"""Properties of what one call does to pins, and of the content that a pinned prefix keeps.
 
 Twin: rust/src/check/properties/claims.rs.
 """
@@ -42,7 +42,7 @@ def pins(before: State, call: Call, outcome: Outcome[State, Any]) -> Iterator[st
 
 
 def pins_alone(state: State) -> dict[int, int]:
-    """The pins of each block by its id."""
+    """Count the pins of each block by its id."""
     held = Counter(operation.block for operation in state.operations.values())
     held.update(block for pin in state.named_pins.values() for block in pin.blocks)
     left = {block: count - held[block] for block, count in state.device.pins.items()}
@@ -64,7 +64,7 @@ def pin_hit(before: State, call: Call, outcome: Outcome[State, Any]) -> Iterator
 
 
 def is_found(state: State, request: RequestState, length: int) -> bool:
-    """Whether a look-up can find this many tokens of a request in all groups."""
+    """Tell whether a look-up can find this many tokens of a request in all groups."""
     config = state.config
     return all(
         first_missing(state, request, group_id, needed(config, group_id, length)) is None

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Properties of what eviction leaves: a block that can be hit has its parents.
+"""Properties of the cache after evictions: a block that can be hit has its parents.
 
 No transition calls anything here. A hit is a run of blocks from the first token on, so a cached
-block whose parent is gone costs memory and is never found. Both hold for groups with full
-attention, on runs without `evict_blocks`, pins and writes in place over keyed blocks
-(`KEEPS_CLOSURE`). Source: rows 52, 53 of
-kvcore/check/mutants/catalogue.py.
+block whose parent is gone costs memory and is never found. Both properties hold for groups with
+full attention, on runs without `evict_blocks`, pins and writes in place over keyed blocks
+(`KEEPS_CLOSURE`).
+
+Source: rows 52, 53 of kvcore/check/mutants/catalogue.py.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ def level_chain(state: State, prefixes: Prefixes) -> Iterator[str]:
 
 
 def _full_groups(state: State, prefixes: Prefixes) -> Iterator[tuple[int, Found]]:
-    """The block size of each group that keeps all, and its cached prefixes with their blocks."""
+    """Yield the block size of each full group, and its cached prefixes with their blocks."""
     groups: dict[int, Found] = {}
     for key, blocks in state.device.index.items():
         group_id = group_of(key)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Properties of what the end of an epoch leaves: older blocks are evicted first.
+"""Properties of the end of an epoch: older blocks are evicted first.
 
 No transition calls anything here. Twin: rust/src/check/properties/epochs.rs.
 """
@@ -38,7 +38,9 @@ def epoch_first(before: State, call: Call, outcome: Outcome[State, Any]) -> Iter
 
 
 def join(queue: list[int], before: BlockPool, block: int, num_first: int, *, cached: bool) -> bool:
-    """Put a block into a queue that begins with so many of older epochs. True: it is one more."""
+    """Put a block into a queue that begins with this many blocks of older epochs. Return whether
+    there is one more.
+    """
     if block in before.older:
         queue.insert(num_first, block)
         return True

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Facts about each property besides its check: severity, and the reported bugs that break it.
 
-Bugs are rows of kvcore/check/mutants/catalogue.py. A listed name that is not a property of its own
+Bugs are rows of kvcore/check/mutants/catalogue.py. A listed name that is not itself a property
 names the properties that stand for it.
 """
 
@@ -16,7 +16,7 @@ Severity = Literal["wrong KV", "crash", "leak", "progress", "quality"]
 
 @attrs.frozen
 class Fact:
-    """How bad a break is, whether a user sees it, and which rows of `catalogue.py` break it."""
+    """The severity of a break, whether users see it, and the `catalogue.py` rows that cause it."""
 
     severity: Severity
     rows: tuple[int, ...] = ()
@@ -159,4 +159,4 @@ SPECIFIED: dict[str, tuple[str, ...] | str] = {
     "CMD-SWAP": ("CMD-HAZARD", "CMD-ORDER"),
     "CMD-ONCE": "batches are replayed on tensors by the runtime's tests (tests/runtime)",
 }
-"""Each name of the list of 45, its companions included: our names, or what stands for it."""
+"""Each name of the list of 45 with its companions -> our names, or what stands for it."""

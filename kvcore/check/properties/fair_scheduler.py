@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A fair scheduler: first come, first served, the latest is preempted first.
+"""A fair scheduler: first come, first served; the latest request is preempted first.
 
-It is the scheduler that NO-THRASH is stated for: from any state it must finish everyone, and
-between two new tokens nobody starts more than once. It plans a step at a time, each of its steps is
-a batch; requests that the pool can never hold are sent away. Source: row 69 of
-kvcore/check/mutants/catalogue.py.
+NO-THRASH is stated for this scheduler: from any state it must finish every request, and between two
+new tokens no request starts more than once. It plans one step at a time, and each step is a batch;
+requests that the pool can never hold are removed.
+
+Source: row 69 of kvcore/check/mutants/catalogue.py.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ def no_thrash(world: World, state: State) -> Iterator[str]:
 
 
 def step(world: World, state: State) -> State:
-    """One step: everyone goes on in the order of arrival, then the batch is executed."""
+    """Make one step: every request goes on in the order of arrival, then the batch is executed."""
     for name in ids(state):
         request = state.requests.get(name)
         if request is None or name not in state.requests:
@@ -63,7 +64,7 @@ def step(world: World, state: State) -> State:
 
 
 def _tried(state: State, name: str) -> State:
-    """The state with a request one call further, or as it was if that is refused."""
+    """Return the state with a request one call further, or unchanged if the call is refused."""
     request = state.requests[name]
     if request.status is Status.SWAPPED:
         call = Call("swap_in", ([name],))
@@ -81,14 +82,14 @@ def _tried(state: State, name: str) -> State:
 
 
 def _served(state: State, name: str) -> bool:
-    """Whether a request goes on in the open batch."""
+    """Tell whether a request goes on in the open batch."""
     request = state.requests[name]
     whole = len(request.tokens) + len(request.drafts)
     return name in state.batch.scheduled and request.num_computed == whole
 
 
 def _latest_running(state: State, name: str) -> str | None:
-    """The request that makes room: the last one behind this one, else this one if it runs."""
+    """Return the request to preempt: the last one after this one, else this one if it runs."""
     names = ids(state)
     for each in reversed(names[names.index(name) :]):
         if state.requests[each].status is Status.RUNNING:
@@ -109,7 +110,7 @@ def _gone(state: State, request: RequestState) -> State:
 
 
 def _without_to_come(state: State) -> State:
-    """The state with all scheduled drafts rejected, and no position to come."""
+    """Return the state with all scheduled drafts rejected, and no position to come."""
     for name in ids(state):
         request = state.requests[name]
         if request.num_output_placeholders:
@@ -120,5 +121,5 @@ def _without_to_come(state: State) -> State:
 
 
 def _num_tokens(state: State) -> tuple[int, int]:
-    """Requests, and all their tokens."""
+    """Count requests, and all their tokens."""
     return len(state.requests), sum(len(each.tokens) for each in state.requests.values())

@@ -2,11 +2,12 @@
 """Liveness: properties of the runs that start in a state.
 
 No transition calls anything here. A check makes calls of the core on a state, as an engine could,
-and throws the result away. What an exploration shows by itself is not run again: a world that tries
+and discards the result. What an exploration shows anyway is not run again: a world that tries
 `free` and `remove_request` in every state proves DRAIN step by step, so only its states without
-requests are checked. Most states show progress with their first call; only where none does are
-requests preempted, one of them kept at a time. Source: rows 66 to 70 of
-kvcore/check/mutants/catalogue.py. Twin: rust/src/check/properties/liveness.rs.
+requests are checked. Most states show progress with their first call; only if no call does are
+requests preempted, keeping one of them at a time. Twin: rust/src/check/properties/liveness.rs.
+
+Source: rows 66 to 70 of kvcore/check/mutants/catalogue.py.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ LEAVING = frozenset({"free", "remove_request"})
 
 
 class Unexpected(Exception):
-    """A call that an engine may make there was misuse."""
+    """A call that an engine may make in this state was misuse."""
 
 
 def drain(world: World, state: State) -> Iterator[str]:
@@ -164,7 +165,7 @@ def admit_fitting(_: World, state: State) -> Iterator[str]:
 
 
 def settle(state: State) -> State:
-    """The state when everything that is unfinished is done. Raises Unexpected."""
+    """Return the state after everything unfinished is done. Raises Unexpected."""
     most = 4 + len(state.in_flight) + len(state.operations)
     for _ in range(most):
         for batch in state.in_flight:
@@ -180,8 +181,8 @@ def settle(state: State) -> State:
 
 
 def schedule_all(state: State, request: RequestState, world: World | None = None) -> Call:
-    """The call that schedules all tokens and drafts that a request has left, behind its longest
-    hit; with a world also all its lookahead slots and encoder tokens.
+    """Return the call that schedules all tokens and drafts that a request has left, after its
+    longest hit; with a world also all its lookahead slots and encoder tokens.
     """
     hits: tuple[Hit, ...] = ()
     first = request.num_computed
@@ -198,7 +199,7 @@ def schedule_all(state: State, request: RequestState, world: World | None = None
 
 
 def _progresses(world: World, state: State, requests: list[RequestState]) -> bool:
-    """Whether some call lets one of these requests progress by a token now."""
+    """Tell whether some call lets one of these requests progress by a token now."""
     for request in requests:
         name, value = request.request_id, None
         if request.num_loading or request.num_computed > len(request.tokens):
@@ -221,21 +222,21 @@ def _progresses(world: World, state: State, requests: list[RequestState]) -> boo
 
 
 def _can_go_on(world: World, request: RequestState, state: State) -> bool:
-    """Whether a request has tokens to come that an empty pool could hold."""
+    """Tell whether a request has tokens to come that an empty pool could hold."""
     num_tokens = len(request.tokens)
     done = request.num_computed >= num_tokens == world.num_tokens
     return not done and fits(state, min(world.num_tokens, num_tokens + 1), world.num_encoder)
 
 
 def fits(state: State, num_tokens: int, num_encoder: int = 0) -> bool:
-    """Whether an empty pool can give one call this many tokens, and keep what must stay free."""
+    """Tell whether an empty pool can give one call this many tokens, and keep its reserve free."""
     config = state.config
     most = config.num_usable_blocks - config.watermark_blocks
     return call_need(config, num_tokens, num_encoder) <= most
 
 
 def call_need(config: Config, num_tokens: int, num_encoder: int = 0) -> int:
-    """Blocks that one call takes for this many tokens of a request that holds and hits nothing."""
+    """Count the blocks that one call takes for these tokens of a request without blocks or hits."""
     return sum(
         -(-(num_encoder if group.is_cross else num_tokens) // group.block_size)
         for group in config.groups
@@ -243,7 +244,7 @@ def call_need(config: Config, num_tokens: int, num_encoder: int = 0) -> int:
 
 
 def _preempted(state: State, *, keep: str) -> State:
-    """The state with every other request freed; a child goes before what it hit."""
+    """Return the state with every other request freed, children before those they hit."""
     for name in reversed(ids(state)):
         if name != keep and state.requests[name].status is not Status.WAITING:
             state = made(state, "free", name)
@@ -251,8 +252,8 @@ def _preempted(state: State, *, keep: str) -> State:
 
 
 def without_pins(state: State) -> State:
-    """The state without pins but those of operations. Pins of prefixes that leave room for one
-    request stay.
+    """Return the state without pins except those of operations. Pins of prefixes that leave room
+    for one request stay.
     """
     if state.config.max_pinned_blocks is None:
         state = unpinned(state)
@@ -262,14 +263,14 @@ def without_pins(state: State) -> State:
 
 
 def unpinned(state: State) -> State:
-    """The state without pins of prefixes."""
+    """Return the state without pins of prefixes."""
     for name in sorted(state.named_pins):
         state = made(state, "unpin_prefix", name)
     return state
 
 
 def ids(state: State) -> list[str]:
-    """The ids of all requests, in the order of their rows."""
+    """Return the ids of all requests, in the order of their rows."""
     return [request.request_id for request in by_row(state)]
 
 
@@ -279,7 +280,7 @@ def _pools(state: State) -> list[tuple[str, BlockPool]]:
 
 
 def made(state: State, name: str, *args: Any) -> State:
-    """The state behind a call. Raises Unexpected for misuse."""
+    """Return the state after a call. Raises Unexpected for misuse."""
     return _call(state, name, *args).state
 
 

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Properties of the outcome of one call, checked from the states before and after it.
+"""Properties of the outcome of one call, checked on the states before and after it.
 
-No transition calls anything here. A misused call changes nothing; a refused one keeps the trim of
-its windows, which is what `remove_skipped_blocks` would do, and nothing else. What a call schedules
-to be written has one owner. The longest hit is looked for by trying every length.
+No transition calls anything here. Misuse changes nothing; a refused call keeps the trim of its
+windows, as `remove_skipped_blocks` makes it, and changes nothing else. The slots that a call
+schedules to be written have one owner. The longest hit is found independently, by trying every
+length.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ TAKING = ("allocate_slots", "load", "swap_out", "swap_in")
 
 
 def check_outcome(before: State, call: Call, outcome: Outcome[State, Any]) -> None:
-    """Raise InvariantViolation for what a call must not give (ATOMIC-FAIL, ADMIT-EXACT, RESET,
-    WRITE-EXCL).
+    """Raise InvariantViolation for an outcome that a call must not have (ATOMIC-FAIL, ADMIT-EXACT,
+    RESET, WRITE-EXCL).
     """
     _check_admission(before, call, outcome)
     if isinstance(outcome.value, Misuse):
@@ -58,7 +59,7 @@ def check_outcome(before: State, call: Call, outcome: Outcome[State, Any]) -> No
 
 
 def check_events(start: Iterable[bytes], events: Iterable[Event], state: State) -> None:
-    """Raise InvariantViolation (EVT-COPY) unless keys and the events since give the index now."""
+    """Raise InvariantViolation (EVT-COPY) unless keys and events give the index now."""
     held = [BlockStored((key[:HASH_SIZE],), None, (), 0, group_of(key)) for key in start]
     try:
         keys = replay([*held, *events])
@@ -88,7 +89,7 @@ def check_hit(state: State, request: RequestState, hit: Hit) -> None:
 
 
 def longest_hit(state: State, request: RequestState) -> int:
-    """The longest length to resume at, by trying all."""
+    """Return the longest length to resume at, found by trying all."""
     config = state.config
     if not config.enable_caching or request.skip_reading:
         return 0
@@ -101,7 +102,7 @@ def longest_hit(state: State, request: RequestState) -> int:
 
 
 def _resumes(state: State, request: RequestState, index: int, length: int) -> bool:
-    """Whether a group finds what the query at a length sees, and the block behind if it drops."""
+    """Tell whether a group finds what the query at a length sees, and any block that it drops."""
     config, group = state.config, state.config.groups[index]
     end = length // group.block_size
     needed = [
@@ -124,7 +125,9 @@ def _resumes(state: State, request: RequestState, index: int, length: int) -> bo
 
 
 def written(before: State, call: Call, value: object) -> Iterator[tuple[str, int, int]]:
-    """The slots [first, last) that a successful call schedules, lookahead included, by request."""
+    """Yield the slots [first, last) that a successful call schedules, with lookahead, per
+    request.
+    """
     limit = before.config.length_limit
     if isinstance(value, Appended):
         counts = {name: request.num_computed for name, request in before.requests.items()}
@@ -140,7 +143,7 @@ def written(before: State, call: Call, value: object) -> Iterator[tuple[str, int
 
 
 def _check_admission(before: State, call: Call, outcome: Outcome[State, Any]) -> None:
-    """Check that a call leaves its tier's reserve free, or was refused for lack of it."""
+    """Check that a call leaves its tier's reserve free, or was refused for lack of blocks."""
     if isinstance(outcome.value, Misuse) or call.name not in TAKING:
         return
     pool, reserve = outcome.state.device, call.options.get("reserved_blocks", 0)
@@ -159,7 +162,7 @@ def _check_admission(before: State, call: Call, outcome: Outcome[State, Any]) ->
 
 
 def _takes(before: State, outcome: Outcome[State, Any]) -> bool:
-    """Whether a call took a block out of the device's free queue."""
+    """Tell whether a call took a block out of the device's free queue."""
     return any(
         isinstance(each, Allocate)
         or (isinstance(each, Touch) and each.block in before.device.queue)

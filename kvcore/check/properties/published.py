@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether what a call fills is findable behind it.
+"""The property PUBLISHED: full blocks become findable by the call that may publish them.
 
-No transition calls anything here. The calls that publish are checked: those that schedule tokens if
-that publishes, else the completion of a batch; from the first block on that still needs it. A call
-that delays publication is not checked. Twin: rust/src/check/properties/published.rs.
+No transition calls anything here. The calls that publish are checked: those that schedule tokens,
+or the completion of a batch if blocks are published then; from the first block on that still needs
+it. A call that delays publication is not checked. Twin: rust/src/check/properties/published.rs.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def published(before: State, call: Call, outcome: Outcome[State, Any]) -> Iterat
 def _publishing(
     before: State, call: Call, outcome: Outcome[State, Any]
 ) -> Iterator[tuple[str, int]]:
-    """The requests of which a call publishes blocks, each with the tokens up to which it does."""
+    """Yield the requests of which a call publishes blocks, each with its last such token."""
     state, value = outcome.state, outcome.value
     config = state.config
     late = config.publish == "completed"
@@ -79,7 +79,7 @@ def _publishing(
 
 
 def _num_finished(state: State, name: str) -> int:
-    """Tokens of a request that no batch in flight computes, nor the open one."""
+    """Count the tokens of a request that neither a batch in flight nor the open one computes."""
     entries = [*(each.entries for each in state.in_flight), state.batch.entries]
     counts = [each[name].before for each in entries if name in each]
     return min([state.requests[name].num_accepted, *counts])

@@ -3,9 +3,9 @@
 
 A property has one name and one sentence, in code, messages and docs/invariants.md alike. Its scope
 says what it is checked on: a state, one call (transition), the commands of a batch, or a run that
-starts in a state. Its severity says what its break costs: wrong KV, a crash, a leak, progress, or
-only hits and work (quality). Observable ones need no look inside: a user sees them break. Where
-`holds` is None the search checks the property by contents that it follows along an edge.
+starts in a state. Its severity says what a break costs: wrong KV, a crash, a leak, progress, or
+only hits and work (quality). Observable properties need no look inside: a user sees them break. If
+`holds` is None, the search checks the property by the contents that it follows along an edge.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ Scope = Literal["state", "transition", "batch", "run"]
 
 @attrs.frozen(kw_only=True)
 class Property:
-    """A property, or one of a user's own.
+    """A property of the checker, or a user's own.
 
-    holds yields what is wrong, in words with numbers. It gets, by scope: (state), or (state,
-    prefixes) where `reads_prefixes`; (state before, call, outcome); (state before, commands,
-    segments); (world, state). rows: those of `catalogue.py`.
+    holds: yields what is wrong, in words with numbers. Its arguments depend on the scope: (state),
+    or (state, prefixes) if `reads_prefixes`; (state before, call, outcome); (state before,
+    commands, segments); (world, state). rows: those of `catalogue.py`.
     """
 
     name: str
@@ -57,7 +57,7 @@ class Property:
 
 
 class BrokenProperty(Exception):
-    """A property of a user's own raised, or gave no words: that is a finding of its own.
+    """A user's own property raised, or yielded no words, which is a finding too.
 
     args: the arguments of the property, the state among them.
     """
@@ -70,7 +70,7 @@ class BrokenProperty(Exception):
 
 
 def first_found(name: str, holds: Callable[..., Any], args: Sequence[Any]) -> str | None:
-    """The first thing that a property finds wrong. Raises InvariantViolation, BrokenProperty."""
+    """Return the first error that a property finds. Raises InvariantViolation, BrokenProperty."""
     try:
         given = holds(*args)
         found = next(iter(given), None)
@@ -89,7 +89,7 @@ def first_found(name: str, holds: Callable[..., Any], args: Sequence[Any]) -> st
 def broken(
     properties: Mapping[str, Property], scope: Scope, *args: Any
 ) -> Iterator[tuple[str, str]]:
-    """Name and detail of whatever does not hold, of the properties of a scope that are checked by
+    """Yield name and detail of each property of a scope that fails, among those that are checked by
     themselves. Raises BrokenProperty. For states, args are the state and the prefixes.
     """
     for name, each in properties.items():
@@ -104,7 +104,8 @@ def broken(
 def select(
     names: frozenset[str] | None, calls: frozenset[str], *, observable: bool = False
 ) -> dict[str, Property]:
-    """The properties to check a world of such calls by: those named, or all that it can express.
+    """Return the properties to check a world of such calls by: the named ones, or all that it can
+    express.
 
     observable: only those that a user sees break.
     """
@@ -125,8 +126,8 @@ def select(
 def chosen(
     properties: Iterable[str | Property] | None, calls: frozenset[str]
 ) -> dict[str, Property]:
-    """The properties that count in a world of such calls, by name: those that are named, and a
-    user's own; all that the world can express unless some are given.
+    """Return the selected properties of a world of such calls, by name: the named ones, and a
+    user's own; default: all that the world can express.
     """
     given = None if properties is None else list(properties)
     names = None if given is None else frozenset(each for each in given if isinstance(each, str))
@@ -135,7 +136,7 @@ def chosen(
 
 
 def sentence_of(name: str, holds: Callable[..., Any] | None) -> str:
-    """A property's sentence: in the table, or the first paragraph of its function's docstring."""
+    """Return a property's sentence, from the table or from its function's docstring."""
     known = SENTENCES | PREFIX_PROPERTIES | OUTCOME_PROPERTIES
     if name in known:
         return known[name]
@@ -159,7 +160,7 @@ def _make(name: str, scope: Scope, holds: Callable[..., Iterator[str]] | None) -
 
 
 ON_REQUEST = ("DETERMINISM", "REFINE", "NO-THRASH")
-"""What makes every call twice, or runs a scheduler to its end in every state."""
+"""Properties that make every call twice, or run a scheduler to its end in every state."""
 
 BY_SCOPE: tuple[tuple[Scope, Mapping[str, Callable[..., Iterator[str]]]], ...] = (
     ("state", pool_and_state.PROPERTIES),
@@ -181,7 +182,7 @@ FOLLOWED: dict[str, Scope] = {
     ),
     **dict.fromkeys(PREFIX_PROPERTIES, "state"),
 }
-"""Properties that the search checks by what it follows along an edge."""
+"""Properties that the search checks by the contents that it follows along an edge."""
 
 PROPERTIES: dict[str, Property] = {
     **{name: _make(name, scope, holds) for name, (scope, holds) in HOLDS.items()},

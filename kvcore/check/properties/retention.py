@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Properties of the levels' effect on the free queue, followed by the commands of a call, by
-itself.
+"""Properties of the effect of levels on the free queue, which is followed here independently, by
+the commands of a call.
 
 No transition calls anything here. Twin: rust/src/check/properties/retention.rs.
 """
@@ -39,7 +39,7 @@ def wishes(before: State, call: Call, outcome: Outcome[State, Any]) -> Iterator[
 
 
 def joined(before: State, after: State) -> dict[int, Kept]:
-    """The wish for each block once the requests that lose it joined theirs."""
+    """Return the wish for each block after the requests that lose it have joined theirs."""
     old = before.device.retention
     assert old is not None
     kept = dict(old.kept)
@@ -58,7 +58,7 @@ def joined(before: State, after: State) -> dict[int, Kept]:
 
 
 def leaves_by_level(before: State, call: Call, outcome: Outcome[State, Any]) -> Iterator[str]:
-    """LRU, where blocks leave by level."""
+    """LRU, if blocks leave by level."""
     followed = Followed(before, outcome.state)
     yield from followed.follow(outcome.commands, call)
     if call.name == "tick" and not isinstance(outcome.value, Misuse):
@@ -83,7 +83,7 @@ class Followed:
         self.waits = set(after.device.quarantine or ())
 
     def follow(self, commands: Sequence[Command], call: Call) -> Iterator[str]:
-        """Let the blocks move; yields what was taken and was not the front."""
+        """Move the blocks as the commands say; yield each taken block that was not the front."""
         touched = {each.block for each in commands if isinstance(each, Touch)}
         for block in self.waiting:
             if block not in self.waits and block not in touched:
@@ -109,7 +109,7 @@ class Followed:
                     self.join(block)
 
     def level(self, block: int) -> int:
-        """The level of a block now; below all for one without a key."""
+        """Return the current level of a block; a block without a key is below all levels."""
         return level_of(self.kept.get(block, NOTHING), self.now) if block in self.cached else -1
 
     def join(self, block: int) -> None:

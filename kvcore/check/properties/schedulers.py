@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A scheduler of one's own: the order of its calls, explored over the production transitions.
+"""A user's own scheduler: the orders of its calls, explored with the production transitions.
 
-A scheduler is `World.moves`, a function that gives what may happen next in a state: what the
-scheduler does, and what the world does to it (arrivals, the end of a request). Every order of that
-is explored, and all that the core promises must hold. DEADLOCK-FREE asks whether the scheduler's
-own moves ever bring a token, not whether some engine could. Requests keep their names here, since a
-scheduler may go by them. Source: rows 67 to 69 of
-kvcore/check/mutants/catalogue.py.
+A scheduler is `World.moves`, a function that returns what may happen next in a state: what the
+scheduler does, and what happens to it (arrivals, the end of a request). Every order of these moves
+is explored, and everything that the core promises must hold. DEADLOCK-FREE asks whether the
+scheduler's own moves ever bring a token, not whether those of some engine could. Requests keep
+their names here, since a scheduler may depend on them.
+
+Source: rows 67 to 69 of kvcore/check/mutants/catalogue.py.
 """
 
 from __future__ import annotations
@@ -37,13 +38,14 @@ from kvcore.types.errors import InvariantViolation
 
 NAME = "SCHEDULER"
 STATES_MAX = 300
-"""This many states behind one are searched for a new token; more count as progress."""
+"""How many states after one are searched for a new token; more count as progress."""
 
 
 @attrs.frozen
 class Guarded:
-    """A scheduler whose mistakes are InvariantViolations (SCHEDULER) with the state: what it
-    raises, what is no move, moves without a call, calls that are all misuse, no move at the start.
+    """A scheduler whose mistakes are InvariantViolations (SCHEDULER) with the state: an error that
+    it raises, a value that is no move, moves without a call, calls that are all misuse, no move at
+    the start.
     """
 
     moves: Moves
@@ -63,12 +65,12 @@ class Guarded:
 
 
 def guarded(moves: Moves) -> Moves:
-    """The scheduler, guarded once."""
+    """Return the scheduler, guarded once."""
     return moves if isinstance(moves, Guarded) else Guarded(moves)
 
 
 def _check_move(move: Any, state: State) -> None:
-    """Raise InvariantViolation where something is no call of the core and no move."""
+    """Raise InvariantViolation if a value is neither a call of the core nor a move."""
     if isinstance(move, Move):
         if not callable(move.script):
             raise _wrong(f"gives the move {move.name!r}, whose script is no function", state)
@@ -84,7 +86,7 @@ def _check_move(move: Any, state: State) -> None:
 
 
 def _check_misuse(found: list[Call | Move], state: State) -> None:
-    """Raise InvariantViolation where nothing but misuse can happen in a state at rest."""
+    """Raise InvariantViolation if only misuse can happen in a state at rest."""
     at_rest = not (len(state.batch.scheduled) or state.in_flight or len(state.operations))
     if not found or not at_rest or not all(isinstance(move, Call) for move in found):
         return
@@ -102,7 +104,7 @@ def _check_misuse(found: list[Call | Move], state: State) -> None:
 
 
 def _script(move: Move, state: State) -> Script:
-    """The calls of a move, each looked at before it is made."""
+    """Yield the calls of a move, each checked before it is made."""
     script: Any = None
     outcome, num_calls = None, 0
     while True:
@@ -127,7 +129,7 @@ def _wrong(said: str, state: State) -> InvariantViolation:
 
 
 def summary(state: State) -> str:
-    """A state in a few words."""
+    """Describe a state in a few words."""
     words = [
         f"{each.request_id!r} {each.status.value}, {each.num_computed} of {len(each.tokens)} tokens"
         for each in by_row(state)
@@ -147,7 +149,7 @@ def deadlock_free(world: World, state: State) -> Iterator[str]:
 
 
 def stuck(world: World, state: State) -> Iterator[str]:
-    """Whether no moves of a scheduler lead to a new token, or to the end of a request."""
+    """Yield the fault if no moves of a scheduler lead to a new token, or end a request."""
     if not len(state.requests):
         return
     start = closed(liveness.settle(state))

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Properties of one call's changes to the free queue, to keys and to the blocks that it hits.
+"""Properties of what one call changes: the free queue, keys, and the blocks that it hits.
 
 No transition calls anything here. A check gets the state before a call, the call and its outcome;
-it yields what is wrong. The queue is followed by the commands of the call, a second time and by
-itself. Checks of refusals, resets and writes are in outcomes.py. Source: rows 6, 18 to 20, 39, 44,
-53 of kvcore/check/mutants/catalogue.py.
+it yields what is wrong. The queue is followed independently, by the commands of the call. Refusals,
+resets and writes are checked in outcomes.py.
+
+Source: rows 6, 18 to 20, 39, 44, 53 of kvcore/check/mutants/catalogue.py.
 """
 
 from __future__ import annotations
@@ -173,7 +174,7 @@ def determinism(before: State, call: Call, outcome: Outcome[State, Any]) -> Iter
 
 
 def hit_blocks(before: State, call: Call, outcome: Outcome[State, Any]) -> Iterator[int]:
-    """The blocks that a call was made with as a hit, if it was done.
+    """Yield the blocks that a successful call was given as a hit.
 
     Where external tokens follow, a window may be past a hit block: the null block stands for it.
     """
@@ -189,12 +190,12 @@ def hit_blocks(before: State, call: Call, outcome: Outcome[State, Any]) -> Itera
 
 
 def quarantined(pool: BlockPool) -> list[int]:
-    """The blocks without owner that a batch in flight uses, in the order of their release."""
+    """Return the ownerless blocks that a batch in flight uses, in the order of their release."""
     return [] if pool.quarantine is None else list(pool.quarantine)
 
 
 def hit_of(call: Call) -> Hit | None:
-    """The hit that a call is made with."""
+    """Return the hit that a call is made with."""
     if call.name not in ("allocate_slots", "load"):
         return None
     found = call.args[2] if len(call.args) > 2 else call.options.get("hit")
@@ -202,7 +203,7 @@ def hit_of(call: Call) -> Hit | None:
 
 
 OF_HITS = frozenset({hit_preserve, hit_pinned, hit_fresh, full_hit})
-"""Checks of calls that are made with a hit: of others they have nothing to say."""
+"""Checks of calls that are made with a hit; they find nothing in other calls."""
 
 TRANSITION_CHECKS: dict[str, TransitionCheck] = {
     "LRU": lru,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which calls make sense for a request, or for the blocks, in a state of a world.
+"""The calls that make sense for a request, or for the blocks, in a state of a world.
 
 Each call is tried with every argument that makes sense, in a fixed order. A prompt follows a prefix
 that a request or a key still knows, or leaves it by one fresh token: nothing is known below that
@@ -25,13 +25,13 @@ Children = dict[tuple[int, ...], set[int]]
 
 
 def fresh_name(world: World, state: State) -> str:
-    """The first name that no request has."""
+    """Return the first name that no request has."""
     names = map(str, range(world.num_requests + 1))
     return next(name for name in names if name not in state.requests)
 
 
 def block_calls(world: World, state: State) -> Iterator[Call]:
-    """The calls that name blocks and no request."""
+    """Yield the calls that name blocks and no request."""
     pool = state.device
     full = world.config.max_in_flight and len(state.operations) >= world.num_pins
     for call in ("evict_blocks", "store"):
@@ -48,8 +48,8 @@ def block_calls(world: World, state: State) -> Iterator[Call]:
 
 
 def prefix_pins(world: World, state: State) -> Iterator[Call]:
-    """A pin of each prefix that a request has computed, under the first free name, and the end of
-    each.
+    """Yield a pin of each prefix that a request has computed, under the first free name, and the
+    end of each pin.
     """
     free = [name for name in PIN_NAMES[: world.num_pins] if name not in state.named_pins]
     if "pin_prefix" in world.calls and free:
@@ -64,7 +64,7 @@ def prefix_pins(world: World, state: State) -> Iterator[Call]:
 def known_children(
     state: State, prefixes: Prefixes, texts: Iterable[tuple[int, ...]] = ()
 ) -> Children:
-    """The tokens that follow each prefix of a request or key of a state, or of other texts."""
+    """Return the tokens that follow each prefix of a request, of a key, or of other texts."""
     children: Children = {}
     known = [(*request.tokens, *request.drafts) for request in state.requests.values()]
     known += [*(prefixes.tokens(key) for key in state.device.index), *texts]
@@ -75,7 +75,7 @@ def known_children(
 
 
 def next_tokens(world: World, children: Children | None, prefix: tuple[int, ...]) -> list[int]:
-    """The tokens that are known to follow a prefix, and a fresh one where letters are left."""
+    """Return the tokens that are known to follow a prefix, and a fresh one if letters are left."""
     if children is None:
         return list(range(world.num_letters))
     known = sorted(children.get(prefix, ()))
@@ -85,7 +85,7 @@ def next_tokens(world: World, children: Children | None, prefix: tuple[int, ...]
 def continuations(
     world: World, children: Children | None, prefix: tuple[int, ...], most: int
 ) -> Iterator[tuple[int, ...]]:
-    """Longer prefixes up to this many tokens, one for each way to meet the tree."""
+    """Yield longer prefixes up to this many tokens, one for each way to meet the tree."""
     if len(prefix) >= most:
         return
     for token in next_tokens(world, children, prefix):
@@ -95,7 +95,7 @@ def continuations(
 
 
 def allocations(world: World, state: State, request: RequestState) -> Iterator[Call]:
-    """Allocations of any number of tokens, behind the longest hit or behind none."""
+    """Yield allocations of any number of tokens, after the longest hit or after none."""
     name = request.request_id
     hits: list[Hit | None] = [None]
     if not any(request.tables):
@@ -122,7 +122,7 @@ def allocations(world: World, state: State, request: RequestState) -> Iterator[C
 def loads(
     world: World, state: State, request: RequestState, hits: list[Hit | None]
 ) -> Iterator[Call]:
-    """Loads of whole blocks behind each of some hits, one token at least is left to compute."""
+    """Yield loads of whole blocks after each of some hits, which leave at least one token."""
     name, step = request.request_id, state.config.hit_alignment
     for each in hits if "load" in world.calls else ():
         first = 0 if each is None else each.num_tokens
@@ -131,7 +131,7 @@ def loads(
 
 
 def draft_calls(world: World, request: RequestState, children: Children | None) -> Iterator[Call]:
-    """New drafts where all tokens are scheduled and none are, or their verdict."""
+    """Yield new drafts if all tokens and no drafts are scheduled, or the verdict on drafts."""
     tokens, name = tuple(request.tokens), request.request_id
     scheduled = request.num_computed - len(tokens)
     if scheduled > 0 and request.drafts:
@@ -145,7 +145,7 @@ def draft_calls(world: World, request: RequestState, children: Children | None) 
 
 
 def cuts(world: World, state: State, request: RequestState) -> Iterator[Call]:
-    """The calls that shorten a running request, and those on its blocks meanwhile."""
+    """Yield the calls that shorten a running request, and those on its blocks meanwhile."""
     name = request.request_id
     if "truncate" in world.calls:
         for count in range(1, len(request.tokens)):
@@ -169,7 +169,7 @@ def cuts(world: World, state: State, request: RequestState) -> Iterator[Call]:
 
 
 def swaps(world: World, requests: list[RequestState]) -> Iterator[Call]:
-    """Every set of requests that can be swapped, out and in."""
+    """Yield a swap of every set of requests that can be swapped, out and in."""
     for name, status in (("swap_out", Status.RUNNING), ("swap_in", Status.SWAPPED)):
         if name in world.calls:
             ids = [each.request_id for each in requests if each.status is status]

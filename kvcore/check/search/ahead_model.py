@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Batches in flight whose output comes later: positions are scheduled before tokens are known.
 
-The device is apart from the engine. It runs batches in order and keeps the text of each request: a
-pass feeds from the tokens that the passes before it sampled, accepts any number of its drafts, and
-samples one token more. So a pass that was planned behind drafts begins where the accepted ones end.
-The engine hands in the output of a batch at any moment after it was executed, oldest first for each
-request. Output must be taken unless its request was cut or scheduled anew since (OUTPUT-ONCE), and
-what is taken must make the request's tokens those that the device fed from. A slot of a rejected
-draft holds rubbish; so do, where all that was taken is run on a copy, the slots of all positions
-that a pass may write whose tokens nobody knows yet. With `max_in_flight=0` a batch
+The device is separate from the engine. It runs batches in order and keeps the text of each request:
+a pass feeds from the tokens that the passes before it sampled, accepts any number of its drafts,
+and samples one token more. So a pass that was planned behind drafts begins where the accepted ones
+end. The engine hands in the output of a batch at any moment after it was executed, oldest first for
+each request. Output must be taken unless its request was cut or scheduled anew since (OUTPUT-ONCE),
+and a taken output must make the request's tokens equal to those that the device fed from. The slot
+of a rejected draft is undefined; when all taken batches are run on a copy, so are the slots of all
+positions that a pass may write and whose tokens are not known yet. With `max_in_flight=0` a batch
 is done when it is executed. Twin: rust/src/check/search/ahead_model.rs.
 """
 
@@ -51,7 +51,7 @@ Closing = list[CheckedCall]
 
 @attrs.frozen
 class DeviceTokens:
-    """The tokens of a request on the device; known: the last of them was the last to be sampled."""
+    """The tokens of a request on the device. known: the last one was the last to be sampled."""
 
     tokens: tuple[int, ...]
     known: bool
@@ -71,7 +71,7 @@ class AheadModel(FlightModel):
         yield from super()._guarded(name, steps, make)
 
     def edges(self, node: Any) -> Iterator[Edge]:
-        """Everything that can happen next, output that is handed in last."""
+        """Yield everything that can happen next, handing in output last."""
         self._outputs = node.outputs
         yield from super().edges(node)
         for output in oldest(node.outputs):
@@ -79,7 +79,7 @@ class AheadModel(FlightModel):
                 yield from self._guarded("output", (), partial(self._hand_in, node, output))
 
     def check(self, node: Any) -> None:
-        """As in flight; what nobody sampled yet is not known."""
+        """Check a node as with batches in flight, except for tokens that are not sampled yet."""
         self._recall_texts(node)
         super().check(node)
 
@@ -89,7 +89,7 @@ class AheadModel(FlightModel):
         return full or len(node.outputs) >= MOST_OUTPUTS
 
     def _possible(self, state: State, path: Steps) -> list[Call | Move]:
-        """The moves of a state behind a path; a token is the engine's own if none is to come."""
+        """Return the moves after a path; a token is the engine's own if none is to come."""
         outputs = self._outputs
         for step in path:
             outputs = followed(outputs, step)
@@ -117,12 +117,12 @@ class AheadModel(FlightModel):
         return super()._fill(node, steps, full, closing)
 
     def _closed(self, node: Node, state: State, start: State | None = None) -> Node:
-        """As in flight, once what the engine awaits is known."""
+        """Close a node as with batches in flight, once the awaited output is known."""
         change, self._change = self._change, _pruned
         return super()._closed(_pruned(change(node)), state, start)
 
     def _endings(self, node: Node) -> Iterator[Ending]:
-        """The ways in which a batch can end: which load fails, and what each pass samples."""
+        """Yield the ways in which a batch can end: the load that fails, and the samples."""
         batch = node.waiting[0]
         children = None
         if self.symmetry.tokens:
@@ -143,7 +143,7 @@ class AheadModel(FlightModel):
     def _samples(
         self, request: RequestState, write: Write, children: Children | None
     ) -> Iterator[Sampled]:
-        """A pass's additions to its request's text: as many drafts as it accepts, and one."""
+        """Yield what a pass can add to its request's text: accepted drafts, and one token."""
         text = self._text_of(request, write)
         first = write.start if write.start < len(request.tokens) else len(text.tokens) - 1
         num_drafts = first + write.end - write.start - len(text.tokens)
@@ -162,7 +162,7 @@ class AheadModel(FlightModel):
         return super()._execute(node, ending, closing)
 
     def _executed(self, batch: Pending, before: Texts, ending: Ending, node: Node) -> Node:
-        """A node with what a batch has sampled; before: the texts that it ran on."""
+        """Return a node with the samples of a batch. before: the texts that it ran on."""
         outputs = []
         for output in node.outputs:
             if output.batch == batch.number:
@@ -180,7 +180,7 @@ class AheadModel(FlightModel):
         return attrs.evolve(node, pending=tuple(pending), outputs=tuple(outputs), texts=texts)
 
     def _sampled(self, batch: Pending, output: Output, ending: Ending) -> Output:
-        """The output of an executed batch for a request."""
+        """Return the output of an executed batch for a request."""
         name = output.request_id
         (at,) = (at for at, write in enumerate(batch.writes) if write.request_id == name)
         write, sampled = batch.writes[at], ending[1][at]
@@ -202,7 +202,7 @@ class AheadModel(FlightModel):
         sampled: Sequence[Sampled] = (),
         feeds: Texts = NOTHING,
     ) -> None:
-        """Play the forward pass of a batch: where its requests' texts end, and what it samples."""
+        """Play the forward pass of a batch, given its requests' texts, and its samples."""
         for name, tokens in feeds.items():
             self._texts[name] = DeviceTokens(tokens, True)
         passes = []
@@ -216,14 +216,14 @@ class AheadModel(FlightModel):
         self.checker.run_check(self._ghost.forward, passes)
 
     def _text_of(self, request: RequestState, write: Write) -> DeviceTokens:
-        """The text that a pass feeds from: the engine's tokens, or what is on the device."""
+        """Return the text that a pass feeds from: the engine's tokens, or the device's."""
         tokens = tuple(request.tokens)
         if write.start < len(tokens):
             return DeviceTokens(tokens, True)
         return self._texts.get(write.request_id, DeviceTokens(tokens, False))
 
     def _recall_texts(self, node: Node, batch: Pending | None = None) -> None:
-        """Know what is on the device, where a batch is to run: it may be of requests that left."""
+        """Record the texts on the device, if a batch is to run; their requests may have left."""
         feeds = {} if batch is None else batch.feeds
         texts = {**dict(node.texts), **dict(feeds)}
         self._texts = {name: DeviceTokens(tokens, True) for name, tokens in texts.items()}
@@ -246,7 +246,7 @@ class AheadModel(FlightModel):
             return attrs.evolve(after, outputs=outputs)
 
         def told(output: Output, fell: Sequence[str]) -> bool:
-            """Whether the report reaches the request of an output: it may have left by now."""
+            """Tell whether the report reaches the request of an output, if it is left."""
             after = closing[-1].outcome.state.requests[output.request_id]
             reached = after.output_from != node.state.requests[output.request_id].output_from
             left = reached and not after.num_computed
@@ -293,7 +293,7 @@ class AheadModel(FlightModel):
 
 
 def oldest(outputs: Sequence[Output]) -> list[Output]:
-    """The first output of each request."""
+    """Return the first output of each request."""
     found: dict[str, Output] = {}
     for each in outputs:
         found.setdefault(each.request_id, each)
@@ -301,7 +301,7 @@ def oldest(outputs: Sequence[Output]) -> list[Output]:
 
 
 def fed_by_executed(batch: Pending, before: Sequence[Pending], texts: Texts) -> Iterator[str]:
-    """The requests of a batch that feed from the device, whose last batch was executed."""
+    """Yield the requests of a batch that feed from the device after an executed batch."""
     waiting = [each for each in before if not each.executed]
     for write in batch.writes:
         name = write.request_id
@@ -321,7 +321,7 @@ def feed_next(pending: list[Pending], number: int, name: str, text: tuple[int, .
 
 
 def gives(move: Call | Move, names: Container[str]) -> bool:
-    """Whether a move gives a token of the engine's own to one of these requests."""
+    """Tell whether a move gives a token of the engine's own to one of these requests."""
     if not isinstance(move, Call):
         return False
     given = move.args[0][0] if move.name == "append" else move.args[0] if move.args else None
@@ -329,7 +329,7 @@ def gives(move: Call | Move, names: Container[str]) -> bool:
 
 
 def sampled_by(batch: Pending) -> Iterator[Output]:
-    """The output to come of a batch: of the requests whose tokens it computes to the last."""
+    """Yield the output to come of a batch, for the requests that it computes to the last token."""
     for write in batch.writes:
         samples = write.end >= len(batch.requests[write.request_id].tokens)
         if samples and write.loaded < write.end:
@@ -337,8 +337,8 @@ def sampled_by(batch: Pending) -> Iterator[Output]:
 
 
 def followed(outputs: tuple[Output, ...], step: CheckedCall) -> tuple[Output, ...]:
-    """The outputs behind a call: those of a request that goes are dropped, those of one that is cut
-    or scheduled anew are stale.
+    """Return the outputs after a call: those of a removed request are dropped, those of one that is
+    cut or scheduled anew are stale.
     """
     call, value = step.call, step.outcome.value
     if isinstance(value, Misuse | Refused):
@@ -363,7 +363,7 @@ def followed(outputs: tuple[Output, ...], step: CheckedCall) -> tuple[Output, ..
 def pass_of(
     prefixes: Prefixes, request: RequestState, write: Write, text: DeviceTokens, sampled: Sampled
 ) -> Pass:
-    """The pass of a write on the device; drafts that were not accepted are rubbish."""
+    """Return the pass of a write on the device; drafts that were not accepted are undefined."""
     known, slots = len(text.tokens), write.num_slots - write.end
     start, loaded, stop = write.start, write.loaded, write.end
     if write.start >= len(request.tokens):
@@ -384,7 +384,7 @@ def pass_of(
 
 
 def _begun_earlier(batch: Pending, name: str, known: int, count: int) -> Pending:
-    """A batch whose first position of a request was behind drafts that were rejected."""
+    """Return a batch with its first position of a request moved for rejected drafts."""
     before = batch.before.get(name, 0)
     if not count or before <= known:
         return batch
@@ -392,7 +392,7 @@ def _begun_earlier(batch: Pending, name: str, known: int, count: int) -> Pending
 
 
 def _pruned(node: Node) -> Node:
-    """The node without the texts that no batch feeds from."""
+    """Return the node without the texts that no batch feeds from."""
     fed = {each.request_id for each in node.outputs}
     texts = {name: text for name, text in node.texts.items() if name in fed}
     return attrs.evolve(node, texts=texts)

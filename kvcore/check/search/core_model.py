@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The core as a model: every edge of a world in which a taken batch counts as executed.
 
-The calls are the core's own, there is no second model. An edge is one step of an engine: one move,
-or as many as `moves_per_batch`, then `take_batch` until nothing is left to run. On every edge the
-invariants are checked at each call, and the contents: from blocks that hold just what a state
-counts on, the edge's commands and writes must give all that the next one counts on. So the ghost
-adds no states. If loads fail, an edge that loads ends in every way it can: the loader reports the
-failure at once, or after any one move, while the load is unconfirmed. If the loader is gone,
-another request that counted its tokens reports it; if none is left, nothing may rest on the load
-any more (LOAD-FAILED). An edge ends with its loads confirmed.
+The calls are the core's own; there is no second model. An edge is one step of an engine: one move,
+or up to `moves_per_batch`, then `take_batch` until nothing is left to run. On every edge the
+invariants are checked at each call, and so are the contents: starting from blocks that hold exactly
+what a state counts on, the edge's commands and writes must produce everything that the next state
+counts on. So the ghost adds no states. If loads fail, an edge that loads ends in every way it can:
+the loader reports the failure at once, or after any one move, while the load is unconfirmed. If the
+loader is gone, another request that counted its tokens reports it; if none is left, nothing may
+depend on the load any more (LOAD-FAILED). An edge ends with its loads confirmed.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ COUNTED_KEPT = 1_500
 TAKE_BATCH = Call("take_batch")
 Steps = tuple[CheckedCall, ...]
 Path = tuple[str, Steps]
-"""The names of some moves, and the steps that they took."""
+"""The names of some moves, and their steps."""
 
 
 class CoreModel:
     """The states of a world without batches in flight.
 
-    properties: those that count, all unless given; a step that breaks another one is left out.
-    watch: sees each call, to compare another implementation.
+    properties: those that are checked, by default all; a step that breaks another one is left out.
+    watch: called with each call, to compare another implementation.
     """
 
     def __init__(
@@ -69,11 +69,11 @@ class CoreModel:
         self._encodes = any(group.is_cross for group in world.config.groups)
 
     def start(self) -> State:
-        """The empty state."""
+        """Return the empty state."""
         return make_state(self.world.config)
 
     def edges(self, node: State) -> Iterator[Edge]:
-        """Every path, with every way in which its loads can end."""
+        """Yield every path, with every way in which its loads can end."""
         for name, steps in self._paths(node):
             for failing in (None, *(failures(steps) if self.world.loads_fail else ())):
                 for late in (None, *self._late(steps, failing)):
@@ -82,25 +82,25 @@ class CoreModel:
                         yield edge
 
     def name(self, node: State) -> bytes:
-        """The canonical name of a state, or 128 bits of it."""
+        """Return the canonical name of a state, or 128 bits of it."""
         return self.checker.name(node)
 
     def check(self, node: State) -> None:
-        """Check a state that is new, and note what it shows."""
+        """Check a new state, and note what it shows."""
         self.checker.check(node)
         self.checker.check_runs(node)
         note_state(self.notes, node)
 
     def pack(self, node: State) -> bytes:
-        """A state as bytes."""
+        """Return a state as bytes."""
         return packed.pack(node)
 
     def unpack(self, data: bytes) -> State:
-        """The state of these bytes."""
+        """Return the state of these bytes."""
         return packed.unpack(self.world.config, data)
 
     def _paths(self, state: State) -> Iterator[Path]:
-        """Every way to make one or more moves in a batch, the shorter ones first."""
+        """Yield every way to make one or more moves in a batch, the shorter ones first."""
         paths: list[Path] = [("", ())]
         for _ in range(self.world.moves_per_batch):
             longer: list[Path] = []
@@ -112,7 +112,7 @@ class CoreModel:
             paths = longer
 
     def _moves(self, state: State, path: Steps) -> Iterator[Path]:
-        """Every move in a state that was reached by a path: its name, the path with it."""
+        """Yield every move in a state that a path reached: its name, and the path with it."""
         for move in self._possible(state, path):
             if isinstance(move, Call):
                 step = self.checker.step(path, state, move)
@@ -124,7 +124,7 @@ class CoreModel:
                 yield move.name, steps
 
     def _possible(self, state: State, path: Steps) -> list[Call | Move]:
-        """The moves of a state behind a path."""
+        """Return the moves of a state after a path."""
         letters = not self.symmetry.tokens
         found = self.checker.run_guarded(
             path, lambda: list(moves(self.world, state, self.prefixes, every_letter=letters))
@@ -132,7 +132,7 @@ class CoreModel:
         return found or []
 
     def _scripted(self, move: Move, state: State, path: Steps) -> Steps | None:
-        """The path with the calls of a move; None if a step breaks what is not checked."""
+        """Return the path with the calls of a move; None if a step breaks what is not checked."""
         script = move.script()
         call = self.checker.run_guarded(path, lambda: next(script, None))
         while call is not None:
@@ -144,9 +144,10 @@ class CoreModel:
         return path
 
     def _late(self, steps: Steps, failing: Failing) -> list[Call | Move]:
-        """The moves that an engine can make before external tokens are reported as failed.
+        """Return the moves that an engine can make before external tokens are reported as failed.
 
-        No rewind, which may be the report, and no load or store by key, which would not end in it.
+        Left out are a rewind, which may be the report, and loads and stores by key, which would not
+        end in it.
         """
         opened = steps[-1].outcome.state
         if failing is None or opened.requests[failing[0]].num_loading:
@@ -157,7 +158,7 @@ class CoreModel:
     def _close(
         self, name: str, steps: Steps, failing: Failing, late: Call | Move | None
     ) -> Edge | None:
-        """Take the batch that the calls filled, check it, and settle what it leaves."""
+        """Take the batch that the calls filled, check it, and finish what it leaves."""
         start, opened = steps[0].before, steps[-1].outcome.state
         if opened is start:
             return Edge(name, steps, start)
@@ -202,7 +203,7 @@ class CoreModel:
     def _drain(self, state: State, closing: list[CheckedCall], *, failed: bool = False) -> State:
         """Take batches until nothing is left to run and no load is unconfirmed.
 
-        failed: a load failed, so what the state counts on is checked at least once.
+        failed: whether a load failed; then what the state counts on is checked at least once.
         """
         ghost, schedule = self._ghost, self._schedule
         while failed or len(state.batch.commands) or len(state.batch.scheduled) or state.loads:
@@ -216,7 +217,7 @@ class CoreModel:
         return closed(state)
 
     def _counted_at(self, start: State) -> Counted:
-        """The contents that the state whose edges are tried counts on."""
+        """Return the contents that the state whose edges are tried counts on."""
         known, counted = self._start
         if known is not start or counted is None:
             self._schedule.assume(start)
@@ -225,7 +226,7 @@ class CoreModel:
         return counted
 
     def _what_counts(self, state: State, schedule: Schedule) -> Counted:
-        """The contents that a state counts on; found out once if it depends on nothing else."""
+        """Return what a state counts on, computed once if it depends on nothing else."""
         ghost = self._ghost
         if self._encodes or schedule.loading:
             return ghost.counted(state, schedule.encoders)
@@ -237,7 +238,7 @@ class CoreModel:
         return counted
 
     def _call(self, state: State, call: Call, closing: list[CheckedCall]) -> State:
-        """Make a call that closes an edge; the state after it."""
+        """Make a call that closes an edge; return the state after it."""
         step = self.checker.perform(state, call)
         closing.append(step)
         after: State = step.outcome.state
@@ -287,8 +288,8 @@ class CoreModel:
 
 
 def failures(steps: Steps) -> Iterator[tuple[str, int]]:
-    """Each request whose external tokens a path loads, with each token that may be the first to be
-    missing: of the call itself, or of a block that an operation loads.
+    """Yield each request whose external tokens a path loads, with each token that may be the first
+    to be missing: of the call itself, or of a block that an operation loads.
     """
     schedule = Schedule()
     schedule.assume(steps[0].before)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Coverage: what an exploration never saw, so that properties may hold of nothing there.
+"""Coverage: what an exploration never reached, so that properties may hold vacuously there.
 
-Told of calls with their outcomes, of kinds of commands and of goals; what a world cannot reach by
-its options is not expected. Where something is left, the world is too small for it, or a guard is
-never taken. A named world must show all of it, or say why it cannot.
+It covers calls with their outcomes, kinds of commands, and goals; what a world's options make
+impossible is not expected. If something is missing, the world is too small for it, or a guard is
+never taken. A named world must reach all of it, or state why it cannot.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ REFUSED = ("allocate_slots", "append", "load", "swap_in")
 
 
 def never(world: World, notes: Counter[tuple[str, str]]) -> tuple[str, ...]:
-    """The things that were never seen, in words."""
+    """Return the things that were never reached, in words."""
     return tuple(f"{kind} {name}" for kind, name in expected(world) if not notes[kind, name])
 
 
 def missed(profile: Profile, notes: Counter[tuple[str, str]]) -> tuple[str, ...]:
-    """The things that a named world must show and did not, in the words of `never`."""
+    """Return the things that a named world must show and did not, in the words of `never`."""
     wanted = [f"{kind} {name}" for kind, name in expected(profile.world)]
     wanted = [each for each in wanted if each not in profile.not_shown]
     return tuple(each for each in (*wanted, *profile.shows) if not notes[_note(each)])
 
 
 def needless(profile: Profile, notes: Counter[tuple[str, str]]) -> tuple[str, ...]:
-    """The things that a named world says it cannot show, but shows or is not expected to show."""
+    """Return what a named world says it cannot show, but shows or is not expected to show."""
     wanted = {f"{kind} {name}" for kind, name in expected(profile.world)}
     return tuple(each for each in profile.not_shown if each not in wanted or notes[_note(each)])
 
@@ -42,7 +42,7 @@ def _note(words: str) -> tuple[str, str]:
 
 
 def expected(world: World) -> Iterator[tuple[str, str]]:
-    """The things that a world of these options can show."""
+    """Yield the things that a world with these options can show."""
     yield from (("call", name) for name in _calls(world))
     yield from (("command", name) for name in _commands(world))
     yield from (("goal", name) for name in _goals(world))
@@ -93,7 +93,7 @@ def _goals(world: World) -> Iterator[str]:
 
 
 def hit_least(config: Config) -> int:
-    """The tokens of the shortest hit, those included that a look-up leaves out."""
+    """Return the tokens of the shortest hit, those included that a look-up leaves out."""
     groups = enumerate(config.groups)
     dropped = [group.block_size for group_id, group in groups if config.drops_last_hit(group_id)]
     return config.hit_alignment + max(dropped, default=0)

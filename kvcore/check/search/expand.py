@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trying the edges of nodes: what a search does in its own process, or in several.
+"""The expansion of nodes, by one process or several: tries their edges.
 
-Nodes come packed and go packed. An expander gives each node once, checked; whoever merges what
-several of them found keeps the first in the order of the nodes. So the counts of states and edges
-do not depend on how many processes there are.
+Nodes come packed and go packed. An expander returns each node once, checked; whoever merges the
+results of several keeps the first in the order of the nodes. So the counts of states and edges do
+not depend on the number of processes.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from kvcore.check.search.frontier import Squeezer
 from kvcore.check.world.model import Broken, CheckedCall, Edge, Model, Violation
 
 Found = tuple[bytes, int, bytes, Counter[tuple[str, str]]]
-"""A new node's name, the number of the edge that leads there, the node as bytes, and what it shows:
-noted by whoever keeps it, so that no node is counted by several processes.
+"""A new node's name, the number of the edge that leads there, the node as bytes, and what it shows.
+The process that keeps the node notes that, so that no node is counted by several processes.
 """
 
 
 @attrs.define
 class Expansion:
-    """One node's expansion: where its edges lead; broken: what the first wrong edge breaks."""
+    """One node's expansion: where its edges lead. broken: what the first wrong edge breaks."""
 
     num_edges: int = 0
     found: list[Found] = attrs.field(factory=list)
@@ -36,7 +36,7 @@ class Expansion:
 
 
 class Expander:
-    """Tries edges, and remembers which nodes it gave."""
+    """Tries edges, and remembers which nodes it returned."""
 
     def __init__(self, model: Model[Any], *, full_keys: bool = False) -> None:
         self.model = model
@@ -45,13 +45,13 @@ class Expander:
         self.full_keys = full_keys
 
     def first(self) -> tuple[Found | None, Broken | None]:
-        """The start, checked."""
+        """Return the start, checked."""
         start = self.model.start()
         name, shown, wrong = self._take_in(start, ())
         return (None if name is None else (name, 0, self._pack(start), shown)), wrong
 
     def expand(self, packed: bytes) -> Expansion:
-        """Try all edges of a node, or all up to the first that is wrong."""
+        """Try all edges of a node, up to the first wrong one."""
         model, result = self.model, Expansion()
         try:
             for place, edge in enumerate(model.edges(self._unpack(packed))):
@@ -69,7 +69,7 @@ class Expander:
         return result
 
     def story(self, places: Iterable[int]) -> tuple[tuple[CheckedCall, ...], bytes]:
-        """The steps along the edges of these numbers, made again, and the node at their end."""
+        """Make the steps along these edges again; return them, and the node at their end."""
         notes = self.model.notes.copy()
         node = self.model.start()
         steps: list[CheckedCall] = []
@@ -91,7 +91,7 @@ class Expander:
     def _take_in(
         self, node: Any, steps: tuple[CheckedCall, ...]
     ) -> tuple[bytes | None, Counter[tuple[str, str]], Broken | None]:
-        """The name of a node that is new and right, and what it shows; or what it breaks."""
+        """Return the name of a new, correct node, and what it shows; or what it breaks."""
         noted, shown = self.model.notes, Counter[tuple[str, str]]()
         try:
             name = self.model.name(node)
@@ -110,7 +110,7 @@ class Expander:
 
 
 def nth(edges: Iterable[Edge], place: int) -> Edge:
-    """The edge at a place."""
+    """Return the edge at a position."""
     for at, edge in enumerate(edges):
         if at == place:
             return edge
@@ -118,7 +118,7 @@ def nth(edges: Iterable[Edge], place: int) -> Edge:
 
 
 def taken_notes(model: Model[Any]) -> Counter[tuple[str, str]]:
-    """The notes of a model since the last call."""
+    """Return the notes of a model since the last call."""
     notes = model.notes.copy()
     model.notes.clear()
     return notes

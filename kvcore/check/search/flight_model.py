@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The core as a model where batches are in flight: taking and executing are edges of their own.
+"""The core as a model with batches in flight: taking and executing are edges of their own.
 
-An edge is a batch that is filled by some moves and taken, or moves that schedule nothing; the
-execution of the oldest batch that is not executed; the completion of the oldest one; a cancel of
-any unfinished one, executed or not; the end of an operation, done or failed, once its batch is
+An edge is one of: a batch that is filled by some moves and taken, or moves that schedule nothing;
+the execution of the oldest batch that is not executed; the completion of the oldest one; a cancel
+of any unfinished one, executed or not; the end of an operation, done or failed, once its batch is
 executed or cancelled. What a forward pass reads is checked when it is executed. In every node, when
-all that was taken is executed on a copy, all that the state counts on must be there; and what a
-batch in flight uses must not be free (CMD-INFLIGHT). A cancel drops commands that were not
-executed, so nothing is concluded from those that say who owns what. An external load can fail when
-its batch is executed; a request that can reports it at any moment before the batch completes, and
-until then, or until no request is left that can, the state may count on what it spoilt
-(LOAD-FAILED).
+all taken batches are executed on a copy, everything that the state counts on must be there; and
+what a batch in flight uses must not be free (CMD-INFLIGHT). A cancel drops commands that were not
+executed, so nothing is concluded from those that tell the owners of blocks. An external load can
+fail when its batch is executed; a request that can reports it at any moment before the batch
+completes. Until then, or until no request is left that can, the state may count on what the load
+spoilt (LOAD-FAILED).
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ from kvcore.types.values import Outcome
 
 LEAVING = ("free", "remove_request")
 Sampled = tuple[int, ...]
-"""The tokens that a pass adds to the text of a request: drafts that it accepts, and one more."""
+"""The tokens that a pass adds to the text of a request: accepted drafts, and one more."""
 Ending = tuple[Failing, tuple[Sampled, ...]]
-"""How a batch ends: which load fails, and what each of its writes samples."""
+"""The end of a batch: the load that fails, and what each of its writes samples."""
 Texts = Mapping[str, tuple[int, ...]]
 NOTHING: Texts = {}
 
@@ -61,11 +61,11 @@ class FlightModel(CoreModel):
     """The nodes of a world with batches in flight."""
 
     def start(self) -> Any:
-        """The empty state, with nothing in flight."""
+        """Return the empty state, with nothing in flight."""
         return Node(make_state(self.world.config))
 
     def edges(self, node: Any) -> Iterator[Edge]:
-        """Everything that can happen next."""
+        """Yield everything that can happen next."""
         state = node.state
         full = self._is_full(node)
         if node.filled and not full:
@@ -93,13 +93,13 @@ class FlightModel(CoreModel):
                 yield from self._guarded("done" if done else "failed", (), end)
 
     def name(self, node: Any) -> bytes:
-        """The canonical name of a node, or 128 bits of it."""
+        """Return the canonical name of a node, or 128 bits of it."""
         more = partial(name_of, node)
         name = canonical(node.state, self.prefixes, self.symmetry, more)
         return name if self._full_keys else fingerprint(name)
 
     def check(self, node: Any) -> None:
-        """Check a node that is new: its state, what is free, and memory when all is executed."""
+        """Check a new node: its state, its free blocks, and memory when everything is executed."""
         state = node.state
         self.checker.check(state)
         self.checker.check_runs(state)
@@ -123,7 +123,7 @@ class FlightModel(CoreModel):
             ghost.check(state, {}, counted)
 
     def pack(self, node: Any) -> bytes:
-        """The node as bytes; contents by what their prefixes are."""
+        """Return the node as bytes, with contents named by their prefixes."""
         path = self.prefixes.path
         contents = {
             place: [(path(each[0]), each[1]) if each and each[0] > 0 else each for each in slots]
@@ -132,7 +132,7 @@ class FlightModel(CoreModel):
         return pickle.dumps((contents, attrs.evolve(node, contents={})), pickle.HIGHEST_PROTOCOL)
 
     def unpack(self, data: bytes) -> Any:
-        """The node of these bytes."""
+        """Return the node of these bytes."""
         contents, node = pickle.loads(data)
         number = self.prefixes.number
         numbered = {
@@ -145,14 +145,14 @@ class FlightModel(CoreModel):
         return attrs.evolve(node, contents=numbered)
 
     def _guarded(self, name: str, steps: Steps, make: Any) -> Iterator[Edge]:
-        """The edge that `make` gives; none if it breaks a property that does not count."""
+        """Yield the edge that `make` returns; none if it breaks a property that is not checked."""
         closing = list(steps)
         after = self.checker.run_guarded(closing, lambda: make(closing))
         if after is not None:
             yield Edge(name, tuple(closing), after)
 
     def _fill(self, node: Node, steps: Steps, full: bool, closing: list[CheckedCall]) -> Node:
-        """Let some moves fill the open batch, and take it if there is something in it and room."""
+        """Let some moves fill the open batch, and take it if it is not empty and there is room."""
         start = node.state
         opened = steps[-1].outcome.state if steps else start
         schedule = self._schedule_at(node)
@@ -183,11 +183,11 @@ class FlightModel(CoreModel):
         return self._closed(waiting, settled, start)
 
     def _is_full(self, node: Node) -> bool:
-        """Whether no other batch can be taken."""
+        """Tell whether no other batch can be taken."""
         return len(node.state.in_flight) >= self.world.config.max_in_flight
 
     def _endings(self, node: Node) -> Iterator[Ending]:
-        """The ways in which the oldest batch that waits can end: which of its loads fails."""
+        """Yield the ways in which the oldest waiting batch can end: the load that fails."""
         yield None, ()
         batch = node.waiting[0]
         for write in batch.writes if self.world.loads_fail else ():
@@ -201,7 +201,7 @@ class FlightModel(CoreModel):
         sampled: Sequence[Sampled] = (),
         feeds: Texts = NOTHING,
     ) -> None:
-        """Play the forward pass of a batch on the ghost; requests: as taken."""
+        """Play the forward pass of a batch on the ghost. requests: as taken."""
         del sampled, feeds  # all tokens are known
         self.checker.run_check(self._ghost.compute, requests, writes, {})
 
@@ -260,7 +260,7 @@ class FlightModel(CoreModel):
         return self._closed(attrs.evolve(node, pending=node.pending[1:]), after, start)
 
     def _cancel(self, node: Node, number: int, closing: list[CheckedCall]) -> Node:
-        """Take back a batch and all later ones; what was not executed never is."""
+        """Take back a batch and all later ones; unexecuted ones never run."""
         start = node.state
         after = self._call(start, Call("cancel", (number,)), closing)
         gone = [batch for batch in node.pending if batch.number >= number]
@@ -295,7 +295,7 @@ class FlightModel(CoreModel):
         return self._closed(settled, after, start)
 
     def _schedule_at(self, node: Node) -> Any:
-        """The schedule as it is known in a node."""
+        """Return the schedule as it is known in a node."""
         schedule = self._schedule
         schedule.assume(node.state)
         schedule.loading, schedule.failed = dict(node.loading), dict(node.failed)
@@ -303,7 +303,7 @@ class FlightModel(CoreModel):
         return schedule
 
     def _closed(self, node: Node, state: State, start: State | None = None) -> Node:
-        """The node with a state whose events are drained, without what nobody reads any more."""
+        """Return the node with drained events, without anything that is never read any more."""
         if start is not None and state.config.enable_events:
             self.checker.run_check(check_events, start.device.index, state.events, state)
         ghost = self._ghost
@@ -313,7 +313,7 @@ class FlightModel(CoreModel):
         return attrs.evolve(reached, contents=live(reached, counted.contents))
 
     def _without(self, node: Node, step: CheckedCall) -> Node:
-        """The node behind a step: what is in flight forgets a request that goes."""
+        """Return the node after a step; what is in flight forgets a removed request."""
         if step.call.name not in LEAVING or isinstance(step.outcome.value, Misuse):
             return node
         name = step.call.args[0]
@@ -325,7 +325,7 @@ class FlightModel(CoreModel):
 
 
 def reporters(state: State, number: int, request_id: str, first: int) -> list[str]:
-    """The requests that can report the failed load of a batch, the one that loads first."""
+    """Return the requests that can report the failed load of a batch, the loading one first."""
     found = []
     for load in state.loads:
         asked = load.reporters[0].request_id == request_id or request_id not in state.requests
@@ -335,34 +335,34 @@ def reporters(state: State, number: int, request_id: str, first: int) -> list[st
 
 
 def _reportable(unreported: Iterable[Unreported], state: State) -> tuple[Unreported, ...]:
-    """The failures that some request can still report: of the others, nothing may be left."""
+    """Return the failures that some request can still report; nothing may be left of the others."""
     return tuple(each for each in unreported if reporters(state, *each))
 
 
 def forgotten(batch: Pending, request_id: str) -> Pending:
-    """A batch without what it knows of a request."""
+    """Return a batch without its records of a request."""
     before = {name: count for name, count in batch.before.items() if name != request_id}
     return attrs.evolve(batch, before=before)
 
 
 def in_flight(commands: Iterable[Command]) -> list[Command]:
-    """Commands without those that say who owns what."""
+    """Return commands without those that tell the owners of blocks."""
     return [command for command in commands if not isinstance(command, OF_OWNERS)]
 
 
 def in_memory(node: Node, ghost: Ghost) -> Node:
-    """The node with what a ghost holds."""
+    """Return the node with the contents that a ghost holds."""
     tables = {place: table for place, table in ghost.tables.items() if table}
     return attrs.evolve(node, contents=dict(ghost.contents), tables=tables, loads=dict(ghost.loads))
 
 
 def executed(state: State, number: int) -> CheckedCall:
-    """The step in which the runtime executes a batch: it changes no state."""
+    """Return the step in which the runtime executes a batch; it changes no state."""
     return CheckedCall(state, Call("execute", (number,)), Outcome(state, (), None))
 
 
 def fills(start: State, opened: State) -> bool:
-    """Whether moves put something into the open batch."""
+    """Tell whether moves put something into the open batch."""
     batch = opened.batch
     more = len(batch.commands) > len(start.batch.commands)
     return more or len(batch.scheduled) > 0 or len(batch.merges) > 0 or len(batch.entries) > 0

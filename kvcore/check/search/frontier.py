@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Packed nodes squeezed, since many of a search's nodes wait at a time.
+"""Compression of packed nodes, since many nodes of a search wait at a time.
 
-Nodes of one world look alike, so each is written as what it has in common with some that came
-before, which every reader needs (a dictionary of zlib's). Before there are such
-nodes, and where a model's packed nodes are no bytes, they stay as they are.
+Nodes of one world look alike, so each is compressed with a dictionary of earlier nodes (zlib's),
+which every reader needs. Before there are such nodes, and if a model's packed nodes are not bytes,
+they are kept unchanged.
 """
 
 from __future__ import annotations
@@ -14,25 +14,25 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 KNOWN_BYTES = 8_000
-"""Of the nodes before: more make others a little smaller, and squeezing much slower."""
+"""Bytes of earlier nodes: more compress others a little better, and much more slowly."""
 RAW, LEVEL = -zlib.MAX_WBITS, 1
 
 
 class Squeezer:
-    """Squeezes nodes and opens them; known: bytes of the nodes before."""
+    """Compresses and decompresses nodes. known: bytes of earlier nodes."""
 
     def __init__(self, known: bytes = b"") -> None:
         self.known = known
 
     def learn(self, nodes: Sequence[Any]) -> list[Any]:
-        """Know some nodes from now on; the same nodes squeezed."""
+        """Use some nodes as the dictionary from now on; return the same nodes compressed."""
         if self.known or not all(isinstance(each, bytes) for each in nodes):
             return list(nodes)
         self.known = b"".join(nodes)[-KNOWN_BYTES:]
         return [self.squeeze(each) for each in nodes]
 
     def squeeze(self, node: Any) -> Any:
-        """A packed node in fewer bytes."""
+        """Compress a packed node."""
         if not self.known:
             return node
         how = (LEVEL, zlib.DEFLATED, RAW, zlib.DEF_MEM_LEVEL, zlib.Z_DEFAULT_STRATEGY)
@@ -40,10 +40,10 @@ class Squeezer:
         return press.compress(node) + press.flush()
 
     def open(self, node: Any) -> Any:
-        """The packed node that was squeezed."""
+        """Return the packed node that was compressed."""
         return zlib.decompressobj(RAW, self.known).decompress(node) if self.known else node
 
 
 def bytes_of(nodes: Iterable[Any]) -> int:
-    """Memory of waiting nodes in bytes, with their places in a list."""
+    """Return the memory of waiting nodes in bytes, with their places in a list."""
     return sum(sys.getsizeof(each) + 8 for each in nodes)

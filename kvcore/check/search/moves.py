@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which moves an exploration tries in a state: each call by itself, or the moves of an engine.
+"""The moves that an exploration tries in a state: single calls, or the moves of an engine.
 
-An engine admits a prompt with all its tokens behind its longest hit, or forgets it again; it
-resumes a waiting request with all its tokens, too; it frees a finished request and forgets it. What
-a world names besides (cuts, swaps, drafts, loads, stores, pins) is tried call by call. What an
-engine must not do is left out: until the verdict on a request's scheduled drafts, it only makes
-calls on the request that bring the verdict or free it. Twin: rust/src/check/search/moves.rs.
+An engine admits a prompt with all its tokens after its longest hit, or removes it again; it resumes
+a waiting request with all its tokens, too; it frees a finished request and removes it. What a world
+names besides (cuts, swaps, drafts, loads, stores, pins) is tried call by call. What an engine must
+not do is left out: until the verdict on a request's scheduled drafts, the only calls on the request
+are those that bring the verdict or free it. Twin: rust/src/check/search/moves.rs.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ TIME_MAX = 2
 def moves(
     world: World, state: State, prefixes: Prefixes, *, every_letter: bool = False
 ) -> Iterator[Call | Move]:
-    """Every move of a world in a state, in a fixed order.
+    """Yield every move of a world in a state, in a fixed order.
 
-    every_letter: try prompts and tokens of each letter; used where tokens are not renamed.
+    every_letter: try prompts and tokens of each letter; used if tokens are not renamed.
     """
     if callable(world.moves):
         yield from world.moves(world, state)
@@ -123,8 +123,8 @@ def _moves_of(
 
 
 def ahead_calls(world: World, state: State, awaited: Container[str]) -> Iterator[Call]:
-    """Calls that schedule positions whose tokens are to come: behind output that a request awaits,
-    or drafts behind its last token.
+    """Yield the calls that schedule positions whose tokens are to come: after output that a request
+    awaits, or drafts after its last token.
     """
     most = world.num_output_placeholders
     for request in by_row(state):

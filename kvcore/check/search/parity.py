@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Each call on the compiled twin, too: from the same bytes to the same everything (REFINE).
+"""The comparison with the compiled twin (REFINE): each call, from the same bytes, must give the
+same bytes.
 
-The bytes hold the open batch with its commands, the events and the statistics. Where a call starts
+The bytes contain the open batch with its commands, the events and the statistics. If a call starts
 from the state that the last one reached, nothing is restored.
 """
 
@@ -23,11 +24,11 @@ from kvcore.types.values import Appended, Outcome
 from kvcore.types.wire import Writer
 
 OPTIONS = {"load": load.__kwdefaults__ or {}, "allocate_slots": DEFAULTS}
-"""The options that the twin's methods want to be told, as they are if nothing is said."""
+"""The options that the twin's methods require, with their default values."""
 
 
 def whole(value: Any) -> Any:
-    """A call's value with what its comparison or its text leaves out: columns, as lists."""
+    """Return a call's value with what its comparison or text leaves out: columns, as lists."""
     if isinstance(value, Appended):
         return value, [column.tolist() for column in value.grown]
     if isinstance(value, Batch):
@@ -37,7 +38,7 @@ def whole(value: Any) -> Any:
 
 
 class Parts:
-    """The bytes of the configs, pools and requests of states; most calls leave most as they are."""
+    """The bytes of configs, pools and requests of states; most calls leave most of them alone."""
 
     def __init__(self) -> None:
         self._known: dict[int, tuple[object, bytes]] = {}

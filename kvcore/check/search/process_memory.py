@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How much memory this process has taken."""
+"""The memory that this process has taken."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ except ImportError:  # not on Windows
 
 
 def memory_bytes() -> int:
-    """Peak memory of this process in bytes; 0 if the system does not report it."""
+    """Return the peak memory of this process in bytes; 0 if the system does not report it."""
     if resource is None:
         return 0
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The report of an exploration: its findings, and what it never saw.
+"""The report of an exploration: its findings, and what it never reached.
 
 A verdict says exactly how far it reaches: complete, bounded by what, interrupted, or a violation.
 """
@@ -21,7 +21,7 @@ COMPLETE, INTERRUPTED, VIOLATION = "complete", "interrupted", "violation"
 
 
 def kept(full_keys: bool) -> str:
-    """The form in which states are kept, in a report's words."""
+    """Return the form in which states are kept, in a report's words."""
     return "full keys" if full_keys else "fingerprints of 128 bits"
 
 
@@ -30,14 +30,14 @@ class Report:
     """The figures of one exploration.
 
     verdict: "complete", "bounded by depth", "bounded by states", "bounded by time", "interrupted"
-    or "violation". keys: "fingerprints of 128 bits" or "full keys", what stands for a state.
-    depths: new states at each distance from the start. notes: how often each thing happened, by
-    kind ("move", "call", "command", "goal") and name. never: what the world could show and never
-    did. missed: what a named world must show and did not. num_waiting: states whose edges were not
-    all tried and kept. memory_bytes: the most that was kept of states at a time, in all processes:
-    names, links, waiting states. grown_bytes: what the processes grew by, with all that they load
-    and remember. world: what was explored. symmetry: what was renamed. checked: the properties that
-    counted, by name; left_out: those that could have counted and did not.
+    or "violation". keys: "fingerprints of 128 bits" or "full keys", the form of kept names. depths:
+    new states at each distance from the start. notes: how often each thing happened, by kind
+    ("move", "call", "command", "goal") and name. never: what the world could show and never did.
+    missed: what a named world must show and did not. num_waiting: states whose edges were not all
+    tried and kept. memory_bytes: peak memory of states in all processes: names, links, waiting
+    states. grown_bytes: growth of the processes, including all that they load and remember. world:
+    what was explored. symmetry: what was renamed. checked: the selected properties, by name;
+    left_out: those that could have been selected and were not.
     """
 
     backend: str = "python"
@@ -61,12 +61,12 @@ class Report:
 
     @property
     def depth(self) -> int:
-        """The largest distance from the start at which there is a state."""
+        """Return the largest distance from the start at which there is a state."""
         return max(0, len(self.depths) - 1)
 
     @property
     def goals(self) -> Counter[str]:
-        """How often each thing that must happen somewhere did."""
+        """Count how often each goal was reached."""
         found: Counter[str] = Counter()
         for (kind, name), count in self.notes.items():
             if kind == "call":
@@ -78,7 +78,7 @@ class Report:
 
     @property
     def enabled(self) -> dict[str, int]:
-        """How often each call of the world was enabled, and so was tried: the rarest last."""
+        """Count how often each call of the world was enabled, and so was tried: the rarest last."""
         known = self.world.calls if isinstance(self.world, World) else ()
         found: Counter[str] = Counter(dict.fromkeys(sorted(known), 0))
         for name, count in self.of_kind("call").items():
@@ -86,12 +86,12 @@ class Report:
         return dict(found.most_common())
 
     def of_kind(self, kind: str) -> dict[str, int]:
-        """The notes of one kind, most frequent first."""
+        """Return the notes of one kind, most frequent first."""
         chosen = {name: count for (each, name), count in self.notes.items() if each == kind}
         return dict(sorted(chosen.items(), key=lambda item: (-item[1], item[0])))
 
     def to_json(self) -> dict[str, Any]:
-        """The report as plain data."""
+        """Return the report as plain data."""
         return {
             "backend": self.backend,
             "verdict": self.verdict,

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The scope of an exploration: its world and its properties, for its report.
+"""The scope of an exploration, for its report: its world and its properties.
 
-A report says what it is of, so that it can be read alone: every option of the world, each property
-that counted and each that could have. Values become plain data; a function is its name.
+A report contains its scope, so that it can be read alone: every option of the world, each selected
+property and each that could have been selected. Values become plain data; a function is given by
+its name.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ BACKENDS = ("python", "rust", "both")
 
 
 def check_search(backend: str, workers: int, limits: Mapping[str, float | None]) -> None:
-    """Raise ValueError for a search that cannot be made; limits: by their names."""
+    """Raise ValueError for a search that is not possible. limits: by their names."""
     if backend not in BACKENDS:
         raise ValueError(f"there is no backend {backend!r}: say {', '.join(BACKENDS)}")
     for name, value in {"workers": workers, **limits}.items():
@@ -32,10 +33,10 @@ def check_search(backend: str, workers: int, limits: Mapping[str, float | None])
 def checked_in(
     what: Any, chosen: Iterable[str | Property] | None, *, parity: bool
 ) -> tuple[dict[str, Property], tuple[str, ...]]:
-    """The properties that count in a world or model, and those that could and do not.
+    """Return the selected properties of a world or model, and those that could be selected and are
+    not.
 
-    chosen: as `check` was given them. parity: whether both languages are compared. Raises
-    ValueError.
+    chosen: as passed to `check`. parity: whether both languages are compared. Raises ValueError.
     """
     if not isinstance(what, World):
         return dict(getattr(what, "known", {})), ()
@@ -60,7 +61,7 @@ def checked_in(
 
 
 def out_of_reach(world: World, *, parity: bool = False) -> dict[str, str]:
-    """The properties that an exploration of a world cannot check, and why."""
+    """Return the properties that an exploration of a world cannot check, with the reasons."""
     found = {"MANAGER": "a world has kvcore's own manager"}
     if not callable(world.moves):
         found["SCHEDULER"] = "the moves are kvcore's own"
@@ -72,7 +73,7 @@ def out_of_reach(world: World, *, parity: bool = False) -> dict[str, str]:
 
 
 def _check_own(own: list[Property]) -> None:
-    """Raise ValueError for a user's own properties of one name, or that check nothing."""
+    """Raise ValueError if two of a user's own properties share a name, or one checks nothing."""
     for each in own:
         if each.holds is None and PROPERTIES.get(each.name) is not each:
             raise ValueError(f"the property {each.name} checks nothing: give it holds")
@@ -81,7 +82,7 @@ def _check_own(own: list[Property]) -> None:
 
 
 def plain_world(world: Any) -> dict[str, Any] | None:
-    """A world as plain data, its config's options among them; of a model, its own name."""
+    """Return a world as plain data, with its config's options; for a model, its own name."""
     if world is None:
         return None
     if not isinstance(world, World):
@@ -92,7 +93,7 @@ def plain_world(world: Any) -> dict[str, Any] | None:
 
 
 def plain_property(each: Property) -> dict[str, Any]:
-    """A property's name, sentence, scope and severity."""
+    """Return a property's name, sentence, scope and severity."""
     return {
         "name": each.name,
         "sentence": each.sentence,
@@ -102,7 +103,7 @@ def plain_property(each: Property) -> dict[str, Any]:
 
 
 def named(value: Any) -> str:
-    """The name of a function, a class or the class of an object, with its module."""
+    """Return the name of a function, a class or the class of an object, with its module."""
     value = value.moves if isinstance(value, Guarded) else value
     found = value if hasattr(value, "__qualname__") else type(value)
     return f"{found.__module__}.{found.__qualname__}"

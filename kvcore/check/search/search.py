@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every reachable state of a model, breadth first.
+"""The search: every reachable state of a model, breadth first.
 
 Nodes are folded by their names; the first one met stands for its class, and its path is a shortest
-one. What is kept of a node is a fingerprint of 128 bits of its name (or the whole name), and the
-number of the edge that led to it; a waiting node waits as bytes. So a run is found again by its
-edges. A search that is stopped says what it has. Twin: rust/src/check/search/search.rs.
+one. A node is kept as a fingerprint of 128 bits of its name (or the whole name), and the number of
+the edge that led to it; a waiting node is kept as bytes. So a run is found again by its edges. A
+stopped search reports what it has found. Twin: rust/src/check/search/search.rs.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ from kvcore.check.world.world import Symmetry, World
 Progress = Callable[[Report], None]
 Chosen = Iterable[str | Property] | None
 FEW = 200
-"""A level of fewer nodes is not worth several processes."""
+"""Fewer nodes in a level are not worth several processes."""
 ALIKE = 32
-"""This many nodes show what the others will look like."""
+"""How many nodes the dictionary for compression is learnt from."""
 
 
 @attrs.frozen(kw_only=True)
 class Limits:
-    """Where a search stops: at this distance, at this many states or seconds; None for no limit."""
+    """The limits of a search: a distance, a number of states, seconds; None for no limit."""
 
     max_depth: int | None = None
     max_states: int | None = None
@@ -69,15 +69,15 @@ def check(
     progress: Progress | None = None,
     watch: Watch | None = None,
 ) -> Report:
-    """Explore a world, or a model of your own; the report has the verdict, and a violation if there
-    is one.
+    """Explore a world, or a user's own model; return the report with the verdict, and a violation
+    if there is one.
 
     backend: "python"; "rust" explores the compiled twin; "both" compares them on every call.
-    properties: names of those that count, or some of your own; all unless given. symmetry: what is
-    renamed, all unless given, but for requests where a scheduler of your own may go by them.
-    full_keys: keep whole names, not fingerprints. workers: processes, which count the same.
-    progress: is called with the report so far, now and then. watch: sees each call.
-    Raises BackendMissing, ValueError.
+    properties: names of those to check, or a user's own; default: all. symmetry: what is renamed;
+    default: everything, except requests if a user's own scheduler may depend on them. full_keys:
+    keep whole names, not fingerprints. workers: number of processes, which does not change the
+    counts. progress: called with the report so far, from time to time. watch: called with each
+    call. Raises BackendMissing, ValueError.
     """
     limits = Limits(max_depth=max_depth, max_states=max_states, max_seconds=max_seconds)
     check_search(backend, workers, attrs.asdict(limits))
@@ -114,12 +114,12 @@ def check(
 
 
 def crosses(world: World) -> bool:
-    """Whether a world has a group of an encoder's tokens."""
+    """Tell whether a world has a group of encoder tokens."""
     return any(group.is_cross for group in world.config.groups)
 
 
 def world_for_twin(what: World | Model[Any], chosen: list[str | Property] | None) -> World:
-    """The world to explore, if the twin can explore it with these properties. Raises ValueError."""
+    """Return the world to explore, if the twin can check these properties. Raises ValueError."""
     if not isinstance(what, World):
         raise ValueError("the twin explores worlds, not models of your own")
     own = [each.name for each in chosen or () if isinstance(each, Property)]
@@ -136,7 +136,7 @@ def make_expander(
     both: bool,
     watch: Watch | None = None,
 ) -> Expander:
-    """The function that tries the edges of a world's states, or of a model's nodes."""
+    """Return the function that tries the edges of a world's states, or of a model's nodes."""
     if not isinstance(what, World):
         return Expander(what, full_keys=full_keys)
     kind = FlightModel if what.config.max_in_flight else CoreModel
@@ -147,7 +147,7 @@ def make_expander(
 
 
 class Search:
-    """One exploration; make: makes what tries edges, here and in other processes."""
+    """One exploration. make: returns an expander, here and in other processes."""
 
     def __init__(
         self,
@@ -225,7 +225,7 @@ class Search:
         return COMPLETE
 
     def _expanded(self, level: Sequence[bytes]) -> Iterator[Expansion]:
-        """The expansions of the nodes of a level, in their order."""
+        """Yield the expansions of the nodes of a level, in their order."""
         if self._num_workers > 1 and self._workers is None and len(level) >= FEW:
             self._workers = Workers(self._make, self._expander.squeezer, self._num_workers)
             self._workers.learn(self._expander)
@@ -237,7 +237,7 @@ class Search:
             yield from result.expansions
 
     def _merge(self, number: int, expansion: Expansion, following: list[bytes]) -> bool:
-        """Count a node's edges and keep what is new; whether there is no room for all of it."""
+        """Count a node's edges and keep the new nodes; return whether some did not fit."""
         most = self.limits.max_states
         self.report.num_edges += expansion.num_edges
         for name, place, packed, shown in expansion.found:
@@ -252,7 +252,7 @@ class Search:
         return False
 
     def _path(self, number: int) -> tuple[int, ...]:
-        """The edges that lead to a node."""
+        """Return the edges that lead to a node."""
         places: list[int] = []
         while number:
             places.append(self._edges[number])
@@ -260,7 +260,7 @@ class Search:
         return tuple(reversed(places))
 
     def _violated(self, path: Sequence[int], found: Broken | Violation | None) -> str:
-        """Put a violation into the report, its steps made again if they are missing."""
+        """Put a violation into the report, with its steps made again if they are missing."""
         assert found is not None
         expander = self._expander
         if not path and not found.steps:
@@ -275,7 +275,7 @@ class Search:
         return VIOLATION
 
     def _bound(self) -> str | None:
-        """The limit that is reached."""
+        """Return the limit that is reached."""
         limits = self.limits
         if limits.max_states is not None and len(self._parents) >= limits.max_states:
             return "bounded by states"
@@ -292,7 +292,7 @@ class Search:
         self.report.seconds = time.perf_counter() - self._began
 
     def _weigh(self) -> None:
-        """Note what is kept of all nodes, if it is more than before."""
+        """Note the memory of all nodes, if it is a new maximum."""
         kept = self._seen.num_bytes + sum(map(bytes_of, self._levels))
         kept += sys.getsizeof(self._parents) + sys.getsizeof(self._edges)
         kept += 0 if self._workers is None else self._workers.kept_bytes
@@ -305,7 +305,7 @@ class Search:
 
 
 def _travels(make: Callable[[], Expander]) -> bool:
-    """Whether other processes can be told what to explore."""
+    """Tell whether the explored model can be sent to other processes."""
     try:
         pickle.dumps(make)
     except (AttributeError, TypeError, pickle.PicklingError):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A report as text.
+"""The text form of a report.
 
 The verdict comes first, then the figures, then what was never reached.
 """
@@ -18,7 +18,7 @@ BAR = 40
 
 
 def to_text(report: Report) -> str:
-    """The report in lines."""
+    """Return the report as text."""
     return "\n".join(_lines(report))
 
 
@@ -50,7 +50,7 @@ def _lines(report: Report) -> Iterator[str]:
 
 
 def _moves(report: Report) -> dict[str, int]:
-    """How often each move was made, in a batch with others or alone."""
+    """Return how often each move was made, in a batch with others or alone."""
     found: Counter[str] = Counter()
     for path, count in report.of_kind("move").items():
         for name in path.split(", "):
@@ -59,7 +59,7 @@ def _moves(report: Report) -> dict[str, int]:
 
 
 def _asked(report: Report) -> Iterator[str]:
-    """The differences from the defaults: properties left out, names not renamed."""
+    """Yield the differences from the defaults: properties left out, names not renamed."""
     kept = [name for name, on in attrs.asdict(report.symmetry).items() if not on]
     if kept:
         words = " and ".join(kept)
@@ -71,7 +71,7 @@ def _asked(report: Report) -> Iterator[str]:
 
 
 def verdict(report: Report) -> str:
-    """The exploration's verdict, in one sentence."""
+    """Return the exploration's verdict, in one sentence."""
     if report.verdict == VIOLATION and report.violation is not None:
         found = report.violation
         return f"violation of {found.name} after {len(found.calls)} calls: {found.detail}"

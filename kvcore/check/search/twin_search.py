@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The search of the compiled twin, with a report as Python's.
+"""The search of the compiled twin, with a report like Python's.
 
 Nothing is explored here. A violation comes as calls; its steps are made again on the Python core,
-for the story: where the twin alone is wrong, the last of them is right here. Twin:
+for the story: if only the twin is wrong, the last of them succeeds here. Twin:
 rust/src/bindings/check.rs.
 """
 
@@ -78,7 +78,7 @@ def explore_twin(
 
 
 def steps_of(world: World, edges: Iterable[Iterable[TwinCall]]) -> Iterator[CheckedCall]:
-    """The steps of a run of the twin, made on the Python core; batches are taken between."""
+    """Yield the steps of a run of the twin, made on the Python core, with batches taken."""
     state, in_flight = make_state(world.config), world.config.max_in_flight > 0
     for edge in edges:
         for name, args, options in edge:
@@ -96,5 +96,5 @@ def steps_of(world: World, edges: Iterable[Iterable[TwinCall]]) -> Iterator[Chec
 
 
 def made(state: State, call: Call) -> CheckedCall:
-    """A call made on the Python core."""
+    """Make a call on the Python core."""
     return CheckedCall(state, call, perform(state, call))

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Several processes that try the edges of one level together.
 
-Nodes go out in chunks, in order, to whoever is idle, and what was found is merged in that order:
-the counts are those of one process. What the hashes in a node stand for goes along, since the
+Nodes are sent in chunks, in order, to any idle process, and the results are merged in that order:
+the counts are those of one process. The meanings of the hashes in a node are sent along, since the
 process that gets it may never have met the request that carried them. A process that dies is an
 error, not a result.
 """
@@ -34,7 +34,7 @@ CHUNK = 16
 class Result:
     """The result of a chunk: each node's edges, new hashes, notes.
 
-    grown_bytes: what the process has grown by. kept_bytes: of its names.
+    grown_bytes: growth of the process. kept_bytes: memory of its names.
     """
 
     expansions: list[Expansion]
@@ -46,7 +46,7 @@ class Result:
 
 @contextmanager
 def leaving_interrupts() -> Iterator[None]:
-    """Processes that are started in it leave an interrupt to this one, from their first line on."""
+    """Let processes that are started inside leave interrupts to this one from the start."""
     if threading.current_thread() is not threading.main_thread():
         yield  # only the main thread gets interrupts, or may change their handler
         return
@@ -58,8 +58,8 @@ def leaving_interrupts() -> Iterator[None]:
 
 
 class Workers:
-    """Processes that wait for nodes; make: makes an expander in each of them, squeezer: opens the
-    nodes.
+    """Processes that wait for nodes. make: makes an expander in each of them. squeezer:
+    decompresses the nodes.
     """
 
     def __init__(self, make: Callable[[], Expander], squeezer: Squeezer, num_workers: int) -> None:
@@ -80,7 +80,7 @@ class Workers:
         self._told = [0] * num_workers
 
     def learn(self, expander: Expander) -> None:
-        """Give all of them what another expander has learnt so far."""
+        """Send all of them what another expander has learnt so far."""
         prefixes = getattr(expander.model, "prefixes", None)
         self._learnt += [] if prefixes is None else prefixes.news()
 
@@ -112,12 +112,12 @@ class Workers:
 
     @property
     def grown_bytes(self) -> int:
-        """Bytes that all processes have grown by."""
+        """Return how many bytes all processes have grown by."""
         return sum(self._grown)
 
     @property
     def kept_bytes(self) -> int:
-        """Bytes of the names that all processes keep."""
+        """Return the memory of the names that all processes keep, in bytes."""
         return sum(self._kept)
 
     def close(self) -> None:
@@ -130,7 +130,7 @@ class Workers:
 
 
 def _serve(end: Connection, make: Callable[[], Expander], squeezer: Squeezer) -> None:
-    """Try the edges of what comes, until the other end is closed."""
+    """Try the edges of the nodes that arrive, until the other end is closed."""
     begun = memory_bytes()
     expander = make()
     expander.squeezer = squeezer
@@ -143,7 +143,7 @@ def _serve(end: Connection, make: Callable[[], Expander], squeezer: Squeezer) ->
             expansions = [expander.expand(node) for node in nodes]
             for each in expansions:
                 if each.broken is not None:
-                    # Whoever gets a violation makes its steps again.
+                    # The process that receives a violation makes its steps again.
                     each.broken = Violation(each.broken.name, each.broken.detail, ())
             learnt = [] if prefixes is None else prefixes.news()
             notes, grown = taken_notes(expander.model), max(0, memory_bytes() - begun)

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Deep random runs: a whole engine at real sizes, made from one number."""
+"""Deep random runs of a whole engine at real sizes, each determined by one seed."""

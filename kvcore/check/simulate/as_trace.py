@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A run as a text trace that both backends replay.
+"""The text trace of a run, which both backends replay.
 
-The trace has the calls that a run made, and what they give on the Python core, which is the
-specification; where the core itself breaks under them, the calls stand alone. What the device did
-between the calls is not part of a trace.
+The trace has the calls of a run, and their outcomes on the Python core, which is the specification;
+if the core itself fails, the calls stand alone. What the device did between the calls is not part
+of a trace.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ WIDTH = 98
 
 
 def trace_text(failure: Failure, config: Config, calls: Sequence[Call], command: str) -> str:
-    """The calls of a run that fails, with what they give. command: what makes the run again."""
+    """Return the calls of a failing run with their outcomes. command: the one to run it again."""
     said = [*wrap(f"{failure.name}: {failure.detail}", WIDTH), *wrap(f"Found by {command}", WIDTH)]
     lines = [*(f"# {line}" for line in said), config_words(config), ""]
     lines += [line for call in calls for line in _lines(call)]

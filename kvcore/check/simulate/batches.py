@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The moves of batches: taken, carried out late, finished, taken back.
+"""The moves of batches: taken, executed late, completed, cancelled.
 
-As in moves.py: A batch that the device did not carry out cannot be finished.
+They follow moves.py. A batch that the device has not executed cannot be completed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from kvcore.types.errors import InvariantViolation
 
 
 def take(play: Play) -> Any:
-    """The open batch is closed and issued; if too many are in flight, nothing happens."""
+    """Close and issue the open batch; if too many are in flight, do nothing."""
     if play.most_in_flight and len(play.unfinished) == play.most_in_flight:
         return None
     batch = play.call("take_batch")
@@ -25,13 +25,13 @@ def take(play: Play) -> Any:
 
 
 def execute(play: Play) -> Any:
-    """The device carries out the oldest batch that it has not."""
+    """Let the device execute its oldest batch."""
     if play.waiting:
         play.run(play.waiting.pop(0))
 
 
 def complete(play: Play) -> Any:
-    """The oldest batch in flight is finished, if the device carried it out."""
+    """Complete the oldest batch in flight, if the device has executed it."""
     if not play.unfinished or not play.unfinished[0].ran:
         return None
     value = play.call("complete", play.unfinished[0].number)
@@ -41,7 +41,7 @@ def complete(play: Play) -> Any:
 
 
 def cancel(play: Play, index: int) -> Any:
-    """A batch in flight, and all behind it, are taken back."""
+    """Cancel a batch in flight, and all later ones."""
     if not play.unfinished:
         return None
     first = play.unfinished[index % len(play.unfinished)].number

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """An engine with continuous batching, and everything that goes wrong around one.
 
-Each step lets the device go on or not, brings trouble (aborts, preemptions, cancelled batches,
-failed transfers, pins, evictions), admits requests, schedules prompts in chunks and answers in one
-call, and takes the batch. What is refused preempts others, the last admitted first. Every choice
-comes from the run's random generator and from what the managers said. An engine that gets nothing
-done first lets go of all that it holds; if that does not help, the run is stuck (DEADLOCK-FREE).
+In each step the device may advance, trouble may happen (aborts, preemptions, cancelled batches,
+failed transfers, pins, evictions), requests are admitted, prompts are scheduled in chunks and
+answers in one call, and the batch is taken. A refused request preempts others, the last admitted
+first. Every choice comes from the run's random generator and from the answers of the managers. An
+engine that makes no progress first releases everything that it holds; if that does not help, the
+run is stuck (DEADLOCK-FREE).
 """
 
 from __future__ import annotations
@@ -26,19 +27,19 @@ MOST_WAITING_BATCHES = 4
 MOST_ENCODED = 20
 """Encoder tokens of a request."""
 LETTERS = 3
-"""How many answers can follow one prefix."""
+"""Number of different answers that can follow one prefix."""
 
 TROUBLE = (
     *("abort", "preempt", "pin", "evict", "store", "swap", "trim", "truncate"),
     *("cache", "fork", "extend", "guess", "hashes"),
 )
-"""What may happen to a request."""
+"""Events that may happen to a request."""
 
 Do = Callable[[Move], Any]
 
 
 class Engine:
-    """The engine of one run; do: makes a move."""
+    """The engine of one run. do: makes a move."""
 
     def __init__(self, random: Random, setting: Setting, play: Play, do: Do) -> None:
         self._random = random
@@ -80,7 +81,7 @@ class Engine:
         return self._random.random() < self._setting.rates.get(name, 0.0)
 
     def _go_on(self) -> None:
-        """The device is on time or late, transfers end or not."""
+        """Let the device advance or lag behind, and transfers end or not."""
         while self._play.waiting and self._random.random() >= self._setting.lag:
             self._make("execute")
         while len(self._play.waiting) > MOST_WAITING_BATCHES:
@@ -108,7 +109,7 @@ class Engine:
                 self._disturb(verb, self._random.choice(names))
 
     def _late_trouble(self) -> None:
-        """Take new requests out of the open batch, with others that may have hit them."""
+        """Take new requests out of the open batch, with others that may have hit their blocks."""
         loads = [each.request_id for each in self._play.passes if each.loaded > each.start]
         if loads and self._random.random() < self._setting.fails:
             self._make_slot()
@@ -171,7 +172,7 @@ class Engine:
             arrivals -= 1
 
     def _prompt(self) -> list[int]:
-        """A prompt that begins as a document or as what a request left, and goes on by itself."""
+        """Return a prompt that begins as a document or an earlier request, and goes on freshly."""
         random, most = self._random, self._setting.num_prompt
         length = random.randint(1, most)
         if self._recent and random.random() < 0.5:
@@ -186,7 +187,7 @@ class Engine:
         return (begin + list(range(first, first + length)))[: max(length, random.randint(1, most))]
 
     def _decode(self) -> None:
-        """The running requests: verdicts on drafts, prompts' next chunks, one token of answers."""
+        """Serve the running requests: verdicts on drafts, chunks of prompts, tokens of answers."""
         for name in [name for name in self._running if self._play.known[name].drafts]:
             if self._happens("accept"):
                 self._make("accept", name, self._random.randint(0, 4))
@@ -217,7 +218,7 @@ class Engine:
         return checked and not self._play.loading(name)
 
     def _admit(self) -> None:
-        """Waiting requests, those swapped out first; the first one refused ends it."""
+        """Admit waiting requests, those swapped out first, up to the first one refused."""
         for name in list(self._play.known):
             if self._play.status(name) is Status.SWAPPED and self._random.random() < 0.3:
                 value = self._make("swap_in", [name])
@@ -241,7 +242,7 @@ class Engine:
                 break
 
     def _schedule(self, name: str, most: int) -> Any:
-        """The next tokens of a request; a running one that is refused makes room."""
+        """Schedule the next tokens of a request; a running one that is refused preempts others."""
         options: dict[str, Any] = {}
         for option, rate in (("lookahead", "num_lookahead_tokens"), ("external", EXTERNAL)):
             if self._happens(option):
@@ -266,8 +267,8 @@ class Engine:
             self._running.append(name)
 
     def _make_room(self, name: str, refused: Refused) -> bool:
-        """Preempt the last admitted request, by either way; what never fits is aborted. Whether
-        the refused call can be made again.
+        """Preempt the last admitted request, in either way, or abort a request that never fits.
+        Return whether the refused call can be made again.
         """
         self._running = [each for each in self._running if each in self._play.known]
         others = [each for each in self._running if each != name]
@@ -303,7 +304,7 @@ class Engine:
         ]
 
     def _free(self, name: str) -> None:
-        """Preempt; where others count what the open batch would write for it, take that first."""
+        """Preempt a request; first one whose tokens in the open batch other requests count."""
         value = self._make("free", name)
         if isinstance(value, Misuse) and value.error == "HitInOpenBatch":
             self._take()
@@ -327,7 +328,7 @@ class Engine:
             self._make("complete")
 
     def _let_go(self) -> None:
-        """Nothing advances: end all that may hold blocks."""
+        """End everything that may hold blocks, since no request advances."""
         while self._play.unfinished or self._play.waiting:
             self._make("execute")
             self._make("complete")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The keys that a router knows from events alone."""
+"""A router's keys, derived from events alone."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Keys = set[tuple[bytes, int]]
 
 
 def follow(keys: Keys, events: Iterable[Event]) -> None:
-    """Take in events in order. Raises InvariantViolation (EVT-COPY) for a removal of no key."""
+    """Apply events in order. Raises InvariantViolation (EVT-COPY) if a removed key is not known."""
     for event in events:
         match event:
             case BlockStored():

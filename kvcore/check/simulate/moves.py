@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The moves of a simulated engine and its device, each as calls on a run.
 
-A move that makes no sense where the run is does nothing and gives None, so that moves can be left
-out of a run. Blocks are named by request, group and position, batches and operations by their age.
-A cancel, a failing load and an abort are moves like any other.
+A move that makes no sense at its point of the run does nothing and returns None, so that moves can
+be left out of a run. Blocks are named by request, group and position, batches and operations by
+their age. A cancel, a failing load and an abort are moves like any other.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ WELL = (Misuse, Refused)
 
 
 def make(play: Play, move: Move) -> Any:
-    """Make a move on a run; the value of its last call, None if it made none."""
+    """Make a move on a run; return the value of its last call, None if it made none."""
     return MOVES[move.verb](play, *move.args)
 
 
 def add(play: Play, name: str, tokens: Sequence[int], kind: str, goal: int) -> Any:
-    """A new request arrives; goal: tokens at which it is done."""
+    """Add a new request. goal: tokens at which it is done."""
     if name in play.known:
         return None
     known = SimulatedRequest(
@@ -46,13 +46,13 @@ def add(play: Play, name: str, tokens: Sequence[int], kind: str, goal: int) -> A
 
 
 def hashes(play: Play, name: str) -> Any:
-    """A request that brought hashes of its own gets those of the blocks that filled since."""
+    """Give a request with hashes of its own those of the blocks that filled since."""
     more = play.prefixes.own(play.known[name]) if name in play.known else []
     return play.call("add_block_hashes", name, more) if more else None
 
 
 def extend(play: Play, name: str, tokens: Sequence[int]) -> Any:
-    """A request gets more tokens."""
+    """Append tokens to a request."""
     if name not in play.known:
         return None
     value = play.call("add_tokens", name, list(tokens))
@@ -101,7 +101,7 @@ def allocate(play: Play, name: str, most: int, hits: bool, options: dict[str, An
 
 
 def append(play: Play, names: Sequence[str], tokens: Sequence[int]) -> Any:
-    """Requests that are computed to their last token get one more each."""
+    """Append one token to each request that is computed to its last one."""
     pairs = [
         (name, token)
         for name, token in zip(names, tokens, strict=True)
@@ -120,7 +120,7 @@ def append(play: Play, names: Sequence[str], tokens: Sequence[int]) -> Any:
 
 
 def guess(play: Play, name: str, drafts: Sequence[int]) -> Any:
-    """A request gets drafts behind its tokens."""
+    """Give a request drafts after its tokens."""
     if not _runs(play, name):
         return None
     value = play.call("add_drafts", name, list(drafts))
@@ -130,7 +130,7 @@ def guess(play: Play, name: str, drafts: Sequence[int]) -> Any:
 
 
 def accept(play: Play, name: str, count: int) -> Any:
-    """The verdict on a request's scheduled drafts."""
+    """Give the verdict on a request's scheduled drafts."""
     if name not in play.known:
         return None
     known = play.known[name]
@@ -146,7 +146,7 @@ def accept(play: Play, name: str, count: int) -> Any:
 
 
 def free(play: Play, name: str) -> Any:
-    """A request gives its blocks back and waits."""
+    """Free a request's blocks; it waits."""
     if name not in play.known:
         return None
     value = play.call("free", name)
@@ -156,7 +156,7 @@ def free(play: Play, name: str) -> Any:
 
 
 def remove(play: Play, name: str) -> Any:
-    """A request that waits is forgotten."""
+    """Remove a waiting request."""
     if play.status(name) is not Status.WAITING:
         return None
     value = play.call("remove_request", name)
@@ -166,7 +166,7 @@ def remove(play: Play, name: str) -> Any:
 
 
 def fork(play: Play, parent: str, child: str, goal: int) -> Any:
-    """A child continues a request's tokens."""
+    """Fork a child that continues a request's tokens."""
     if not _runs(play, parent) or child in play.known:
         return None
     source = play.known[parent]
@@ -180,7 +180,7 @@ def fork(play: Play, parent: str, child: str, goal: int) -> Any:
 
 
 def truncate(play: Play, name: str, num_tokens: int) -> Any:
-    """A request keeps this many of its tokens; an engine cuts no picture."""
+    """Keep this many of a request's tokens; an engine never cuts inside an image."""
     known = play.known.get(name)
     if known is None or not media_end(known) <= num_tokens <= len(known.tokens):
         return None
@@ -192,7 +192,7 @@ def truncate(play: Play, name: str, num_tokens: int) -> Any:
 
 
 def swap_out(play: Play, names: Sequence[str]) -> Any:
-    """Requests move to the host tier."""
+    """Move requests to the host tier."""
     some = [name for name in names if _runs(play, name)]
     if not some:
         return None
@@ -203,13 +203,13 @@ def swap_out(play: Play, names: Sequence[str]) -> Any:
 
 
 def swap_in(play: Play, names: Sequence[str]) -> Any:
-    """Requests move back to the device."""
+    """Move requests back to the device."""
     some = [name for name in names if play.status(name) is Status.SWAPPED]
     return play.call("swap_in", some) if some else None
 
 
 def pin(play: Play, name: str, group_id: int, position: int) -> Any:
-    """A block of a request is held."""
+    """Pin a block of a request."""
     block = _block(play, name, group_id, position)
     if block is None:
         return None
@@ -220,20 +220,20 @@ def pin(play: Play, name: str, group_id: int, position: int) -> Any:
 
 
 def unpin(play: Play, index: int) -> Any:
-    """A pin ends."""
+    """End a pin."""
     if not play.pins:
         return None
     return play.call("unpin", [play.pins.pop(index % len(play.pins))])
 
 
 def evict(play: Play, name: str, group_id: int, position: int) -> Any:
-    """A block of a request is findable no more."""
+    """Make a block of a request unfindable."""
     block = _block(play, name, group_id, position)
     return None if block is None else play.call("evict_blocks", [block])
 
 
 def store(play: Play, name: str, group_id: int, positions: Sequence[int]) -> Any:
-    """Blocks of a request that have keys go to the external store."""
+    """Store blocks of a request that have keys in the external store."""
     blocks = [_block(play, name, group_id, position) for position in positions]
     keyed = [block for block in blocks if block is not None and play.manager.has_key(block)]
     if not keyed:
@@ -246,7 +246,7 @@ def store(play: Play, name: str, group_id: int, positions: Sequence[int]) -> Any
 
 
 def load(play: Play, name: str, num_blocks: int) -> Any:
-    """The next whole blocks of a waiting request come from the external store."""
+    """Load the next whole blocks of a waiting request from the external store."""
     if play.status(name) is not Status.WAITING or play.loading(name):
         return None
     hit, step = _hit(play, name), play.config.hit_alignment
@@ -265,7 +265,7 @@ def load(play: Play, name: str, num_blocks: int) -> Any:
 
 
 def finish(play: Play, index: int, done: bool) -> Any:
-    """A store or load ends, done or failed; index: among those that can, by number."""
+    """End a store or load, done or failed. index: among those that can end, by number."""
     ended = [number for number, each in sorted(play.transfers.items()) if play.has_run(each.batch)]
     if not ended:
         return None
@@ -286,7 +286,7 @@ def finish(play: Play, index: int, done: bool) -> Any:
 
 
 def cache(play: Play, name: str, count: int) -> Any:
-    """Blocks whose caching was delayed become findable."""
+    """Publish blocks whose caching was delayed."""
     if not _runs(play, name):
         return None
     return play.call("cache_blocks", name, min(count, play.manager.num_computed_tokens(name)))
@@ -301,12 +301,12 @@ def trim(play: Play, name: str) -> Any:
 
 
 def reset(play: Play) -> Any:
-    """All keys are forgotten, if nothing is held."""
+    """Reset all keys, if nothing is held."""
     return play.call("reset_prefix_cache")
 
 
 def drain(play: Play) -> Any:
-    """Events, statistics and new blocks are handed out."""
+    """Take events, statistics and new blocks."""
     follow(play.keys, play.call("take_events"))
     for name in ("take_stats", "take_new_block_ids"):
         play.call(name)
@@ -314,7 +314,7 @@ def drain(play: Play) -> Any:
 
 
 def fail(play: Play, name: str, offset: int) -> Any:
-    """The batch is taken, a load of its forward pass fails, and what counts on it is taken back."""
+    """Take the batch, let a load of its forward pass fail, and take back what counts on it."""
     loads = (each for each in play.passes if each.request_id == name and each.loaded > each.start)
     one = next(loads, None)
     if one is None:
@@ -334,12 +334,12 @@ def fail(play: Play, name: str, offset: int) -> Any:
 
 
 def _runs(play: Play, name: str) -> bool:
-    """Whether a request holds device blocks and waits for no load."""
+    """Tell whether a request holds device blocks and waits for no load."""
     return play.status(name) is Status.RUNNING and not play.loading(name)
 
 
 def _hit(play: Play, name: str) -> Hit | None:
-    """The cached prefix of a request, from every manager; None for none."""
+    """Return the cached prefix of a request, looked up in every manager; None for none."""
     hits = [manager.get_computed_blocks(name) for _, manager in play.managers]
     if any(hit != hits[0] for hit in hits):
         raise InvariantViolation("PARITY", f"the hits of {name!r} are {hits}")
@@ -347,7 +347,7 @@ def _hit(play: Play, name: str) -> Hit | None:
 
 
 def _block(play: Play, name: str, group_id: int, position: int) -> int | None:
-    """A block of a request; None if it has no such block."""
+    """Return a block of a request; None if it has no such block."""
     if play.status(name) is not Status.RUNNING:
         return None
     table = play.manager.get_blocks(name).blocks[group_id % len(play.config.groups)]

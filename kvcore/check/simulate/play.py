@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One run: managers that take the same calls, a device behind them, and what must be true of both.
+"""One run: managers that take the same calls, a device behind them, and the checks on both.
 
-A run is a list of moves, things of an engine that name what they mean ("the next tokens of r5",
-"the oldest batch") and become calls of the core where the run is, so that a run with moves left out
-is a run too. Every call is made on every manager and must give the same; batches, which hold the
-commands, are compared whole, states by their canonical bytes every few batches. The device runs
-batches in order and late; cancelled ones it runs or forgets. Only this file knows what is
-scheduled.
+A run is a list of moves of an engine, which name their subject relative to the run ("the next
+tokens of r5", "the oldest batch") and become calls of the core when they are made, so that a run
+with moves left out is a run too. Every call is made on every manager and must return the same;
+batches, which contain the commands, are compared whole, states by their canonical bytes every few
+batches. The device runs batches in order and late; cancelled ones it runs or drops. Only this file
+knows what is scheduled.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Move:
 
 @attrs.define
 class Issued:
-    """A taken batch. uses: its blocks of each tier. ran: whether the device carried it out."""
+    """A taken batch. uses: its blocks of each tier. ran: whether the device executed it."""
 
     number: int
     batch: Batch
@@ -56,7 +56,7 @@ class Issued:
 
 @attrs.define
 class Transfer:
-    """An unfinished store or load of the external store. waits: who waits for it."""
+    """An unfinished store or load of the external store. waits: the request that waits for it."""
 
     batch: int
     loads: bool
@@ -66,7 +66,7 @@ class Transfer:
 class Play:
     """The managers, the device and the engine's knowledge of one run.
 
-    managers: by name; the first one answers questions. devices: more devices than the memory.
+    managers: by name; the first one answers questions. devices: further devices besides the memory.
     """
 
     def __init__(
@@ -100,11 +100,11 @@ class Play:
 
     @property
     def manager(self) -> KVCacheManager:
-        """The manager that answers questions."""
+        """Return the manager that answers questions."""
         return self.managers[0][1]
 
     def call(self, name: str, *args: Any, **options: Any) -> Any:
-        """Make a call on every manager; its value, or a `Misuse`. Raises InvariantViolation
+        """Make a call on every manager; return its value, or a `Misuse`. Raises InvariantViolation
         (NOCRASH, PARITY).
         """
         call = Call(name, args, options)
@@ -130,7 +130,7 @@ class Play:
         return value
 
     def _check_refusal(self, call: Call, refused: Refused) -> None:
-        """A refused call needs more than there is; a free pool refuses nothing for now."""
+        """Check that a refused call needs more than there is, and that a free pool admits."""
         if refused.needed <= refused.available:
             raise InvariantViolation("ADMIT-EXACT", f"{call} gives {refused}")
         pool_is_free = self.manager.num_free_blocks == self.config.num_usable_blocks
@@ -149,16 +149,16 @@ class Play:
         return tuple(value) if call.name == "take_events" else value
 
     def status(self, name: str) -> Status | None:
-        """Where a request's blocks are; None for one that is not known."""
+        """Return where a request's blocks are; None for an unknown request."""
         return self.manager.status(name) if name in self.known else None
 
     def left(self, name: str) -> int:
-        """Tokens and drafts of a request that are not scheduled."""
+        """Count the tokens and drafts of a request that are not scheduled."""
         known = self.known[name]
         return len(known.tokens) + len(known.drafts) - self.manager.num_computed_tokens(name)
 
     def loading(self, name: str) -> bool:
-        """Whether a request waits for a load."""
+        """Tell whether a request waits for a load."""
         return any(each.waits == name for each in self.transfers.values())
 
     def schedule(
@@ -170,7 +170,7 @@ class Play:
     def pass_of(
         self, known: SimulatedRequest, start: int, loaded: int, end: int, num_slots: int
     ) -> Pass:
-        """A forward pass for a request."""
+        """Return a forward pass for a request."""
         nodes = known.nodes
         if known.drafts:
             nodes = nodes + self.prefixes.numbers(known, known.drafts)
@@ -215,7 +215,7 @@ class Play:
             self.unfinished.append(taken)
 
     def run(self, issued: Issued) -> None:
-        """Let the devices carry out a batch."""
+        """Let the devices execute a batch."""
         for device in self.devices:
             try:
                 device.apply(issued.batch)
@@ -241,12 +241,12 @@ class Play:
             self.settle(name)
 
     def has_run(self, number: int) -> bool:
-        """Whether a batch was carried out, or will never be."""
+        """Tell whether a batch was executed, or never will be."""
         return number < self.number and all(each.number != number for each in self.waiting)
 
     def _uses(self, batch: Batch, passes: Sequence[Pass]) -> dict[str, set[int]]:
-        """The blocks that a batch reads or writes, by its commands and by the tables as they are
-        once it is carried out.
+        """Return the blocks that a batch reads or writes, by its commands and by the tables after
+        its execution.
         """
         uses: dict[str, set[int]] = {"device": set(), "host": set()}
         for tier, block in copied(batch):

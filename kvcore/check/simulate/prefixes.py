@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Numbers for prefixes, made as tokens come: equal numbers mean equal content.
+"""Numbers for prefixes, assigned as tokens come: equal numbers mean equal content.
 
 No transition calls anything here. A request's numbers are a list that only grows; a cut makes a new
-list, so that whoever holds a list and a length holds that content. A hash stands for one number,
-learnt from a chain that is made here from tokens and extra keys, not read from the core. As
-`kvcore/oracle/prefixes.py`, at a cost of O(new tokens).
+list, so that a list and a length together identify content. A hash stands for one number, learnt
+from a chain that is computed here from tokens and extra keys, not read from the core.
+`kvcore/oracle/prefixes.py` does the same; here the cost is O(new tokens).
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ Nodes = list[int]
 class SimulatedRequest:
     """A request as the engine knows it.
 
-    nodes: of its tokens. drafts: behind them. num_hashed: hashes that were learnt, or handed in
-    where it brings its own; last_hash: the last that was learnt. goal: tokens at which it is done.
-    encoder: what its cross-attention tables hold.
+    nodes: numbers of its tokens' prefixes. drafts: after its tokens. num_hashed: how many hashes
+    were learnt, or handed in if it brings its own; last_hash: the last that was learnt. goal:
+    tokens at which it is done. encoder: the contents of its cross-attention tables.
     """
 
     name: str
@@ -53,7 +53,7 @@ class SimulatedRequest:
 
 
 class Prefixes:
-    """The tree of all prefixes of a run, and what each hash stands for."""
+    """The tree of all prefixes of a run, and the prefix of each hash."""
 
     def __init__(self, config: Config) -> None:
         self._config = config
@@ -65,7 +65,7 @@ class Prefixes:
         self._num_encoders = 0
 
     def grow(self, known: SimulatedRequest, tokens: Sequence[int]) -> None:
-        """Put tokens behind a request's and learn the hashes of the blocks that they fill."""
+        """Append tokens to a request and learn the hashes of the blocks that they fill."""
         known.nodes.extend(self.numbers(known, tokens))
         known.tokens.extend(tokens)
         if self._config.enable_caching:
@@ -82,9 +82,10 @@ class Prefixes:
             self._learn(known)
 
     def own(self, known: SimulatedRequest) -> list[bytes]:
-        """The engine's own hashes of blocks of a request that have none; none where it brings none.
+        """Return the engine's own hashes for blocks of a request that have none; none if it brings
+        none.
 
-        One letter for each block's prefix, so that a trace can say it; there are OWN of them.
+        Each is one letter per block's prefix, so that a trace can write it; there are OWN of them.
         """
         found = []
         for end in range(self._size, len(known.nodes) + 1, self._size) if known.own else ():
@@ -99,12 +100,12 @@ class Prefixes:
         return more
 
     def encode(self, num_tokens: int) -> Nodes:
-        """The output of one encoder's run: its number in the place of each of its tokens."""
+        """Return the output of one encoder's run: its number at the position of each token."""
         self._num_encoders += 1
         return [FIRST_ENCODER - self._num_encoders] * num_tokens
 
     def numbers(self, known: SimulatedRequest, tokens: Sequence[int]) -> Nodes:
-        """The numbers of tokens that stand behind a request's."""
+        """Return the numbers of tokens that follow a request's."""
         node = known.nodes[-1] if known.nodes else self._start(known.request)
         found = []
         media = known.request.media
@@ -120,7 +121,7 @@ class Prefixes:
         return found
 
     def block(self, key: bytes, _epoch: int = 0) -> Nodes:
-        """The contents of a block under a key. Raises InvariantViolation (HASH-INJ, KEY-GRAN)."""
+        """Return the contents of a block under a key. Raises InvariantViolation."""
         group_id = group_of(key)
         size = self._config.groups[group_id].block_size
         known = self._hashes.get(key[:HASH_SIZE])
@@ -161,7 +162,7 @@ class Prefixes:
 
 
 def make_request(name: str, tokens: list[int], kind: str) -> Request:
-    """A request of one of KINDS."""
+    """Make a request of one of KINDS."""
     match kind:
         case "lora":
             return Request(name, tokens, lora=LoRA("one"))
@@ -176,9 +177,9 @@ def make_request(name: str, tokens: list[int], kind: str) -> Request:
 
 
 def media_end(known: SimulatedRequest) -> int:
-    """The fewest tokens that a request can be cut to with its media whole."""
+    """Return the fewest tokens that a request can be cut to with its media whole."""
     return max((each.offset + each.length for each in known.request.media), default=1)
 
 
 KINDS = ("plain",) * 10 + ("picture", "sound", "lora", "salt", "skip", "own")
-"""Kinds of requests, the plain one the most likely."""
+"""Kinds of requests; the plain one is the most likely."""

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The long look at a run: every block, key, table and count, once in a while and at its end.
+"""The full check of a run: every block, key, table and count, once in a while and at its end.
 
-What the state counts on must be there once the device has carried out everything, the open batch
-too, which is tried on a copy of the memory. At the end all that was given must come back: nothing
-held, nothing pending, every block free, and a reset that happens. Cost: O(pool + tokens).
+What the state counts on must be there once the device has executed everything, including the open
+batch, which is tried on a copy of the memory. At the end everything must be given back: nothing
+held, nothing pending, every block free, and a successful reset. Cost: O(pool + tokens).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from kvcore.types.keys import HASH_SIZE
 from kvcore.types.values import Status
 
 MOST_HITS = 4
-"""Requests whose longest hit is looked for by trying all, in one look."""
+"""How many requests have their longest hit found by trying all, in one check."""
 
 
 def check_bytes(play: Play) -> None:

@@ -31,14 +31,14 @@ Managers = BackendName | Sequence[tuple[str, MakeManager]]
 
 MakeDevices = Sequence[MakeDevice]
 MOST_ROWS, MOST_TOKENS, MARGIN = 256, 8192, 200
-"""How large a device is where no setting says it, and room for lookahead and forks of forks."""
+"""Default size of a device, and room for lookahead and forks of forks."""
 LOOKS = 20
-"""Long looks at one run: at this share of its steps."""
+"""Full checks of one run: at this share of its steps."""
 
 
 @attrs.frozen
 class Failure:
-    """A property that a run broke, and how.
+    """A property that a run broke, and the detail.
 
     at: the step, None at the end. moves: those of the run up to there.
     """
@@ -64,7 +64,7 @@ class Run:
 
 
 def managers(backend: Managers) -> list[tuple[str, MakeManager]]:
-    """How to make the managers of a backend, or of both."""
+    """Return how to make the managers of a backend, or of both."""
     if not isinstance(backend, str):
         return list(backend)
     names: list[Literal["python", "rust"]] = ["python", "rust"]
@@ -81,9 +81,10 @@ def simulate(
     every: int | None = None,
     stop: Callable[[int], bool] | None = None,
 ) -> Run:
-    """One run of this many steps; the same arguments give the same run.
+    """Make one run of this many steps; the same arguments give the same run.
 
-    every: steps between two long looks. stop: called before each step; true ends the run early.
+    every: steps between two full checks. stop: called before each step; if it returns true, the run
+    ends early.
     """
     random = Random(seed)
     fixed = Fixed() if fixed is None else fixed
@@ -124,9 +125,9 @@ def again(
     devices: MakeDevices = (),
     ends: bool = True,
 ) -> tuple[Play, Failure | None]:
-    """Make moves on a new run and look long at its end; what it came to.
+    """Make moves on a new run and check fully at its end; return the result.
 
-    ends: whether all is given back then.
+    ends: whether everything is given back then.
     """
     play = _play(config, backend, devices, None)
     done = 0
@@ -143,7 +144,7 @@ def again(
 
 
 def _failure(error: Exception, config: Config, moves: Sequence[Move], at: int | None) -> Failure:
-    """The failure that ended a run; an error that is no violation is a crash."""
+    """Return the failure that ended a run; an error that is no violation is a crash."""
     name, detail = "NOCRASH", repr(error)
     if isinstance(error, InvariantViolation):
         name, detail = error.name, error.detail

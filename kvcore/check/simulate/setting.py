@@ -2,8 +2,8 @@
 """The setting of a simulated run: a configuration, and the traffic and trouble of its engine.
 
 All of it is drawn from the run's one random generator, in a fixed order, so that a seed and the
-options that were given make the run again. What is given is not drawn. A pool is made smaller than
-its requests need together, so that most runs evict and preempt.
+given options make the run again. Given values are not drawn. A pool is made smaller than its
+requests need together, so that most runs evict and preempt.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ class Fixed:
 
 @attrs.frozen(kw_only=True)
 class Setting:
-    """One run's configuration and rates; a rate is the chance of a thing in one step.
+    """One run's configuration and rates; a rate is the chance of an event in one step.
 
     num_prompt, num_output: most tokens of a request's prompt and of its answer. budget: most tokens
-    that a step schedules. num_documents: texts that prompts begin with. arrival: new requests a
+    that a step schedules. num_documents: texts that prompts begin with. arrival: new requests per
     step. lag: chance that the device is late by another step. fails: chance that a transfer fails.
     """
 
@@ -59,7 +59,7 @@ class Setting:
 
 
 def draw_setting(random: Random, fixed: Fixed) -> Setting:
-    """The setting of a run."""
+    """Draw the setting of a run."""
     config = _draw_config(random, fixed) if fixed.config is None else fixed.config
     usable, size = config.num_usable_blocks, config.block_size
     num_requests = fixed.num_requests or random.choice([2, 5, 20, 60, 200])
@@ -110,7 +110,7 @@ RATES = {
     "truncate": 0.03,
     "unpin": 0.05,
 }
-"""What happens beside a request's plain life, with the chance of each in one step."""
+"""Events besides a request's normal life, with the chance of each in one step."""
 
 
 def _draw_config(random: Random, fixed: Fixed) -> Config:

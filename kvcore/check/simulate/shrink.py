@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A failing run made small: moves are left out and made simpler while the same property fails.
+"""Shrinking of a failing run: moves are left out and simplified while the same property fails.
 
-First whole requests go, then stretches of moves, each half as long as the ones before, then each
-move is tried in simpler forms, then the configuration; over again until nothing more goes. Any
-subset of moves is a run, since a move that makes no sense does nothing.
+First whole requests are removed, then stretches of moves, each half as long as the ones before,
+then each move is tried in simpler forms, then the configuration; this repeats until nothing more
+can be removed. Any subset of moves is a run, since a move that makes no sense does nothing.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ Fails = Callable[[Config, Sequence[Move]], bool]
 def shrink(
     failure: Failure, *, devices: MakeDevices = (), backend: Managers, num_seconds: float = 60.0
 ) -> Failure | None:
-    """The smallest run found in this many seconds that breaks the same property; None if the moves
-    alone do not break it.
+    """Return the smallest run found in this many seconds that breaks the same property; None if the
+    moves alone do not break it.
     """
     deadline = time.monotonic() + num_seconds
 
@@ -59,7 +59,7 @@ def shrink(
 
 
 def _simpler(move: Move) -> Iterator[Move]:
-    """The same move with less in it."""
+    """Yield simpler forms of a move."""
     verb, args = move.verb, move.args
     match verb, args:
         case "add", (name, tokens, kind, goal):
@@ -90,7 +90,7 @@ def _fails_with(moves: Moves, fails: Fails, config: Config) -> bool:
 
 
 def _names(move: Move) -> set[str]:
-    """The requests that a move names."""
+    """Return the requests that a move names."""
     found: set[str] = set()
     for each in move.args[:2]:
         if isinstance(each, str):

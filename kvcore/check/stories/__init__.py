@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A counterexample, told call by call and drawn."""
+"""Counterexamples, told call by call and drawn."""

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The steps of a run in the words of text traces: the call, and everything that it gave.
+"""The steps of a run in the words of text traces: the call, and everything that it returned.
 
-As in `trace/runner.py`, so that a story reads like a trace and a trace can be made of it. A hit is
-shown as the look-up before the call that uses it. A request that an exploration named by a number
-is called r and that number.
+The form is that of `trace/runner.py`, so that a story reads like a trace and can be made into one.
+A hit is shown as the look-up before the call that uses it. A request that an exploration names by a
+number is called r and that number.
 """
 
 from __future__ import annotations
@@ -46,9 +46,7 @@ CONFIG_WORDS = (
 
 @attrs.frozen
 class WrittenStep:
-    """One call as a trace has it: what was looked up for it, its words, what it gave, and what it
-    emitted.
-    """
+    """One call as a trace writes it: its look-up, its words, its result, and what it emitted."""
 
     lookup: tuple[str, ...]
     words: str
@@ -57,18 +55,18 @@ class WrittenStep:
 
     @property
     def is_numbered(self) -> bool:
-        """Whether it counts as a call: closing a batch and executing it do not."""
+        """Tell whether it counts as a call: closing a batch and executing it do not."""
         return self.words != "take_batch" and not self.words.startswith(("(", "execute "))
 
     @property
     def is_empty(self) -> bool:
-        """Whether it is a batch without commands."""
+        """Tell whether it is a batch without commands."""
         said = "".join((*self.value, *self.emitted))
         return self.words == "take_batch" and (not said or " 0 commands" in said)
 
     @property
     def lines(self) -> Iterator[str]:
-        """The lines of a trace."""
+        """Yield the lines of a trace."""
         yield from self.lookup
         yield self.words
         yield from (f"  {line}" for line in (*self.value, *self.emitted))
@@ -82,14 +80,14 @@ class Raised:
 
 
 class StepWriter:
-    """Puts the steps of one run into words; knows the prefixes of keys that it has met."""
+    """Writes the steps of one run in words; knows the prefixes of keys that it has met."""
 
     def __init__(self) -> None:
         self.names = SafeNames()
         self._batch = 0
 
     def write(self, step: CheckedCall) -> WrittenStep:
-        """A step in words."""
+        """Write a step in words."""
         call, outcome = step.call, step.outcome
         commands: Sequence[Any] = outcome.commands
         events: Sequence[Any] = ()
@@ -121,7 +119,7 @@ class StepWriter:
 
 
 class SafeNames(TraceNames):
-    """Names that give the first digits of a hash that no request was seen with."""
+    """Names that fall back to the first digits of a hash that no request was seen with."""
 
     def block_hash(self, block_hash: bytes) -> str:
         """Write the prefix of a block hash."""
@@ -132,12 +130,12 @@ class SafeNames(TraceNames):
 
 
 def name_of(request_id: str) -> str:
-    """A request's name in a story."""
+    """Return a request's name in a story."""
     return f"r{request_id}" if request_id.isdigit() else request_id
 
 
 def words_of(call: Call) -> str:
-    """A call as a line of a trace."""
+    """Write a call as a line of a trace."""
     return " ".join((call.name, *_words(call)))
 
 
@@ -176,7 +174,7 @@ def _request_words(request: Request) -> list[str]:
 
 
 def _letters(hashes: Sequence[bytes]) -> str:
-    """Hashes that are one letter over and over, as those of an engine's own are in traces."""
+    """Write hashes as single letters if each repeats one, as an engine's own in traces do."""
     return "".join(chr(each[0]) for each in hashes)
 
 
@@ -191,7 +189,7 @@ def _option_words(call: Call) -> list[str]:
 
 
 def _lookup(call: Call) -> tuple[str, ...]:
-    """The look-up whose hit a call uses."""
+    """Write the look-up whose hit a call uses."""
     hit = hit_of(call)
     if hit is None:
         return ()
@@ -199,7 +197,7 @@ def _lookup(call: Call) -> tuple[str, ...]:
 
 
 def config_words(config: Config) -> str:
-    """A config as a trace has it; the hash seed is left out, since keys read as their prefixes."""
+    """Write a config as a trace does, without the hash seed: keys are written as prefixes."""
     defaults = {field.name: field.default for field in attrs.fields(Config)}
     words = [f"config num_blocks={config.num_blocks}"]
     if config.groups == (Group(config.block_size),):
@@ -215,7 +213,7 @@ def config_words(config: Config) -> str:
 
 
 def group_words(group: Group) -> str:
-    """A group as a trace has it."""
+    """Write a group as a trace does."""
     window = f":{group.window}" if group.window is not None else ""
     flags = "+eagle" * group.eagle + "+zero" * group.zero_new_blocks
     return f"{group.kind}:{group.block_size}{window}{flags}"

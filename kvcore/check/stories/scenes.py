@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A scene of a story: a state's requests, and each block with what its slots really hold.
+"""A scene of a story: a state's requests, and each block with the true contents of its slots.
 
-Contents are followed by the ghost from the first step on, as a runtime would change them: by the
-commands and the forward pass of a batch when it is executed, not when it is planned. A slot reads
-as the tokens of the prefix that it holds: `0-2` is "token 2 behind 0 and 1". `?` is content that
-nothing defines, `~` rubbish (a rejected draft, a lookahead slot), `!` what a failed load left.
+The ghost follows contents from the first step on, as a runtime would change them: by the commands
+and the forward pass of a batch when it is executed, not when it is planned. A slot is shown as the
+tokens of the prefix that it holds: `0-2` is "token 2 after 0 and 1". `?` is undefined content, `~`
+rubbish (a rejected draft, a lookahead slot), `!` what a failed load left.
 """
 
 from __future__ import annotations
@@ -56,14 +56,14 @@ class Taken:
 
     @property
     def number(self) -> int:
-        """The number of the batch."""
+        """Return the number of the batch."""
         return self.batch.number
 
 
 class Follower:
-    """Follows contents along the steps of a run, and gives the scene behind each.
+    """Follows contents along the steps of a run, and makes the scene after each.
 
-    wrong: what the ghost found that is not right, newest last.
+    wrong: errors that the ghost found, newest last.
     """
 
     def __init__(self, config: Config) -> None:
@@ -75,7 +75,7 @@ class Follower:
         self.wrong: list[InvariantViolation] = []
 
     def follow(self, step: CheckedCall, following: CheckedCall | None) -> None:
-        """Take in a step. following: the next one, which tells of a load that failed."""
+        """Follow a step. following: the next one, which reveals whether a load failed."""
         call, value = step.call, step.outcome.value
         if isinstance(value, Misuse):
             return
@@ -108,7 +108,7 @@ class Follower:
                 self._execute(self._taken[-1].number, _failing(following))
 
     def finish(self, state: State) -> None:
-        """Execute what the run left open: its batch is not taken, but what it does shows."""
+        """Execute the batch that the run left open: it is not taken, but its effect shows."""
         self._finish("complete", state.batch.number)
         commands = state.batch.commands
         if len(commands) or len(state.batch.scheduled):
@@ -119,15 +119,13 @@ class Follower:
             self._hear(self._check_contents, state)
 
     def scene(self, state: State) -> Scene:
-        """The scene of a state, as it is now."""
+        """Return the scene of the current state."""
         names = SceneNames(self.ghost.prefixes)
         names.learn(state)
         return scene_of(state, self.ghost, names)
 
     def _check_in_flight(self, state: State) -> None:
-        """Raise InvariantViolation (CMD-INFLIGHT) where a block that a batch in flight uses is
-        free.
-        """
+        """Raise InvariantViolation (CMD-INFLIGHT) if a block used by a batch in flight is free."""
         used = {place for each in self._unfinished for place in each.batch.used}
         for tier, pool in (("device", state.device), ("host", state.host)):
             for block in () if pool is None else pool.queue:
@@ -136,8 +134,8 @@ class Follower:
                     raise InvariantViolation("CMD-INFLIGHT", detail)
 
     def _check_contents(self, state: State) -> None:
-        """Check what a state counts on when everything was executed. Owners are not checked: a
-        cancel drops commands that told of them.
+        """Check the contents that a state counts on after everything is executed. Owners are not
+        checked, since a cancel drops the commands that told of them.
         """
         self.ghost.owned, self.ghost.cached = owners(state)
         self.ghost.check(state, self._schedule.encoders)
@@ -160,13 +158,13 @@ class Follower:
                 self._hear(self.ghost.check, batch.state, self._schedule.encoders)
 
     def _hear(self, made: object, *args: object) -> None:
-        """Make a call that may find something wrong: the story goes on behind it."""
+        """Make a call that may find an error: the story goes on after it."""
         try:
             made(*args)  # type: ignore[operator] # one of the ghost's methods
         except InvariantViolation as error:
             self.wrong.append(error)
         except (KeyError, IndexError, AttributeError):
-            pass  # a state so broken that it cannot be followed: the story shows what is there
+            pass  # a state too broken to be followed: the story shows what is there
 
 
 class SceneNames(TraceNames):
@@ -178,7 +176,7 @@ class SceneNames(TraceNames):
         self._prefixes_of = prefixes
 
     def key(self, key: bytes) -> str:
-        """The prefix of a key, whoever was seen with it."""
+        """Return the prefix of a key, for any request that it was seen with."""
         try:
             return super().key(key)
         except KeyError:
@@ -193,7 +191,7 @@ class SceneNames(TraceNames):
         return f"({tokens})" + (f"@{group_id}" if group_id else "")
 
     def content(self, content: Content) -> str:
-        """The content of a slot, by the scene's names."""
+        """Return the content of a slot, in the scene's names."""
         if content is None:
             return "?"
         if content in SIGNS:
@@ -204,13 +202,13 @@ class SceneNames(TraceNames):
         return said + (f"@{group_id}" if group_id else "")
 
     def detail(self, text: str) -> str:
-        """The detail of a broken property, with contents in tokens."""
+        """Return the detail of a broken property, with contents in tokens."""
         text = text.replace("holds None", "holds nothing that is defined")
         return CONTENT.sub(lambda found: self.content((int(found[1]), int(found[2]))), text)
 
 
 def scene_of(state: State, ghost: Ghost, names: SceneNames) -> Scene:
-    """The tables of a state with the contents that a ghost followed."""
+    """Return the tables of a state with the contents that a ghost followed."""
     requests = by_row(state)
     blocks = list(_pool("device", state.device, requests, ghost, names))
     if state.host is not None:
@@ -251,7 +249,7 @@ def _pool(
 def _holders(
     tier: Tier, block: int, requests: Iterable[RequestState], pool: BlockPool
 ) -> Iterator[str]:
-    """Who holds a block: request[position], behind it the group, or a pin."""
+    """Yield the holders of a block: request[position], then the group, or a pin."""
     for request in requests:
         for group_id, table in enumerate(request.host_tables if tier == "host" else request.tables):
             for position, each in enumerate(table):
@@ -263,7 +261,7 @@ def _holders(
 
 
 def _failing(following: CheckedCall | None) -> Failing:
-    """The load that failed, where the engine takes it back next."""
+    """Return the load that failed, if the engine takes it back next."""
     if following is None or following.call.name != "rewind":
         return None
     names, count = following.call.args

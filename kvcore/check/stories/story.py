@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A violation written step by step: each call, what it gave, and what it did to every block.
+"""A violation written step by step: each call, its result, and its effect on every block.
 
-A story is plain text of at most `width` columns, with colour only if it is requested. A cell
-that a step changes is shown as `before > after` behind a `*` at the start of its row; a table that
-would be too wide shows a changed row twice, `-` before and `+` after. Each table begins with what
-the run begins with, so nothing is to be remembered but the last one.
+A story is plain text of at most `width` columns, with colour only if it is requested. A cell that a
+step changes is shown as `before > after` behind a `*` at the start of its row; a table that would
+be too wide shows a changed row twice, `-` before and `+` after. Each table begins with the state
+before the run, so that a reader needs to remember only the last one.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ LEGEND = (
 
 @attrs.frozen
 class Chapter:
-    """One step of a story: its words, and what was before and behind it."""
+    """One step of a story: its words, and the scenes before and after it."""
 
     written: WrittenStep
     before: Scene
@@ -47,7 +47,7 @@ class Chapter:
 
 @attrs.frozen
 class Story:
-    """A violation, ready to be shown: the property, what is wrong, the chapters, the config."""
+    """A violation, ready to be shown: the property, the detail, the chapters, the config."""
 
     name: str
     severity: str
@@ -61,10 +61,10 @@ class Story:
 def render(
     violation: Violation, world: Any, *, colour: bool | None = None, width: int = WIDTH
 ) -> str:
-    """The whole story of a violation as text.
+    """Return the whole story of a violation as text.
 
-    world: the one that was explored, or a model with `known`, properties of its own by name.
-    colour: None for where a terminal reads it.
+    world: the one that was explored, or a model with `known`, a user's own properties by name.
+    colour: None means if a terminal shows it.
     """
     if colour is None:
         colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
@@ -72,7 +72,7 @@ def render(
 
 
 def make_story(violation: Violation, world: Any) -> Story:
-    """The story of a violation."""
+    """Make the story of a violation."""
     config = getattr(world, "config", None)
     steps = with_last_outcome(violation.steps)
     if config is None or not all(isinstance(step.before, State) for step in steps):
@@ -98,7 +98,7 @@ def make_story(violation: Violation, world: Any) -> Story:
 
 
 def with_last_outcome(steps: tuple[CheckedCall, ...]) -> tuple[CheckedCall, ...]:
-    """The steps, the last one made again where it broke something before its outcome was kept."""
+    """Return the steps, the last one made again if it failed before its outcome was kept."""
     last = steps[-1] if steps else None
     if last is None or not isinstance(last.before, State) or last.call.name not in TRANSITIONS:
         return steps
@@ -134,8 +134,8 @@ def _story(
 
 
 def _from_scenes(violation: Violation, world: Any) -> Story:
-    """The story of a model whose steps bring their own scenes: a step's `before` and its outcome's
-    state have `scene`.
+    """Make the story of a model whose steps bring their own scenes: a step's `before` and its
+    outcome's state have `scene`.
     """
     writer = StepWriter()
     chapters = [
@@ -147,7 +147,7 @@ def _from_scenes(violation: Violation, world: Any) -> Story:
 
 
 def _detail(violation: Violation, follower: Follower) -> str:
-    """The fault in tokens: as the ghost that the story followed found it, where it did."""
+    """Describe the fault in tokens, as the ghost of the story found it if it did."""
     names = SceneNames(follower.ghost.prefixes)
     for error in follower.wrong:
         if error.name == violation.name:
@@ -156,12 +156,12 @@ def _detail(violation: Violation, follower: Follower) -> str:
 
 
 def with_names(detail: str) -> str:
-    """A detail with the story's names of requests."""
+    """Return a detail with the story's names of requests."""
     return re.sub(r"request '(\d+)'", r"request r\1", detail)
 
 
 def plain_detail(violation: Violation) -> str:
-    """A violation's detail without the words of the exception that carried it."""
+    """Return a violation's detail without the words of the exception that carried it."""
     text = violation.detail
     for quote in "'\"":
         head, tail = f"InvariantViolation({quote}{violation.name}: ", f"{quote})"
@@ -219,7 +219,7 @@ def _chapter(number: int, chapter: Chapter, *, colour: bool, width: int) -> Iter
 def _table(
     heads: Row, before: Iterable[Row], after: Iterable[Row], *, colour: bool, width: int
 ) -> Iterator[str]:
-    """The rows behind a step; without rows before it nothing counts as changed."""
+    """Write the rows after a step; without rows before it nothing counts as changed."""
     known = {row[0]: row for row in before}
     rows = {row[0]: row for row in after}
     if not rows and not known:
@@ -242,7 +242,7 @@ def _table(
 
 
 def _arrows(before: Row | None, after: Row, heads: Row) -> tuple[str, Row, tuple[int, ...]]:
-    """A row with its changed cells as `before > after`: its mark, its cells, which changed."""
+    """Write a row with changed cells as `before > after`; return its mark, cells and changes."""
     if before is None:
         return "*", after, tuple(range(len(heads)))
     changed = tuple(at for at in range(len(heads)) if before[at] != after[at])
@@ -253,7 +253,7 @@ def _arrows(before: Row | None, after: Row, heads: Row) -> tuple[str, Row, tuple
 
 
 def _pairs(heads: Row, before: dict[str, Row], after: dict[str, Row], width: int) -> Iterator[str]:
-    """The rows one by one, a changed one twice, each cell cut to what fits."""
+    """Write the rows one by one, a changed one twice, with each cell cut to fit."""
     everything = [heads, *before.values(), *after.values()]
     sizes = [max(len(row[at]) for row in everything) for at in range(len(heads))]
     room = width - 5 - 2 * len(heads) - sum(sizes[:-1])

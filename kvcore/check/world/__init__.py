@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Small worlds, and what a model of one can do."""
+"""Small worlds, and the interface of a model."""

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ghost: what every slot really holds, beside what a state of the core counts on.
+"""The ghost: the true contents of every slot, compared with what a state of the core counts on.
 
 Contents follow the commands and the forward passes alone (`kvcore.oracle`); a state is right if its
-batch, executed, leaves all that the state counts on.
+batch, executed, leaves everything that the state counts on.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ Expected = tuple[str, Place, int, Content]
 
 @attrs.frozen
 class Counted:
-    """The contents that a state counts on: those of its computed and cached slots, undefined where
-    it counts on nothing, its tables (row, group) and its owners.
+    """The contents that a state counts on: those of its computed and cached slots, undefined if it
+    counts on nothing there, its tables (row, group) and its owners.
     """
 
     contents: Contents
@@ -39,7 +39,8 @@ class Counted:
 class Ghost(ContentOracle):
     """An oracle of contents that knows what states count on.
 
-    loading: where the unfinished load of a request begins; what it brings is not there yet.
+    loading: the position at which the unfinished load of a request begins; what it brings is not
+    there yet.
     """
 
     def __init__(
@@ -53,7 +54,7 @@ class Ghost(ContentOracle):
         self.loading: Mapping[str, int] = {}
 
     def counted(self, state: State, encoders: Mapping[str, Encoder]) -> Counted:
-        """The contents that a state counts on. Raises InvariantViolation for two in one slot."""
+        """Return what a state counts on. Raises InvariantViolation for two contents in one slot."""
         filled: dict[Place, list[Content]] = {}
         for name, place, slot, content in self.expected(state, encoders):
             slots = filled.get(place)
@@ -74,8 +75,8 @@ class Ghost(ContentOracle):
         self.loads = {}
 
     def expected(self, state: State, encoders: Mapping[str, Encoder]) -> Iterator[Expected]:
-        """The contents that a state counts on: (property, place, slot, content) of all computed and
-        cached slots, scheduled drafts included.
+        """Yield the contents that a state counts on: (property, place, slot, content) of all
+        computed and cached slots, scheduled drafts included.
         """
         for request in state.requests.values():
             nodes = self.prefixes.nodes(request, request.epoch)
@@ -106,8 +107,8 @@ class Ghost(ContentOracle):
         encoders: Mapping[str, Encoder],
         epochs: Mapping[str, int] | None = None,
     ) -> None:
-        """Play the forward pass of what a batch schedules (requests: as taken; epochs: in which
-        they began, if that is not what they say).
+        """Play the forward pass of what a batch schedules. requests: as taken. epochs: those in
+        which they began, if that is not what they say.
         """
         if epochs is None:
             epochs = {name: each.epoch for name, each in requests.items()}
@@ -132,8 +133,8 @@ class Ghost(ContentOracle):
     def check(
         self, state: State, encoders: Mapping[str, Encoder], counted: Counted | None = None
     ) -> None:
-        """Raise InvariantViolation unless a state finds what it counts on (counted, where that is
-        known), its batch executed.
+        """Raise InvariantViolation unless a state finds what it counts on once its batch is
+        executed. counted: those contents, if known.
         """
         if counted is None:
             counted = self.counted(state, encoders)
@@ -156,7 +157,7 @@ class Ghost(ContentOracle):
 
 
 def tiers(request: RequestState) -> tuple[tuple[Tier, Sequence[Sequence[int]]], ...]:
-    """A request's tables with their tiers."""
+    """Return a request's tables with their tiers."""
     return (("device", request.tables), ("host", request.host_tables))
 
 
@@ -165,7 +166,7 @@ def _encoded(encoder: Encoder | None) -> tuple[int, ...]:
 
 
 def tables_of(state: State) -> Tables:
-    """The block tables of a state that are not empty."""
+    """Return the block tables of a state that are not empty."""
     return {
         (request.row, group_id): tuple(table)
         for request in state.requests.values()
@@ -175,14 +176,14 @@ def tables_of(state: State) -> Tables:
 
 
 def owners(state: State) -> tuple[set[int], set[int]]:
-    """The device blocks with an owner, and those without that can be hit."""
+    """Return the device blocks with an owner, and those without that can be hit."""
     counts = list(enumerate(state.device.ref_counts))
     owned = {block for block, count in counts if count}
     return owned, {b for b, count in counts if not count and state.device.keys[b] is not None}
 
 
 def _holds(contents: Contents, wanted: Contents) -> bool:
-    """Whether each slot that is counted on holds what it is to hold."""
+    """Tell whether each slot that is counted on holds its expected content."""
     for place, slots in wanted.items():
         held = contents.get(place)
         if held == slots:

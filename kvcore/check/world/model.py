@@ -21,7 +21,7 @@ Node = TypeVar("Node")
 
 @attrs.frozen
 class CheckedCall:
-    """A call that was made: on which state, with which outcome."""
+    """A call that was made, with the state before it and its outcome."""
 
     before: Any
     call: Call
@@ -30,7 +30,7 @@ class CheckedCall:
 
 @attrs.frozen
 class Edge:
-    """The steps that lead from one node to the next; name: what an engine calls them."""
+    """The steps that lead from one node to the next. name: what an engine calls them."""
 
     name: str
     steps: tuple[CheckedCall, ...]
@@ -38,7 +38,7 @@ class Edge:
 
 
 class Model(Protocol[Node]):
-    """Something to explore.
+    """The interface of what a search explores.
 
     notes: how often each thing happened, by kind ("move", "call", "goal", "command") and name.
     """
@@ -46,29 +46,29 @@ class Model(Protocol[Node]):
     notes: Counter[tuple[str, str]]
 
     def start(self) -> Node:
-        """The first node."""
+        """Return the first node."""
 
     def edges(self, node: Node) -> Iterator[Edge]:
-        """The edges of a node. Raises Broken, with the steps of the edge, if one is wrong."""
+        """Yield the edges of a node. Raises Broken, with the steps of the edge, if one is wrong."""
 
     def name(self, node: Node) -> bytes:
-        """The same bytes for all nodes of a class, and for no other."""
+        """Return the same bytes for all nodes of a class, and for no other."""
 
     def check(self, node: Node) -> None:
-        """Check a node that is new. Raises InvariantViolation."""
+        """Check a new node. Raises InvariantViolation."""
 
     def pack(self, node: Node) -> bytes:
-        """The node as bytes, to wait in memory and to travel between processes."""
+        """Return the node as bytes, to wait in memory and to travel between processes."""
 
     def unpack(self, data: bytes) -> Node:
-        """The node that was packed."""
+        """Return the node that was packed."""
 
 
 @attrs.frozen
 class Violation:
-    """A property that does not hold, and the shortest steps that show it.
+    """A property that fails, and the shortest steps that show it.
 
-    own: the property, where it is the user's own. policy: the user's own that was installed.
+    own: the property, if it is the user's own. policy: the user's own that was installed.
     """
 
     name: str
@@ -79,12 +79,12 @@ class Violation:
 
     @property
     def calls(self) -> tuple[Call, ...]:
-        """The calls of the steps, `take_batch` left out."""
+        """Return the calls of the steps, without `take_batch`."""
         return calls_of(self.steps)
 
 
 class Broken(AssertionError):
-    """A violation, raised where it is found; its steps begin at the node that was explored."""
+    """A violation, raised when it is found; its steps begin at the node that was explored."""
 
     def __init__(self, name: str, detail: str, steps: tuple[CheckedCall, ...]) -> None:
         self.name = name
@@ -94,5 +94,5 @@ class Broken(AssertionError):
 
 
 def calls_of(steps: tuple[CheckedCall, ...]) -> tuple[Call, ...]:
-    """The calls of some steps, `take_batch` left out."""
+    """Return the calls of some steps, without `take_batch`."""
     return tuple(step.call for step in steps if step.call.name != "take_batch")

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A world: how far an exploration goes, by which moves, and which names it folds together.
 
-A world is plain data, so that one and the same world is explored in both languages. A move is what
-an engine does at once: one call, or a few that belong together.
+A world is plain data, so that the same world is explored in both languages. A move is what an
+engine does at once: one call, or a few that belong together.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Script = Generator[Call, Outcome[State, Any], None]
 
 @attrs.frozen
 class Symmetry:
-    """Which names are renamed to fold states: those of requests, blocks and tokens."""
+    """The names that are renamed to fold states: those of requests, blocks and tokens."""
 
     requests: bool = True
     blocks: bool = True
@@ -40,7 +40,7 @@ class Symmetry:
 
 @attrs.frozen
 class Move:
-    """Calls that an engine makes at once, in one batch, and what it calls that."""
+    """Calls that an engine makes at once, in one batch, and its name for them."""
 
     name: str
     script: Callable[[], Script]
@@ -50,7 +50,7 @@ Moves = Callable[["World", State], Iterable[Call | Move]]
 
 
 def script_of(move: Call | Move) -> Script:
-    """The calls of a move, or a call by itself."""
+    """Yield the calls of a move, or a call by itself."""
     if isinstance(move, Call):
         yield move
     else:
@@ -58,7 +58,7 @@ def script_of(move: Call | Move) -> Script:
 
 
 def proceed(script: Script, outcome: Outcome[State, Any]) -> Call | None:
-    """The next call of a script that gets the outcome of the last one; None at its end."""
+    """Return the next call of a script after the outcome of the last one; None at its end."""
     try:
         return script.send(outcome)
     except StopIteration:
@@ -66,12 +66,12 @@ def proceed(script: Script, outcome: Outcome[State, Any]) -> Call | None:
 
 
 def by_row(state: State) -> list[RequestState]:
-    """The requests of a state in the order of their rows."""
+    """Return the requests of a state in the order of their rows."""
     return sorted(state.requests.values(), key=lambda request: request.row)
 
 
 def drained(state: State) -> State:
-    """A state whose events, statistics and new blocks were taken."""
+    """Return a state whose events, statistics and new blocks were taken."""
     return replace(
         state,
         events=pvector(),
@@ -81,7 +81,7 @@ def drained(state: State) -> State:
 
 
 def closed(state: State) -> State:
-    """A drained state whose batch was taken and is empty, and whose numbers begin anew."""
+    """Return a drained state whose batch was taken and is empty, and whose numbers begin anew."""
     requests = state.requests
     for name, request in state.requests.items():
         if request.output_from:

@@ -59,8 +59,8 @@ pub fn check_world(
     Ok(weighed(explore(&mut models, limits, watch)))
 }
 
-/// Every state of a world, up to this many: its canonical bytes, and the names of the structural
-/// properties that do not hold there. Fails with InvalidConfig.
+/// Return every state of a world, up to this many: its canonical bytes, and the names of the
+/// structural properties that do not hold there. Fails with InvalidConfig.
 pub fn check_states(world: World, max_states: Option<u64>) -> Result<Vec<Findings>, Error> {
     check_in_flight(&world)?;
     let world = Arc::new(world);

@@ -13,7 +13,7 @@ SIZE = 4
 
 
 class RequestStatus(enum.Enum):
-    """Where an engine has a request."""
+    """The status of a request in an engine."""
 
     WAITING = enum.auto()
     RUNNING = enum.auto()
@@ -22,7 +22,7 @@ class RequestStatus(enum.Enum):
 
 @attrs.define
 class Span:
-    """Where a media item's tokens stand."""
+    """The position of a media item's tokens."""
 
     offset: int
     length: int
@@ -37,7 +37,7 @@ class Lora:
 
 @attrs.define
 class SamplingParams:
-    """What a request asks of the sampler."""
+    """The sampling parameters of a request."""
 
     prompt_logprobs: int | None = None
 
@@ -74,7 +74,7 @@ class VllmConfig:
 
 @attrs.define
 class EngineRequest:
-    """What an engine knows of a request."""
+    """A request as an engine knows it."""
 
     request_id: str
     all_token_ids: list[int]
@@ -98,7 +98,7 @@ class EngineRequest:
 def with_media(
     num_tokens: int, *items: tuple[str | None, int, int], lora: int | None = None
 ) -> EngineRequest:
-    """A request with media: hash, first token and number of tokens each."""
+    """Return a request with media: hash, first token and number of tokens each."""
     return EngineRequest(
         "r",
         list(range(num_tokens)),
@@ -109,5 +109,5 @@ def with_media(
 
 
 def full_blocks(tokens: Sequence[int], size: int = SIZE) -> list[tuple[int, ...]]:
-    """The tokens of the full blocks."""
+    """Return the tokens of the full blocks."""
     return [tuple(tokens[first : first + size]) for first in range(0, len(tokens) - size + 1, size)]

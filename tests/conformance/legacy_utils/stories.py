@@ -26,7 +26,7 @@ def make(
     max_model_len: int = 1000,
     **options: Any,
 ) -> KVCacheManager:
-    """An empty manager of blocks of `SIZE` tokens, one of them the null block."""
+    """Return an empty manager of blocks of `SIZE` tokens, one of them the null block."""
     shape: dict[str, Any] = {"num_kv_heads": 1, "head_size": 1, "dtype": "float32"}
     spec: Any = FullAttentionSpec(SIZE, **shape)
     if window is not None:
@@ -36,24 +36,24 @@ def make(
 
 
 def ids(blocks: Sequence[KVCacheBlock] | None) -> list[int] | None:
-    """The ids of blocks; None of None."""
+    """Return the ids of blocks; None for None."""
     return None if blocks is None else [block.block_id for block in blocks]
 
 
 def table(manager: KVCacheManager, request: EngineRequest) -> list[int]:
-    """The ids of a request's blocks."""
+    """Return the ids of a request's blocks."""
     return [block.block_id for block in manager.req_to_blocks[request.request_id]]
 
 
 def free(manager: KVCacheManager) -> list[int]:
-    """The free queue from head to tail."""
+    """Return the free queue from head to tail."""
     return [block.block_id for block in manager.block_pool.free_block_queue.get_all_free_blocks()]
 
 
 def admit(
     manager: KVCacheManager, name: str, tokens: Sequence[int], **fields: Any
 ) -> EngineRequest:
-    """A request that was looked up, got its blocks for all of its tokens, and runs."""
+    """Admit a request that was looked up, with blocks for all of its tokens; it runs."""
     request = EngineRequest(name, list(tokens), **fields)
     assert resume(manager, request) is not None
     return request

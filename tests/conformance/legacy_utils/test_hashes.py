@@ -35,7 +35,7 @@ print(NONE_HASH, hash_block_tokens(sha256, None, [1, 2, 3]).hash_value)
 
 
 def said_with(seed: str | None) -> list[int]:
-    """The seed of the chain and a first hash, of a process with such a PYTHONHASHSEED."""
+    """Return the chain's seed and a first hash from a process with this PYTHONHASHSEED."""
     environment = {name: text for name, text in os.environ.items() if name != "PYTHONHASHSEED"}
     if seed is not None:
         environment["PYTHONHASHSEED"] = seed

@@ -19,13 +19,13 @@ NUM_CALLS = 3000
 
 
 def make(backend: Backend, *ids: int) -> tuple[list[KVCacheBlock], FreeKVCacheBlockQueue]:
-    """Blocks of these ids and the queue that holds them."""
+    """Return blocks of these ids and the queue that holds them."""
     blocks = [KVCacheBlock(block_id, backend=backend) for block_id in ids]
     return blocks, FreeKVCacheBlockQueue(blocks)
 
 
 def ids(queue: FreeKVCacheBlockQueue) -> list[int]:
-    """The queue from head to tail; links in both directions must agree with it."""
+    """Return the queue from head to tail; links in both directions must agree with it."""
     blocks = queue.get_all_free_blocks()
     assert len(blocks) == queue.num_free_blocks
     ends = [None, *blocks, None]

@@ -37,7 +37,7 @@ def cache(manager: KVCacheManager, places: Sequence[int]) -> None:
 
 
 def found(manager: KVCacheManager, **options: int) -> list[int]:
-    """The blocks that a look-up of all records finds."""
+    """Return the blocks that a look-up of all records finds."""
     hit = manager.specialized_manager.find_longest_cache_hit(RECORDS, **options)
     return [block.block_id for block in hit]
 

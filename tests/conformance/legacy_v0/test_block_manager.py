@@ -17,7 +17,7 @@ CACHING = [False, True]
 
 
 def waiting(seq_id: int, num_tokens: int) -> SequenceGroup:
-    """A group of one sequence of different tokens."""
+    """Return a group of one sequence of different tokens."""
     return SequenceGroup(f"r{seq_id}", [Sequence(seq_id, range(num_tokens))])
 
 

@@ -20,7 +20,7 @@ from tests.legacy.v0.small import allocator, full, ids, unchanged, use_up
 
 
 def hashes(*numbers: int) -> list[int]:
-    """The content hashes of a chain of full blocks."""
+    """Return the content hashes of a chain of full blocks."""
     found: list[int] = []
     for tokens in full(*numbers):
         parent = found[-1] if found else None

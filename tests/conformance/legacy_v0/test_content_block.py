@@ -21,7 +21,7 @@ from tests.legacy.v0.small import allocator, full, ids, unchanged
 def chain(
     blocks: PrefixCachingBlockAllocator, *parts: list[int], extra: int | None = None
 ) -> list[PrefixCachingBlock]:
-    """Blocks without ids, one behind the other."""
+    """Return blocks without ids, each after the one before."""
     made: list[PrefixCachingBlock] = []
     for part in parts:
         before = made[-1] if made else None

@@ -25,7 +25,7 @@ from tests.legacy.v0.small import allocator, full, ids, unchanged, use_up
 def evictable(
     backend: Backend, times: list[float | None], *, order: list[int]
 ) -> PrefixCachingBlockAllocator:
-    """Blocks of one full block each, used at these times, freed in this order."""
+    """Free blocks of one full block each, used at these times, in this order."""
     blocks = allocator(backend, len(times))
     held = [blocks.allocate_immutable_block(None, tokens) for tokens in full(*range(len(times)))]
     for block, time in enumerate(times):
@@ -238,7 +238,7 @@ def test_only_a_full_block_with_an_owner_is_promoted(backend: Backend) -> None:
 
 
 def shared_part_full(blocks: PrefixCachingBlockAllocator) -> tuple[PrefixCachingBlock, ...]:
-    """A block of one token that two hold."""
+    """Return a block of one token that two sequences hold."""
     block = blocks.allocate_mutable_block(None)
     block.append_token_ids([1])
     pair = (block, blocks.fork(block)[0])

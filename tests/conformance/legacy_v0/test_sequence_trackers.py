@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What V0 remembers of sequences: their hashes, and when they were last used."""
+"""V0's trackers of sequences: their hashes, and the times of their last use."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ GPU, CPU = Device.GPU, Device.CPU
 def table(
     tiers: CpuGpuBlockAllocator, num_tokens: int = 0, window: int | None = None
 ) -> BlockTable:
-    """A table of this many different tokens."""
+    """Return a table of this many different tokens."""
     made = BlockTable(2, tiers, max_block_sliding_window=window)
     if num_tokens:
         made.allocate(list(range(num_tokens)))

@@ -25,7 +25,7 @@ SIZE = 2
 def make(
     backend: Backend, num_gpu_blocks: int = 8, num_cpu_blocks: int = 4, **options: Any
 ) -> BlockSpaceManager:
-    """An empty manager of blocks of two tokens, without a watermark unless told otherwise."""
+    """Return an empty manager of blocks of two tokens, by default without a watermark."""
     options.setdefault("watermark", 0.0)
     return BlockSpaceManager(SIZE, num_gpu_blocks, num_cpu_blocks, backend=backend, **options)
 
@@ -45,7 +45,7 @@ def set_status(seq_group: SequenceGroup, status: SequenceStatus) -> None:
 def admit(
     manager: BlockSpaceManager, *seq_ids: int, num_tokens: int = 4, prefix: Prefix | None = None
 ) -> SequenceGroup:
-    """A group that got its blocks and runs."""
+    """Admit a group; it gets its blocks and runs."""
     admitted = group(*seq_ids, num_tokens=num_tokens, prefix=prefix)
     manager.allocate(admitted)
     set_status(admitted, SequenceStatus.RUNNING)
@@ -66,7 +66,7 @@ def append(
 
 
 def fork(manager: BlockSpaceManager, seq_group: SequenceGroup, parent: int, child: int) -> Sequence:
-    """A fork of a sequence, in its group."""
+    """Fork a sequence in its group."""
     seq = seq_group.find(parent).fork(child)
     seq_group.add(seq)
     manager.fork(seq_group.find(parent), seq)
@@ -91,32 +91,32 @@ def swap_in(manager: BlockSpaceManager, seq_group: SequenceGroup) -> dict[int, i
 
 
 def table(manager: BlockSpaceManager, seq_group: SequenceGroup, seq_id: int) -> list[int]:
-    """The numbers of a sequence's blocks."""
+    """Return the numbers of a sequence's blocks."""
     return manager.get_block_table(seq_group.find(seq_id))
 
 
 def owners(manager: BlockSpaceManager, *numbers: int) -> list[int]:
-    """How many own each of these GPU blocks."""
+    """Count the owners of each of these GPU blocks."""
     return [manager.gpu_allocator.block(number).ref_count for number in numbers]
 
 
 def stack(manager: BlockSpaceManager) -> list[int]:
-    """The free GPU blocks, the next one to be taken last."""
+    """Return the free GPU blocks, the next one to be taken last."""
     return [block.block_number for block in manager.gpu_allocator.free_blocks]
 
 
 def cpu_stack(manager: BlockSpaceManager) -> list[int]:
-    """The free CPU blocks, the next one to be taken last."""
+    """Return the free CPU blocks, the next one to be taken last."""
     return [block.block_number for block in manager.cpu_allocator.free_blocks]
 
 
 def commands(manager: BlockSpaceManager) -> list[Command]:
-    """What a runtime would have to do since the last call."""
+    """Return what a runtime would have to do since the last call."""
     return list(manager.take_batch())
 
 
 def columns(tiers: Tiers) -> tuple[object, ...]:
-    """All that blocks and an open batch are, by value and in an order."""
+    """Return the values of blocks and an open batch, in a fixed order."""
     pools = [pool for pool in (tiers.device, tiers.host) if pool is not None]
     return (
         *([*each.ref_counts, *each.keys, *each.queue] for each in pools),
@@ -126,7 +126,7 @@ def columns(tiers: Tiers) -> tuple[object, ...]:
 
 
 def snapshot(manager: BlockSpaceManager) -> bytes:
-    """All that a manager knows, as bytes: its blocks, the open batch, tables and prefixes."""
+    """Return everything that a manager knows, as bytes: blocks, open batch, tables and prefixes."""
     tables = manager._tables
     parts = (
         columns(manager.state()),

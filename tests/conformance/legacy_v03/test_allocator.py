@@ -15,13 +15,13 @@ from tests.conftest import Backend
 
 @pytest.fixture(params=list(Device), ids=lambda device: device.name)
 def device(request: pytest.FixtureRequest) -> Device:
-    """Each device in turn."""
+    """Return each device in turn."""
     chosen: Device = request.param
     return chosen
 
 
 def free_numbers(allocator: BlockAllocator) -> list[int]:
-    """The stack of an allocator, the next block last."""
+    """Return the stack of an allocator, the next block last."""
     return [block.block_number for block in allocator.free_blocks]
 
 

@@ -29,7 +29,7 @@ from tests.conftest import Backend
 def make(
     backend: Backend, num_gpu_blocks: int = 10, block_size: int = 2, **options: Any
 ) -> KVCacheManager:
-    """An empty manager of blocks of two tokens, without room ahead unless told otherwise."""
+    """Return an empty manager of blocks of two tokens, by default without room ahead."""
     options.setdefault("num_preallocate_tokens", 0)
     return KVCacheManager(
         block_size, num_gpu_blocks, hash_seed=b"early", backend=backend, **options
@@ -37,13 +37,13 @@ def make(
 
 
 def ids(blocks: Sequence[KVCacheBlock] | None) -> list[int]:
-    """The numbers of blocks that are there."""
+    """Return the numbers of existing blocks."""
     assert blocks is not None
     return [block.block_id for block in blocks]
 
 
 def admit(manager: KVCacheManager, request_id: str, tokens: Sequence[int]) -> Request:
-    """A request that was looked up, got its blocks and was computed."""
+    """Admit a request that was looked up; it gets its blocks and is computed."""
     request = Request(request_id, tokens)
     hits = manager.get_computed_blocks(request)
     num_new = len(tokens) - len(hits) * manager.block_size
@@ -54,7 +54,7 @@ def admit(manager: KVCacheManager, request_id: str, tokens: Sequence[int]) -> Re
 
 
 def decode(manager: KVCacheManager, request: Request, token: int) -> list[int]:
-    """A token more, and its slot; returns the new blocks."""
+    """Append a token, and give it a slot; return the new blocks."""
     request.append_output_token_ids(token)
     new = ids(manager.append_slots(request, 1))
     request.num_computed_tokens += 1
@@ -63,12 +63,12 @@ def decode(manager: KVCacheManager, request: Request, token: int) -> list[int]:
 
 
 def table(manager: KVCacheManager, request: Request) -> list[int]:
-    """The blocks of a request."""
+    """Return the blocks of a request."""
     return ids(manager.req_to_blocks[request.request_id])
 
 
 def queue(manager: KVCacheManager) -> list[int]:
-    """The free blocks, the next to be taken first."""
+    """Return the free blocks, the next to be taken first."""
     return ids(manager.free_block_queue.get_all_free_blocks())
 
 

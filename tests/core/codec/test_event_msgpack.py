@@ -27,7 +27,7 @@ SECOND_INT = 0x18191A1B1C1D1E1F
 
 
 class Batch(msgspec.Struct, array_like=True, omit_defaults=True):
-    """What a consumer reads first: the batch, events as they come."""
+    """The batch as a consumer reads it first, with undecoded events."""
 
     ts: float
     events: list[Any]
@@ -116,7 +116,7 @@ EVENTS: list[Event] = [
 
 
 def read(data: bytes) -> Maps:
-    """A batch as a consumer of vLLM 0.33 reads it."""
+    """Return a batch as a consumer of vLLM 0.33 reads it."""
     return msgspec.msgpack.decode(data, type=Maps)
 
 
@@ -146,7 +146,7 @@ def test_a_consumer_of_an_older_release_reads_each_field_by_its_place() -> None:
 
 
 def text(value: str) -> bytes:
-    """A text of fewer than 32 bytes in msgpack."""
+    """Return a text of fewer than 32 bytes in msgpack."""
     return bytes([0xA0 | len(value)]) + value.encode()
 
 

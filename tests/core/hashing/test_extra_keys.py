@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which extra keys each block of a request has, shown by the hashes that they make.
+"""The extra keys of each block of a request, shown by the hashes that they make.
 
 Blocks have four tokens unless told otherwise. Expected keys are written out; their hashes are made
 by hand (`hand_hashes.py`) for each hashing.
@@ -45,7 +45,7 @@ def check_keys(
 
 
 def image(offset: int, length: int, name: str = "image") -> MediaItem:
-    """A media item."""
+    """Return a media item."""
     return MediaItem(name, offset, length)
 
 
@@ -250,7 +250,7 @@ def test_a_block_has_the_keys_of_all_items_that_overlap_in_it(backend: Backend) 
 
 
 def refused(name: str, expected: str, value: Any) -> InvalidExtraKey:
-    """The error of a part that no key can be made of."""
+    """Return the error for a part of which no key can be made."""
     return InvalidExtraKey(name=name, expected=expected, value=value)
 
 

@@ -178,7 +178,7 @@ def media_of(draw: st.DrawFn, num_tokens: int) -> list[MediaItem]:
 
 @st.composite
 def requests(draw: st.DrawFn) -> Request:
-    """Requests with any parts, whose embeddings have two bytes per token."""
+    """Draw requests with any parts, whose embeddings have two bytes per token."""
     tokens = draw(st.lists(tokens_of, min_size=1, max_size=70))
     rows = draw(st.none() | st.binary(min_size=2 * len(tokens), max_size=2 * len(tokens)))
     return Request(
@@ -192,7 +192,7 @@ def requests(draw: st.DrawFn) -> Request:
 
 
 def keys_of(request: Request, start: int, end: int) -> list[tuple[Any, ...]]:
-    """A block's extra keys as the specification has them: each item is looked at."""
+    """Return a block's extra keys as the specification has them, looking at each item."""
     keys: list[tuple[Any, ...]] = []
     if request.lora is not None:
         keys.append(("lora", request.lora.name, request.lora.path))
@@ -279,7 +279,7 @@ def test_the_encoding_of_a_block_is_no_beginning_of_another(
 
 
 def encoded(tokens: Sequence[int], keys: Sequence[ExtraKey]) -> bytes:
-    """The default encoding of tagged values."""
+    """Return the default encoding of tagged values."""
     sized = [bytes([tag]) + len(value).to_bytes(4, "little") + value for tag, value in keys]
     return plain(tokens)[:-1] + bytes([len(keys)]) + b"".join(sized)
 

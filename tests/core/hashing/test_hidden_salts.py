@@ -21,7 +21,7 @@ SECTION = bytes([3, 1, 0, 0, 0, 1])
 
 
 def publish(backend: Backend, **options: Any) -> KVCacheManager:
-    """Two blocks of four tokens, of a request with a salt, were published."""
+    """Publish two blocks of four tokens, of a request with a salt."""
     config = Config(9, 4, enable_events=True, hash_seed=b"seed", **options)
     manager = KVCacheManager(config, backend)
     manager.add_request(Request("a", range(8), cache_salt=SALT))
@@ -30,7 +30,7 @@ def publish(backend: Backend, **options: Any) -> KVCacheManager:
 
 
 def digest(backend: Backend, hashing: Hashing = "sha256") -> bytes:
-    """What stands for the salt, made by hand."""
+    """Return the digest that stands for the salt, computed independently."""
     message = b"kvcore salt\0" + root_of(backend, b"seed", hashing) + SALT.encode()
     return hashlib.sha256(message).hexdigest().encode()
 

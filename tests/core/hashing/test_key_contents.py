@@ -53,7 +53,7 @@ class Story:
 
 
 def length_of(identifier: str) -> int:
-    """The one length of an item: a short name stands for a long item."""
+    """Return the length of an item; a short name stands for a long item."""
     return 8 if len(identifier) < 3 else 1 + zlib.crc32(identifier.encode()) % 3
 
 
@@ -77,7 +77,7 @@ rows = st.sampled_from([b"\1", b"\2"]).map(lambda each: each * SPAN)
 
 
 def digest(data: bytes) -> bytes:
-    """What embeddings are kept as."""
+    """Return the form in which embeddings are kept."""
     return hashlib.sha256(data).digest()
 
 
@@ -99,7 +99,7 @@ def media_of(draw: st.DrawFn, num_tokens: int) -> list[MediaItem]:
 
 @st.composite
 def stories(draw: st.DrawFn) -> Story:
-    """Any story of few tokens."""
+    """Draw any story of few tokens."""
     tokens = draw(st.lists(st.just(7), min_size=1, max_size=12))
     data = None
     if draw(st.booleans()):
@@ -118,7 +118,7 @@ def stories(draw: st.DrawFn) -> Story:
 
 
 def rivals(story: Story) -> Iterator[Story]:
-    """Requests that try to have the keys of what the cuts of a story leave."""
+    """Draw requests that try to have the keys of what the cuts of a story leave."""
     request = story.request
     for end in (step for step in story.steps if isinstance(step, int) and step % BLOCK_SIZE):
         start = end // BLOCK_SIZE * BLOCK_SIZE
@@ -146,7 +146,7 @@ def rivals(story: Story) -> Iterator[Story]:
 
 
 def contents(story: Story) -> list[Place]:
-    """What stands in each position in the end, as far as the keys can know it."""
+    """Return the content at each position in the end, as far as the keys can know it."""
     request = story.request
     places: list[Place] = []
     for position, token in enumerate(request.tokens):
@@ -170,7 +170,7 @@ def contents(story: Story) -> list[Place]:
 
 
 def keys_of(backend: Backend, story: Story, hashing: Hashing) -> Sequence[bytes]:
-    """The keys of a story's full blocks, made by a manager."""
+    """Return the keys of a story's full blocks, made by a manager."""
     config = Config(9, BLOCK_SIZE, hash_seed=b"seed", hashing=hashing)
     manager = KVCacheManager(config, backend=backend)
     manager.add_request(story.request)
@@ -186,7 +186,9 @@ def keys_of(backend: Backend, story: Story, hashing: Hashing) -> Sequence[bytes]
 
 
 def disagreements(told: Sequence[Story], made: Sequence[Sequence[bytes]]) -> Iterator[str]:
-    """Where equal keys and equal contents are not the same. made: the keys of each story."""
+    """Yield the pairs whose keys are equal and contents differ, or the reverse. made: the keys of
+    each story.
+    """
     known = [(keys, contents(story)) for keys, story in zip(made, told, strict=True)]
     for number, (keys, places) in enumerate(known):
         assert len(keys) == len(places) // BLOCK_SIZE
@@ -219,7 +221,7 @@ KNOWN = [
 
 
 def with_rivals(told: Sequence[Story]) -> list[Story]:
-    """The stories, and all that try to have their keys."""
+    """Return the stories, and all requests that try to have their keys."""
     return [*told, *(rival for story in told for rival in rivals(story))]
 
 
@@ -240,7 +242,7 @@ of_block = ExtraKeys.of_block
 
 
 def in_band(self: ExtraKeys, *args: Any) -> tuple[ExtraKey, ...]:
-    """A cut item is one of another name; its place is not told from a name."""
+    """Build the key of a cut item as that of another name, so that its position reads as a name."""
     keys = []
     for tag, value in of_block(self, *args):
         if tag == CUT_MEDIA:
@@ -251,7 +253,7 @@ def in_band(self: ExtraKeys, *args: Any) -> tuple[ExtraKey, ...]:
 
 
 def rows_in_band(self: ExtraKeys, *args: Any) -> tuple[ExtraKey, ...]:
-    """What is left of rows is marked by a digest, as rows are."""
+    """Mark the rest of rows by a digest, as rows are."""
     keys = of_block(self, *args)
     return tuple(
         (PROMPT_EMBEDS, digest(value[4:] + value[:4])) if tag == CUT_EMBEDS else (tag, value)
@@ -260,13 +262,13 @@ def rows_in_band(self: ExtraKeys, *args: Any) -> tuple[ExtraKey, ...]:
 
 
 def untagged(self: ExtraKeys, *args: Any) -> tuple[ExtraKey, ...]:
-    """What is left of an item has the tag of whole ones."""
+    """Give the rest of an item the tag of whole ones."""
     keys = of_block(self, *args)
     return tuple((MEDIA if tag == CUT_MEDIA else tag, value) for tag, value in keys)
 
 
 def unmarked(self: ExtraKeys, *args: Any) -> tuple[ExtraKey, ...]:
-    """Nothing tells that an item was cut."""
+    """Leave out the mark of a cut item."""
     keys = of_block(self, *args)
     return tuple(
         (MEDIA, value[:4] + value[8:]) if tag == CUT_MEDIA else (tag, value) for tag, value in keys

@@ -24,7 +24,7 @@ from tests.helpers.stories import add, drop, make, serve, step
 
 
 def long_prompts(backend: Backend) -> KVCacheManager:
-    """The model takes 8 tokens. "long" has 10 tokens, 8 of them computed; "waits" has 10."""
+    """Set the limit to 8 tokens. "long" has 10 tokens, 8 of them computed; "waits" has 10."""
     manager = make(backend, max_model_len=8)
     add(manager, "long", range(10))
     manager.allocate_slots("long", 8)
@@ -49,14 +49,14 @@ def two_prefixes(backend: Backend) -> KVCacheManager:
 
 
 def evicted(backend: Backend) -> KVCacheManager:
-    """As `two_prefixes`, but block 2 has lost its key."""
+    """Make the story of `two_prefixes`, in which block 2 has lost its key."""
     manager = two_prefixes(backend)
     manager.evict_blocks([2])
     return manager
 
 
 def taken_again(backend: Backend) -> KVCacheManager:
-    """As `two_prefixes`, but block 2 holds tokens of "third" by now.
+    """Make the story of `two_prefixes`, in which block 2 now holds tokens of "third".
 
     Freeing "first" puts 3, 2, 1 behind 5 to 9; "third" takes five blocks and then those two.
     """
@@ -75,19 +75,19 @@ def uncached(backend: Backend) -> KVCacheManager:
 
 
 def hit(*block_ids: Any, num_tokens: Any = None) -> Hit:
-    """A hit of these blocks in the one group, by default with the tokens that they hold."""
+    """Return a hit of these blocks in the one group, by default with the tokens that they hold."""
     held = 2 * len(block_ids)
     return Hit(KVCacheBlocks((block_ids,)), held if num_tokens is None else num_tokens)
 
 
 def wrong_hit(num_blocks: int, num_tokens: int | str, given: Hit) -> Row:
-    """A hit for "waits" that counts this many blocks and tokens, which do not fit."""
+    """Return a hit for "waits" whose numbers of blocks and tokens do not fit."""
     error = WrongHit(request="waits", num_blocks=num_blocks, num_tokens=num_tokens)
     return bad(two_prefixes, error, "allocate_slots", "waits", 1, given)
 
 
 def stale(world: World, block: int, position: int, given: Hit) -> Row:
-    """A hit for "waits" of which this block has another key, or none."""
+    """Return a hit for "waits" of which this block has another key, or none."""
     error = StaleHits(request="waits", block=block, position=position)
     return bad(world, error, "allocate_slots", "waits", 1, given)
 
@@ -98,7 +98,7 @@ def count(error: KvcoreError, num_new_tokens: Any, **options: Any) -> Row:
 
 
 def below_zero(name: str, value: object) -> KvcoreError:
-    """The error for a count that is negative, or no number."""
+    """Return the error for a count that is negative, or not a number."""
     return InvalidCount(name=name, value=value, least=0)
 
 

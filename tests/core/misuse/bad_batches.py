@@ -13,7 +13,7 @@ from tests.helpers.stories import add, make, serve
 
 
 def flying(backend: Backend) -> KVCacheManager:
-    """Batches 1 and 2 are in flight, as many as may be; batch 0 is completed, 3 is open."""
+    """Put batches 1 and 2, the most allowed, in flight; batch 0 is completed, 3 is open."""
     manager = make(backend, num_blocks=12, max_in_flight=2, num_host_blocks=4)
     serve(manager, "r", range(5))
     manager.take_batch()

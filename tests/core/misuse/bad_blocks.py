@@ -32,7 +32,7 @@ def counted_on(backend: Backend) -> KVCacheManager:
 
 
 def _unknown(block: object) -> list[Row]:
-    """A row for each transition that takes block ids; the good block before it is untouched."""
+    """Return a row for each transition that takes block ids; the good block stays untouched."""
     error = UnknownBlock(block=block, first=1, last=9)
     return [bad(pinned, error, name, [1, block]) for name in ("pin", "unpin", "evict_blocks")]
 

@@ -26,7 +26,7 @@ from tests.helpers.stories import add, make, serve, step
 
 
 def drafted(backend: Backend) -> KVCacheManager:
-    """The model takes 8 tokens. All of these have 3 tokens, and drafts 7, 8 behind them.
+    """Set the limit to 8 tokens. Each request has 3 tokens, followed by drafts 7, 8.
 
     "guesses" has neither scheduled, "settles" both, in a batch that was taken, "writes" both, in
     the open batch.
@@ -99,7 +99,7 @@ DRAFTS: list[Row] = [
 
 
 def near_the_end(backend: Backend) -> KVCacheManager:
-    """The model takes 8 tokens; "long" has 7 of them and three drafts."""
+    """Set the limit to 8 tokens; "long" has 7 of them and three drafts."""
     manager = make(backend, max_model_len=8)
     serve(manager, "long", range(7))
     manager.add_drafts("long", [20, 21, 22])
@@ -150,7 +150,7 @@ def _added(error: KvcoreError, **options: Any) -> Row:
 
 
 def _media(position: int, first: int, *items: tuple[int, int]) -> Row:
-    """A row for media items (offset, length) of a prompt of 5 tokens; the position-th is wrong."""
+    """Return a row for media items (offset, length) of 5 tokens; the position-th is wrong."""
     offset, length = items[position]
     error = UnsortedMedia(
         request="more", position=position, offset=offset, length=length, first=first, num_tokens=5

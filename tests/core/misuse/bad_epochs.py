@@ -28,14 +28,14 @@ def aged(backend: Backend) -> KVCacheManager:
 
 
 def scheduled(backend: Backend) -> KVCacheManager:
-    """The open batch schedules r."""
+    """Let the open batch schedule r."""
     manager = make(backend, num_blocks=12)
     serve(manager, "r", range(4))
     return manager
 
 
 def storing(backend: Backend) -> KVCacheManager:
-    """The open batch has a store."""
+    """Put a store into the open batch."""
     manager = scheduled(backend)
     manager.take_batch()
     assert manager.store([1]) == (0,)

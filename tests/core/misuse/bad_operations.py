@@ -47,7 +47,7 @@ def moving(backend: Backend) -> KVCacheManager:
 
 
 def believed(backend: Backend) -> KVCacheManager:
-    """Two external tokens of "a" in block 1, in a taken batch: their load may still fail."""
+    """Load two external tokens of "a" into block 1, in a taken batch; the load may still fail."""
     manager = make(backend)
     add(manager, "a", range(4))
     manager.allocate_slots("a", 1, num_external_computed_tokens=2)
@@ -95,7 +95,7 @@ LOADING: list[Row] = [
 
 
 def waiting(backend: Backend) -> KVCacheManager:
-    """The model takes 8 tokens. "waits" has 5, "long" has 12, "runs" has computed 3 of its 7."""
+    """Set the limit to 8 tokens. "waits" has 5, "long" has 12, "runs" has computed 3 of its 7."""
     manager = make(backend, max_model_len=8)
     add(manager, "waits", range(5))
     add(manager, "long", range(40, 52))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bad input of engines that run ahead: tokens too early, too late, twice, or for nobody."""
+"""Bad input of engines that run ahead: tokens too early, too late, twice, or for no request."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.helpers.stories import add, make, serve
 
 
 def ahead(backend: Backend) -> KVCacheManager:
-    """The open batch has number 3; the model takes 8 tokens.
+    """Open batch number 3, with a limit of 8 tokens.
 
     "come" has 4 tokens and one to come, whose batch 2 was taken, and takes output from there on;
     "half" computed 2 of 3 tokens; "full" has 8; "drafts" has a draft, not scheduled; "writes" is
@@ -65,7 +65,7 @@ def flying(backend: Backend) -> KVCacheManager:
 
 
 def planned(backend: Backend) -> KVCacheManager:
-    """As `flying`; the open batch computes what the third token to come is sampled from."""
+    """Go on from `flying`; the open batch computes the token before the third one to come."""
     manager = flying(backend)
     manager.append(["both"])
     return manager

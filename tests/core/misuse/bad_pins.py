@@ -21,7 +21,7 @@ from tests.helpers.stories import add, make, serve, step
 
 
 def pinned(backend: Backend) -> KVCacheManager:
-    """Two blocks may be pinned; "p" holds the first of "runs", which has 5 tokens in 3 blocks.
+    """Allow two pinned blocks; "p" holds the first of "runs", which has 5 tokens in 3 blocks.
     "waits" holds nothing, "out" is swapped out.
     """
     manager = make(backend, num_host_blocks=4, max_model_len=8, max_pinned_blocks=2)
@@ -36,7 +36,7 @@ def pinned(backend: Backend) -> KVCacheManager:
 
 
 def advanced(backend: Backend) -> KVCacheManager:
-    """The weights changed since "runs" was computed."""
+    """Change the weights after "runs" was computed."""
     manager = pinned(backend)
     manager.advance_epoch()
     return manager

@@ -33,7 +33,8 @@ from tests.helpers.stories import add, drop, make, serve, step
 
 
 def crowd(backend: Backend) -> KVCacheManager:
-    """One request of each status, nothing scheduled in the open batch; at most 8 tokens.
+    """Make one request of each status, with nothing scheduled in the open batch; at most 8
+    tokens.
 
     "runs" (row 0): 5 tokens, all computed, in blocks 1, 2, 3, the first two cached. "swapped" (row
     1): 2 tokens in host block 0. "waits" (row 2): 5 tokens. Row 3 was given back.
@@ -59,7 +60,7 @@ def one_tier(backend: Backend) -> KVCacheManager:
 
 
 def _of_request(error: KvcoreError, request_id: Any) -> list[Row]:
-    """A row for each transition that takes the id of a request that must be known."""
+    """Return a row for each transition that takes the id of a request that must be known."""
     return [
         bad(crowd, error, "add_tokens", request_id, [1]),
         bad(crowd, error, "remove_request", request_id),
@@ -146,7 +147,7 @@ NAMELESS = [
 
 
 def _tokens(error: KvcoreError, tokens: Any) -> list[Row]:
-    """A row for each transition that takes tokens; "runs" is what it names."""
+    """Return a row for each transition that takes tokens; they are named "runs"."""
     return [
         bad(crowd, error, "add_request", Request("runs two", tokens)),
         bad(crowd, error, "add_tokens", "runs", tokens),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bad input on levels: a time that falls, and wishes for a request that nobody knows."""
+"""Bad input on levels: a time that falls, and wishes for an unknown request."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.helpers.stories import make
 
 
 def later(backend: Backend) -> KVCacheManager:
-    """It is 5 ms by now."""
+    """Let 5 ms pass."""
     manager = make(backend, eviction="retention")
     manager.tick(5)
     return manager

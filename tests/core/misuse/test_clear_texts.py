@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What misuse that engineers ran into is called, and numbers whose `__index__` raises."""
+"""The messages for frequent misuse, and numbers whose `__index__` raises."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ class Number:
 
 
 def play(manager: KVCacheManager, number: Any) -> bytes:
-    """A story in which every count and every block id is made by `number`; its last state."""
+    """Play a story whose counts and block ids are made by `number`; return its last state."""
     serve(manager, "a", [0, 1, 2, 3, 4])
     add(manager, "b", [0, 1, 2, 3, 5, 6])
     step(manager)

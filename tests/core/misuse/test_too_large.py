@@ -66,12 +66,12 @@ NEEDS_LIMIT = pytest.mark.skipif(
 
 
 def run(text: str) -> subprocess.CompletedProcess[str]:
-    """What comes of a process."""
+    """Return the result of a process."""
     return subprocess.run([sys.executable, "-c", LIMIT + text], capture_output=True, text=True)
 
 
 def printed(text: str) -> list[str]:
-    """What a process prints."""
+    """Return the output of a process."""
     done = run(text)
     assert done.returncode == 0, done.stderr
     return done.stdout.split()

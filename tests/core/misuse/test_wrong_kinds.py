@@ -41,7 +41,7 @@ NUMPY: Any = ((np.int64, 8), (np.uint8, 2), (np.int16, 1))
 
 
 class Faulty:
-    """What raises an error of its own, whatever it is asked."""
+    """An object that raises an error of its own for every use."""
 
     def __bool__(self) -> bool:
         raise RuntimeError

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Epochs of weights: what is found, who publishes, and what leaves first."""
+"""Epochs of weights: hits, publication, and the order of eviction."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def make(backend: Backend, **options: object) -> KVCacheManager:
 
 
 def serve(manager: KVCacheManager, name: str, tokens: list[int]) -> int:
-    """Admit a request behind its longest hit, compute it, and say how much was hit."""
+    """Admit a request after its longest hit, compute it, and return how much was hit."""
     manager.add_request(Request(name, tokens))
     hit = manager.get_computed_blocks(name)
     assert manager.allocate_slots(name, len(tokens) - hit.num_tokens, hit)

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Failed external loads: nothing computed from them is found or counted, whoever held it.
+"""Failed external loads: nothing computed from them is found or counted, whichever request held
+it.
 
 Blocks hold two tokens, the null block is 0. "a" loads four tokens and computes one; "b" hits the
 four and computes five behind. A rewind of "a" reports that the load failed.
@@ -27,7 +28,7 @@ TOKENS = range(9)
 
 
 def loaded(backend: Backend, num_tokens: int = 4, **options: Any) -> KVCacheManager:
-    """A manager whose taken batch 0 has the load of "a" and the slots of "b"."""
+    """Return a manager whose taken batch 0 has the load of "a" and the slots of "b"."""
     manager = make(backend, num_host_blocks=8, **options)
     add(manager, "a", TOKENS)
     manager.allocate_slots("a", 1, num_external_computed_tokens=num_tokens)
@@ -38,7 +39,7 @@ def loaded(backend: Backend, num_tokens: int = 4, **options: Any) -> KVCacheMana
 
 
 def hit_length(manager: KVCacheManager) -> int:
-    """What a new request with the same tokens would hit."""
+    """Return the hit of a new request with the same tokens."""
     add(manager, "new", TOKENS)
     found = manager.get_computed_blocks("new").num_tokens
     manager.remove_request("new")

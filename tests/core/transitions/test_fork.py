@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fork and copy-on-write: shared until somebody writes, and nobody sees another's tokens."""
+"""Fork and copy-on-write: blocks are shared until a request writes; none sees another's tokens."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from tests.helpers.stories import make, serve, step
 
 
 def rows(appended: Appended) -> list[tuple[int, ...]]:
-    """The rows of the columns, which are int32."""
+    """Return the rows of the columns, which are int32."""
     assert {each.format for each in appended.grown} == {"i"}
     return list(zip(*(each.tolist() for each in appended.grown), strict=True))
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pins: a block that is pinned keeps its content, whoever frees it."""
+"""Pins: a pinned block keeps its content, whichever request frees it."""
 
 from __future__ import annotations
 

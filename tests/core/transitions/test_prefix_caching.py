@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What can be hit: full blocks, under the whole history of their tokens, as soon as scheduled.
+"""Hits: full blocks are found by the whole history of their tokens, as soon as they are
+scheduled.
 
 Blocks hold two tokens; block 0 is the null block, so a fresh pool gives 1, 2, 3, ...
 """

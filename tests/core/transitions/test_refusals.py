@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Refusals: exact in both directions, LATER told from NEVER, and nothing has happened.
+"""Refusals: exact in both directions, LATER distinguished from NEVER, and without effect.
 
 Four usable blocks of two tokens unless a test says otherwise.
 """

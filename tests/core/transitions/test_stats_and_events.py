@@ -30,7 +30,7 @@ def manager(backend: Backend) -> KVCacheManager:
 
 
 def hashes(manager: KVCacheManager, request_id: str) -> tuple[bytes, ...]:
-    """The chain of a request."""
+    """Return the chain of a request."""
     return tuple(manager.state().requests[request_id].block_hashes)
 
 

@@ -21,7 +21,7 @@ def manager(backend: Backend) -> KVCacheManager:
 
 
 def window(manager: KVCacheManager, request_id: str) -> list[int]:
-    """The request's table in the windowed group."""
+    """Return the request's table in the windowed group."""
     return manager.get_block_ids(request_id)[1]
 
 

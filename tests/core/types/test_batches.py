@@ -49,7 +49,7 @@ ROWS: list[tuple[Command, list[int]]] = [
 
 @pytest.fixture
 def swapping(backend: Backend) -> KVCacheManager:
-    """Two usable blocks, zeroed when new; the open batch swaps "a" out and gives "b" its block."""
+    """Return two usable, zeroed blocks; the open batch swaps "a" out and gives "b" its block."""
     manager = make(
         backend, 3, groups=(Group(2, zero_new_blocks=True),), num_host_blocks=2, null_block=True
     )
@@ -61,7 +61,7 @@ def swapping(backend: Backend) -> KVCacheManager:
 
 
 def columns(batch: Batch) -> dict[str, list[int]]:
-    """All columns as lists."""
+    """Return all columns as lists."""
     return {name: batch.column(name).tolist() for name in COLUMNS}
 
 

@@ -15,7 +15,7 @@ BATCH = close(9, COMMANDS)
 
 
 def changed(column: int, row: int, value: int) -> Batch:
-    """The batch with another value at one place of its columns."""
+    """Return the batch with another value at one place of its columns."""
     buffer = bytearray(BATCH.buffer)
     at = 4 * (column * len(COMMANDS) + row)
     buffer[at : at + 4] = value.to_bytes(4, "little", signed=True)

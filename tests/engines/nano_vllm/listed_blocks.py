@@ -21,7 +21,7 @@ class ListedBlocks:
         self.free = list(range(num_blocks))
 
     def cached(self, seq: Sequence) -> list[int]:
-        """The blocks of the longest prefix that is findable and leaves a token to compute."""
+        """Return the blocks of the longest findable prefix that leaves a token to compute."""
         found: list[int] = []
         for end in range(self.block_size, len(seq.token_ids), self.block_size):
             copies = self.copies.get(tuple(seq.token_ids[:end]))
@@ -31,13 +31,13 @@ class ListedBlocks:
         return found
 
     def can_allocate(self, seq: Sequence) -> int:
-        """How many blocks are cached, or -1: a cached block without owner takes a free one, too."""
+        """Count the cached blocks, or return -1; a cached block without owner takes a free one."""
         found = self.cached(seq)
         used = sum(self.owners[block] > 0 for block in found)
         return -1 if seq.num_blocks - used > len(self.free) else len(found)
 
     def allocate(self, seq: Sequence, num_cached_blocks: int) -> None:
-        """The cached blocks first, so that no new one is taken from them."""
+        """Take the cached blocks first, so that no new one is taken from them."""
         assert seq.block_table == []
         for block in self.cached(seq)[:num_cached_blocks]:
             if self.owners[block] == 0:
@@ -49,7 +49,7 @@ class ListedBlocks:
         seq.num_cached_tokens = num_cached_blocks * self.block_size
 
     def take(self) -> int:
-        """The block that has been free for longest; its content is lost."""
+        """Take the block that has been free for longest; its content is lost."""
         block = self.free.pop(0)
         content = self.content[block]
         if content is not None:
@@ -68,11 +68,11 @@ class ListedBlocks:
         seq.num_cached_tokens = 0
 
     def can_append(self, seq: Sequence) -> bool:
-        """Whether the last token has a slot or can get one."""
+        """Tell whether the last token has a slot or can get one."""
         return seq.num_blocks == len(seq.block_table) or bool(self.free)
 
     def may_append(self, seq: Sequence) -> None:
-        """A new block if the last token has no slot."""
+        """Add a block if the last token has no slot."""
         if seq.num_blocks > len(seq.block_table):
             seq.block_table.append(self.take())
 

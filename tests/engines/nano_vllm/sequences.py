@@ -32,11 +32,11 @@ class Sequence:
 
     @property
     def num_blocks(self) -> int:
-        """Blocks that its tokens take."""
+        """Count the blocks that its tokens take."""
         return -(-self.num_tokens // self.block_size)
 
     def append_token(self, token: int) -> None:
-        """One more token."""
+        """Append a token."""
         self.token_ids.append(token)
         self.num_tokens += 1
 
@@ -134,7 +134,7 @@ class Schedule:
         return batch
 
     def preempt(self, seq: Sequence) -> None:
-        """Take all blocks of a sequence, which waits in front again, behind one that has blocks."""
+        """Take all blocks of a sequence, which waits in front again, after any that has blocks."""
         self.log.append(("preempt", seq.seq_id))
         self.num_preempted += 1
         self.manager.deallocate(seq)
@@ -142,7 +142,7 @@ class Schedule:
         self.waiting.insert(bool(self.waiting and self.waiting[0].block_table), seq)
 
     def finish_step(self, seq: Sequence) -> None:
-        """What follows the step for one of its sequences: a token, if all others are computed."""
+        """Finish the step for a sequence: sample a token, if all others are computed."""
         self.manager.hash_blocks(seq)
         seq.num_cached_tokens += seq.num_scheduled_tokens
         seq.num_scheduled_tokens = 0

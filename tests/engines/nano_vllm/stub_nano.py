@@ -32,5 +32,5 @@ def stub_scheduler(monkeypatch: pytest.MonkeyPatch, manager: type) -> Any:
 
 
 def in_use(scheduler: Any) -> object:
-    """The manager that a scheduler would make."""
+    """Return the manager that a scheduler would make."""
     return scheduler.BlockManager

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the adapter for transformers runs: outside the project, where transformers is installed.
+"""The environment of the adapter for transformers, outside the project, where transformers is
+installed.
 
 Run: python -m tests.engines.transformers.environment [demo | shadow ... | OPTION OF PYTEST ...].
 Installs transformers first (benches/peers/install.py), then runs the demo, random runs in shadow

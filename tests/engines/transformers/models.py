@@ -45,7 +45,7 @@ LAYERS = {
 
 
 def tiny(kind: str = "full", seed: int = 0, window: int = WINDOW) -> Any:
-    """A random model with layers of a kind in `LAYERS`."""
+    """Return a random model with layers of a kind in `LAYERS`."""
     torch.manual_seed(seed)
     layers = LAYERS[kind]
     if kind == "full":
@@ -75,8 +75,10 @@ def draw_prompts(seed: int, num_prompts: int = 8, num_systems: int = 3) -> list[
 
 @attrs.frozen
 class Served:
-    """What a run gave. tokens and errors: by request. hits and computed: prompt tokens found in
-    the cache, and tokens in forward passes. cache: what served it.
+    """The results of a run.
+
+    tokens and errors: by request. hits and computed: prompt tokens found in the cache, and tokens
+    in forward passes. cache: the one that served it.
     """
 
     tokens: dict[str, list[int]]
@@ -86,7 +88,7 @@ class Served:
     cache: Any
 
     def num_leaked(self) -> int:
-        """Blocks that kvcore's manager still counts as used, and requests that it knows."""
+        """Count the blocks that kvcore's manager counts as used, and requests that it knows."""
         manager = self.cache.manager
         manager.check()
         num_used = manager.config.num_usable_blocks - manager.num_free_blocks
@@ -94,7 +96,7 @@ class Served:
 
 
 def settings(**changed: Any) -> tuple[GenerationConfig, ContinuousBatchingConfig]:
-    """Of generation and of continuous batching: small, greedy also with several samples."""
+    """Return the settings of generation and batching: small, greedy also with several samples."""
     n, new = changed.pop("n", 1), changed.pop("new", 6)
     generation = GenerationConfig(
         max_new_tokens=new,
@@ -164,7 +166,7 @@ def serve(
 
 
 def both(kind: str, seed: int, **changed: Any) -> tuple[Served, Served]:
-    """The same prompts over transformers' cache and over kvcore's."""
+    """Return the results of the same prompts over transformers' cache and over kvcore's."""
     model, prompts = tiny(kind), draw_prompts(seed)
     native = serve(model, prompts, **changed)
     with kvcore_transformers.installed():
@@ -174,7 +176,7 @@ def both(kind: str, seed: int, **changed: Any) -> tuple[Served, Served]:
 
 
 def check_counts(processor: Any) -> None:
-    """Raise unless kvcore, if it has the cache, counts as many tokens of requests as the engine."""
+    """Raise unless kvcore, if it has the cache, counts the same numbers of tokens as the engine."""
     manager: Any = getattr(processor.cache, "manager", None)
     for name, state in processor.scheduler.active_requests.items() if manager else ():
         assert manager.num_computed_tokens(name) == state.position_offset, name
@@ -199,7 +201,7 @@ def _counted(cache: Any) -> dict[str, int]:
 
 
 def generated(model: Any, prompts: list[list[int]], new: int = 6) -> dict[str, list[int]]:
-    """What `generate()` answers, one prompt at a time, by names as `serve` gives them."""
+    """Return the answers of `generate()`, one prompt at a time, by names as `serve` gives them."""
     answers = {}
     for number, prompt in enumerate(prompts):
         ids = torch.tensor([prompt])
@@ -217,5 +219,5 @@ def generated(model: Any, prompts: list[list[int]], new: int = 6) -> dict[str, l
 
 @cache
 def reference(kind: str, seed: int) -> dict[str, list[int]]:
-    """What `generate()` answers to drawn prompts."""
+    """Return the answers of `generate()` to drawn prompts."""
     return generated(tiny(kind), draw_prompts(seed))

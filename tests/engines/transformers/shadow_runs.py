@@ -56,14 +56,14 @@ NUM_EXPLAINED = 10_000
 
 @attrs.define
 class Parting:
-    """Why kvcore parted: the call, and of a look-up the causes of what it misses."""
+    """The difference at which kvcore parted: the call, and the causes of a look-up's misses."""
 
     call: str = ""
     is_refusal: bool = False
     causes: frozenset[str] = frozenset()
 
     def is_by_design(self, mode: str) -> bool:
-        """Whether the page lists it."""
+        """Tell whether the page lists it."""
         refuses = self.call == "can_store_request_tokens" and self.is_refusal
         return self.causes == {"evicted"} or (refuses and mode in MAY_REFUSE)
 
@@ -88,7 +88,7 @@ def explain(patched: pytest.MonkeyPatch) -> Parting:
 
 
 def run(mode: str, seed: int) -> Shadow:
-    """What both did in a run."""
+    """Return what both caches did in a run."""
     kind, changed = MODES[mode]
     chance = random.Random(seed)
     prompts = draw_prompts(seed, num_prompts=20, num_systems=4)

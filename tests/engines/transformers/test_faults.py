@@ -109,7 +109,7 @@ def test_samples_of_a_prompt_of_which_one_token_is_left_to_compute(
 
 
 def generate_again(model: Any, prompts: list[list[int]]) -> tuple[list[list[int]], list[str]]:
-    """Tokens and errors of `generate_batch` with a manager that is kept."""
+    """Return tokens and errors of `generate_batch` with a manager that is kept."""
     generation, batching = settings()
     outputs = model.generate_batch(
         prompts,

@@ -30,7 +30,7 @@ pytestmark = pytest.mark.transformers
 
 
 def standing() -> list[Any]:
-    """What stands where the adapter puts its own."""
+    """Return the objects in the places that the adapter replaces."""
     return [
         holder[name] if isinstance(holder, dict) else vars(holder)[name]
         for holder, name, _ in replacements()

@@ -51,12 +51,12 @@ def serve_pressed(
 
 @cache
 def expected(kind: str = "full") -> dict[str, list[int]]:
-    """What `generate()` answers."""
+    """Return the answers of `generate()`."""
     return generated(tiny(kind), PROMPTS, new=NEW)
 
 
 def num_held(served: Served) -> int:
-    """Blocks of both tiers that are still used."""
+    """Count the blocks of both tiers that are still used."""
     manager = served.cache.manager
     return served.num_leaked() + int(manager.config.num_host_blocks - manager.num_free_host_blocks)
 

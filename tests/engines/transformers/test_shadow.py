@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""kvcore in the shadow of transformers' cache: no say in anything; the first difference is told."""
+"""kvcore as the shadow of transformers' cache: it decides nothing, and reports one difference."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def shadow(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def standing() -> list[Any]:
-    """What stands where the shadow is put, and where kvcore would be."""
+    """Return the objects in the places of the shadow, and where kvcore would be."""
     names = ("PagedAttentionCache", "OffloadingManager", "FIFOScheduler")
     method = vars(continuous_api.ContinuousMixin)["init_continuous_batching"]
     return [method, *(vars(continuous_api)[name] for name in names)]
@@ -43,7 +43,7 @@ def standing() -> list[Any]:
 def in_shadow(
     prompts: list[list[int]], *rest: Any, kind: str = "full", **changed: Any
 ) -> tuple[Served, Shadow]:
-    """What transformers gives with kvcore behind it: the same as alone."""
+    """Return the answers of transformers with kvcore as its shadow: the same as alone."""
     native = serve(tiny(kind), prompts, **changed)
     with kvcore_transformers.installed():
         served = serve(tiny(kind), prompts, *rest, **changed)

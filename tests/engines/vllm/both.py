@@ -30,7 +30,7 @@ Answer = Callable[[Any, dict[str, Any]], object]
 
 
 def make(kind: Any, *groups: Any, num_blocks: int = 33, **options: Any) -> Any:
-    """A manager of either kind."""
+    """Return a manager of either kind."""
     model_length = options.pop("max_model_len", 64)
     return kind(
         make_cache(*groups, num_blocks=num_blocks, **options.pop("cache", {})),
@@ -51,12 +51,12 @@ class Both:
         ]
 
     def add(self, name: str, tokens: list[int], **options: Any) -> None:
-        """A request comes."""
+        """Add a request."""
         for _, requests in self.sides:
             requests[name] = make_request(name, tokens, **options)
 
     def ask(self, answer: Answer) -> Any:
-        """The one answer of both sides, which then have the same tables and the same free queue."""
+        """Return the answer of both sides, which then have equal tables and free queues."""
         theirs, ours = (answer(*side) for side in self.sides)
         assert ours == theirs
         (vllm, requests), (kvcore, _) = self.sides
@@ -88,7 +88,7 @@ class Both:
         return num_hit
 
     def decode(self, name: str, token: int, num_in_flight: int = 0) -> None:
-        """A token comes, and the next position is scheduled."""
+        """Append a token, and schedule the next position."""
 
         def answer(manager: Any, requests: dict[str, Any]) -> object:
             request = requests[name]
@@ -103,7 +103,7 @@ class Both:
         self.ask(answer)
 
     def free(self, name: str) -> None:
-        """A request is over."""
+        """Free a request."""
 
         def answer(manager: Any, requests: dict[str, Any]) -> None:
             requests[name].status = RequestStatus.FINISHED_STOPPED

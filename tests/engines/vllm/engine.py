@@ -37,7 +37,7 @@ FULL = FullAttentionSpec(**SHAPE)
 
 @cache
 def model() -> str:
-    """A folder with the configuration of a model."""
+    """Return a folder with the configuration of a model."""
     folder = Path(tempfile.mkdtemp())
     write_models(folder)
     init_none_hash(sha256)
@@ -68,7 +68,7 @@ def make_config(**changed: Any) -> VllmConfig:
 
 
 def make_cache(*groups: Any, num_blocks: int = 33, **changed: Any) -> KVCacheConfig:
-    """A cache of these specifications, of full attention without any."""
+    """Return a cache of these specifications, of full attention without any."""
     named = [
         KVCacheGroupSpec([f"layer{number}"], spec) for number, spec in enumerate(groups or (FULL,))
     ]
@@ -80,7 +80,7 @@ def make_cache(*groups: Any, num_blocks: int = 33, **changed: Any) -> KVCacheCon
 def make_engine(
     kind: Any, *, is_async: bool = False, cache_config: Any = None, **changed: Any
 ) -> Any:
-    """A scheduler of this class."""
+    """Return a scheduler of this class."""
     config = make_config(async_scheduling=is_async, **changed)
     return kind(
         vllm_config=config,
@@ -92,7 +92,7 @@ def make_engine(
 
 
 def make_request(name: str, tokens: list[int], **options: Any) -> Request:
-    """A request that wants three tokens. lookahead: tokens behind a block that its hash covers."""
+    """Return a request that wants three tokens. lookahead: tokens after a block in its hash."""
     lookahead = options.pop("lookahead", 0)
     sampling = SamplingParams(max_tokens=options.pop("max_tokens", 3), ignore_eos=True)
     return Request(

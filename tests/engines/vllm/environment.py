@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the adapter for vLLM runs: outside the project, where vLLM is installed.
+"""The environment of the adapter for vLLM, outside the project, where vLLM is installed.
 
 Run: python -m tests.engines.vllm.environment [OPTION OF PYTEST ...]. Installs vLLM first
 (benches/peers/install.py) and fetches its source distribution, whose tests of the scheduler and the
@@ -31,12 +31,12 @@ ABSENT = "vLLM 0.33.0 is not in this environment: make engines-vllm-tests runs t
 
 
 def folder() -> Path:
-    """Where vLLM's tests are, and what they take besides what vLLM takes."""
+    """Return the folder of vLLM's tests, and of what they need besides vLLM."""
     return install.home() / f"{FAMILY}-tests"
 
 
 def is_fetched() -> bool:
-    """Whether vLLM's tests are there."""
+    """Tell whether vLLM's tests are there."""
     return (folder() / "tree" / "tests").exists()
 
 

@@ -19,12 +19,12 @@ from tests.engines.vllm.engine import BLOCK_SIZE, FULL
 
 
 def next_letter(context: str) -> str:
-    """What the model says after a text."""
+    """Return the letter that the model samples after a text."""
     return chr(ord("a") + crc32(context.encode()) % 26)
 
 
 def answer(prompt: str, count: int) -> str:
-    """What it says in all."""
+    """Return the model's whole answer."""
     text = prompt
     for _ in range(count):
         text += next_letter(text)
@@ -44,11 +44,11 @@ class Letters(Executor):  # type: ignore[misc] # vLLM has no types here
         self._outputs: list[ModelRunnerOutput] = []
 
     def get_kv_cache_specs(self) -> list[dict[str, Any]]:
-        """One layer."""
+        """Return the specs of one layer."""
         return [{"layer": FULL}]
 
     def get_supported_kv_cache_layouts(self) -> list[list[str]]:
-        """The usual one."""
+        """Return the usual layout."""
         return [["NHD"]]
 
     def determine_available_memory(self) -> list[int]:
@@ -61,7 +61,7 @@ class Letters(Executor):  # type: ignore[misc] # vLLM has no types here
         return []
 
     def check_health(self) -> None:
-        """It is well."""
+        """Do nothing: it is well."""
 
     def execute_model(self, scheduler_output: Any, non_block: bool = False) -> Any:
         """Write the slots of a step, and then read whole contexts."""
@@ -90,7 +90,7 @@ class Letters(Executor):  # type: ignore[misc] # vLLM has no types here
         return done
 
     def sample_tokens(self, grammar_output: Any, non_block: bool = False) -> Any:
-        """The output of the step that was executed last."""
+        """Return the output of the step that was executed last."""
         del grammar_output
         done: Future[Any] = Future()
         done.set_result(self._outputs.pop())
@@ -117,7 +117,7 @@ class Letters(Executor):  # type: ignore[misc] # vLLM has no types here
         return self.tables[name][place // BLOCK_SIZE], place % BLOCK_SIZE
 
     def _say(self, name: str, end: int) -> list[int]:
-        """The next letter, unless a prompt is not computed to its end."""
+        """Return the next letter, unless a prompt is not computed to its end."""
         if end < len(self.texts[name]):
             return []
         letter = next_letter("".join(self.cells[self._slot(name, each)] for each in range(end)))

@@ -42,7 +42,7 @@ def make_core(*, is_async: bool, num_blocks: int = 40) -> Any:
 
 
 def add(core: Any, name: str, prompt: str, count: int = COUNT) -> None:
-    """A prompt comes."""
+    """Add a prompt."""
     request = EngineCoreRequest(
         request_id=name,
         prompt_token_ids=list(map(ord, prompt)),
@@ -58,7 +58,7 @@ def add(core: Any, name: str, prompt: str, count: int = COUNT) -> None:
 
 
 def add_all(core: Any, turn: object) -> dict[str, str]:
-    """All prompts come; returns what is to be said to each."""
+    """Add all prompts; return the expected answer to each."""
     prompts = {f"{name}-{turn}": prompt for name, prompt in PROMPTS.items()}
     for name, prompt in prompts.items():
         add(core, name, prompt)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the adapter for vLLM does not serve: the engine stops when it starts, in one sentence."""
+"""Features that the adapter for vLLM does not serve: the engine stops at its start."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""kvcore in the shadow of vLLM's manager: no say in anything, and the first difference is told."""
+"""kvcore as the shadow of vLLM's manager: it decides nothing, and reports the first difference."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def shadow(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def make_shadow(**options: Any) -> tuple[Any, Shadow]:
-    """A scheduler, and the two managers in it."""
+    """Return a scheduler, and the two managers in it."""
     scheduler = make_engine(kvcore_vllm.Scheduler, **options)
     manager = scheduler.kv_cache_manager
     assert isinstance(manager, Shadow)

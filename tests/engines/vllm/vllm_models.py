@@ -113,7 +113,7 @@ SPECIAL = {
 
 
 def tokenizer(config: dict[str, Any], special: dict[int, str]) -> dict[str, dict[str, Any]]:
-    """A tokenizer of words, one for each id, as files by name."""
+    """Return a tokenizer of words, one for each id, as files by name."""
     size = config.get("vocab_size") or config["text_config"]["vocab_size"]
     words = {special.get(number, f"t{number}"): number for number in range(size)}
     flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}

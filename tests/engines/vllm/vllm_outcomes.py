@@ -15,7 +15,7 @@ FOLDER = "tests/v1/core/"
 
 
 def read_outcomes(path: Path) -> dict[str, str]:
-    """Each test's id and what is expected of it."""
+    """Return each test's id and its expected outcome."""
     found: dict[str, str] = {}
     outcome = file = ""
     for line in path.read_text().splitlines():
@@ -34,7 +34,7 @@ def read_outcomes(path: Path) -> dict[str, str]:
 
 
 def differences(expected: dict[str, str], found: dict[str, bool]) -> list[str]:
-    """A line for each test that is not there or has another outcome; found: whether it passed."""
+    """Return a line for each test that is missing or differs. found: whether it passed."""
     lines = [f"is not there any more: {name}" for name in expected.keys() - found.keys()]
     for name, passed in found.items():
         if not passed and expected[name] == PASSES:
@@ -45,7 +45,7 @@ def differences(expected: dict[str, str], found: dict[str, bool]) -> list[str]:
 
 
 def write_outcomes(outcomes: dict[str, str]) -> str:
-    """The text that `read_outcomes` reads, without comments."""
+    """Return the text that `read_outcomes` reads, without comments."""
     tree: dict[str, dict[str, dict[str, list[str]]]] = {}
     for node in sorted(outcomes):
         file, _, test = node.removeprefix(FOLDER).partition("::")

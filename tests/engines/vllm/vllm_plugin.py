@@ -65,7 +65,7 @@ class Verdicts:
         session.exitstatus = int(bool(differences(self.expected, self.found)))
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
-        """What differs, and how many passed."""
+        """Write the differences, and how many tests passed."""
         for line in differences(self.expected, self.found):
             terminalreporter.write_line(line)
         passed = sum(self.found.values())
@@ -101,7 +101,7 @@ def default_vllm_config() -> Iterator[Any]:
 
 @pytest.fixture
 def should_do_global_cleanup_after_test() -> bool:
-    """A name that fixtures of vLLM ask for."""
+    """Provide a name that fixtures of vLLM request."""
     return False
 
 

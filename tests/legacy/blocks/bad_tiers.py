@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of bad input for the blocks behind a facade: a call, and the error that it must give."""
+"""Rows of bad input for the blocks of a facade: a call, and the error that it must raise."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ def world(backend: Backend) -> Backing:
 
 
 def _in_both(kind: type[KvcoreError], fields: dict[str, Any], name: str, *args: Any) -> list[Row]:
-    """The same misuse of either tier; what is misused on the host is named so."""
+    """Return the same misuse of either tier; the error on the host names the host."""
     return [(kind(**fields), name, args), (kind(**fields, **HOST), name, (*args, "host"))]
 
 
 def _unknown(block: object) -> list[Row]:
-    """A row of each tier for each call that takes blocks; the good block before is untouched."""
+    """Return a row of each tier for each call that takes blocks; the good block stays untouched."""
     fields = {"block": block, "first": 0, "last": 3}
     rows = []
     for name in ("touch", "release"):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bad input to the blocks behind a facade: a typed error that names the tier; nothing changes."""
+"""Bad input to the blocks of a facade: a typed error that names the tier; nothing changes."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def world(backend: Backend = "python") -> Tiers:
 
 
 def queued(*order: int, length: int | None = None) -> Callable[[Tiers], Tiers]:
-    """The device's free queue holds these, and counts this many."""
+    """Set the device's free queue to these blocks, and its count to this number."""
 
     def damage(tiers: Tiers) -> Tiers:
         queue = make_free_queue(6, list(order))
@@ -45,7 +45,7 @@ def queued(*order: int, length: int | None = None) -> Callable[[Tiers], Tiers]:
 
 
 def unlisted(tiers: Tiers) -> Tiers:
-    """The key of block 3 is not in the index."""
+    """Remove the key of block 3 from the index."""
     return attrs.evolve(tiers, device=replace(tiers.device, index=HashIndex()))
 
 

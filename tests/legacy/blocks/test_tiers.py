@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stories of the blocks behind a facade: four blocks or so, on both backends."""
+"""Stories of the blocks of a facade: about four blocks, on both backends."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ A, B, C = (letter * KEY_SIZE for letter in (b"a", b"b", b"c"))
 
 
 def cached(backend: Backend, num_cached: int, num_blocks: int = 5) -> Backing:
-    """Blocks of policy "priority": the first are free with keys a, b, c, none has a priority."""
+    """Return blocks of policy "priority": the first are free with keys a, b, c and no priority."""
     backing = Backing(num_blocks, eviction="priority", backend=backend)
     blocks = backing.take(num_cached)
     assert not isinstance(blocks, Refused)

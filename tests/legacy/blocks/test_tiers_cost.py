@@ -59,7 +59,7 @@ WALKS = {"clear_index", "free_blocks"}
 
 
 def perform(state: Tiers, name: str, args: tuple[Any, ...]) -> Tiers:
-    """The tiers after one call; misuse and questions leave them as they are."""
+    """Return the tiers after one call; misuse and questions leave them unchanged."""
     try:
         outcome = getattr(tiers, name)(state, *args)
     except ValueError:
@@ -70,7 +70,7 @@ def perform(state: Tiers, name: str, args: tuple[Any, ...]) -> Tiers:
 def measure(
     num_blocks: int, eviction: PoolEviction, meter: Callable[[Callable[[], object]], T]
 ) -> list[tuple[str, T]]:
-    """What the meter says of each call of the story."""
+    """Return the meter's reading for each call of the story."""
     figures = []
     state = make_tiers(num_blocks, num_blocks, eviction=eviction)
     for name, args in STORY:

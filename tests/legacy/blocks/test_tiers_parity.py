@@ -30,7 +30,7 @@ KEYS = [bytes([value]) * KEY_SIZE for value in range(3)]
 
 @pytest.fixture(autouse=True, scope="module")
 def twin() -> None:
-    """All of it is about the twin; without it CI fails, a developer skips."""
+    """Skip the tests without the twin, or fail in CI."""
     need_twin()
 
 
@@ -84,7 +84,7 @@ stories = st.tuples(
 
 
 def answer(call: Any, *args: Any) -> Any:
-    """The value of a call, or its error as class, fields and message."""
+    """Return the value of a call, or its error as class, fields and message."""
     try:
         value = call(*args)
     except KvcoreError as error:
@@ -98,7 +98,7 @@ TAKING = ("take", "copy", "own", "append")
 
 
 class Holders:
-    """Who holds which block of which tier, as a facade would count it."""
+    """The holders of each block of each tier, as a facade would count them."""
 
     def __init__(self) -> None:
         self.held: dict[str, Counter[int]] = {"device": Counter(), "host": Counter()}
@@ -169,7 +169,7 @@ class Model:
         self.priorities: dict[int, tuple[float, int]] = {}
 
     def free(self) -> list[int]:
-        """All free blocks, the next one first."""
+        """Return all free blocks, the next one first."""
         return self.uncached + sorted(self.cached, key=self.place)
 
     def place(self, block: int) -> tuple[float, int, int]:
@@ -207,14 +207,14 @@ class Model:
 
 
 def left(name: str, args: list[Any]) -> list[Any]:
-    """The blocks whose owners a call may take away."""
+    """Return the blocks whose owners a call may take away."""
     if name in ("copy", "own"):
         return args[:1]
     return args[0] if name == "release" else args[0][-1:] if name == "append" else []
 
 
 def last_at(blocks: Any, block: int) -> int:
-    """Where a block is named last: there it loses its last owner."""
+    """Return the last position of a block, at which it loses its last owner."""
     named = blocks if isinstance(blocks, list) else [blocks]
     return max(place for place, each in enumerate(named) if each == block)
 

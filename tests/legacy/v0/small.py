@@ -20,28 +20,28 @@ SIZE = 2
 
 
 def allocator(backend: Backend, num_blocks: int = 4, **options: Any) -> PrefixCachingBlockAllocator:
-    """A prefix-caching allocator of blocks of two tokens."""
+    """Return a prefix-caching allocator of blocks of two tokens."""
     return PrefixCachingBlockAllocator(num_blocks, SIZE, backend=backend, **options)
 
 
 def two_tiers(
     backend: Backend, num_gpu: int = 4, num_cpu: int = 4, kind: str = "prefix_caching"
 ) -> CpuGpuBlockAllocator:
-    """An allocator of both tiers."""
+    """Return an allocator of both tiers."""
     return CpuGpuBlockAllocator.create(kind, num_gpu, num_cpu, SIZE, backend=backend)
 
 
 def manager(
     backend: Backend, num_gpu: int = 8, num_cpu: int = 8, **options: Any
 ) -> BlockSpaceManager:
-    """A manager of blocks of two tokens, without watermark."""
+    """Return a manager of blocks of two tokens, without watermark."""
     return BlockSpaceManager(
         SIZE, num_gpu, num_cpu, **{"watermark": 0.0, **options}, backend=backend
     )
 
 
 def admit(manager: BlockSpaceManager, *seqs: Sequence) -> SequenceGroup:
-    """A group that was allocated and runs."""
+    """Return a group that was allocated and runs."""
     group = SequenceGroup(f"request {seqs[0].seq_id}", seqs)
     manager.allocate(group)
     for seq in seqs:
@@ -55,7 +55,7 @@ def full(*numbers: int) -> list[list[int]]:
 
 
 def ids(blocks: list[Block]) -> list[int | None]:
-    """The ids of blocks."""
+    """Return the ids of blocks."""
     return [block.block_id for block in blocks]
 
 
@@ -66,7 +66,7 @@ def use_up(allocator: PrefixCachingBlockAllocator) -> list[int | None]:
 
 
 def snapshot(*roots: object) -> bytes:
-    """All that objects hold, the blocks beneath included, as bytes that differ where they do."""
+    """Return everything that objects and their blocks hold, as bytes that differ where they do."""
     seen: dict[int, int] = {}
     kept: list[object] = []  # so that no id comes twice
 
@@ -101,7 +101,7 @@ def _fields(value: object) -> dict[str, object]:
 def unchanged(
     call: Callable[..., object], *roots: object, given: tuple[Any, ...] = ()
 ) -> BaseException:
-    """The error that a call raises, having left all these as they were, byte for byte.
+    """Return the error that a call raises, having left all these as they were, byte for byte.
 
     given: what it is called with.
     """

@@ -138,7 +138,7 @@ def test_a_wrong_call_of_the_allocator(
 
 
 def tables(backend: Backend) -> tuple[CpuGpuBlockAllocator, BlockTable, Block]:
-    """Three GPU blocks: a table of three tokens that is forked; two CPU blocks: one is shared."""
+    """Return three GPU blocks: a forked table of three tokens; two CPU blocks: one is shared."""
     tiers = two_tiers(backend, 3, 2)
     table = BlockTable(SIZE, tiers)
     table.allocate([1, 2, 3])

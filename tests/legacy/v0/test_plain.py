@@ -89,7 +89,7 @@ class Plain:
         return block
 
     def fill(self, block: int, promoted: int | None) -> int:
-        """The id of a block after tokens were added; promoted: its hash, if it is full then."""
+        """Return the id of a block after tokens were added. promoted: its hash, if it is full."""
         if self.owners[block] > 1:
             self.owners[block] -= 1
             block = self.take()
@@ -117,7 +117,7 @@ class Plain:
 
 
 class Walk:
-    """The allocator and the plain one, told the same."""
+    """A walk of the allocator and the plain one, with the same calls."""
 
     def __init__(self, seed: int, backend: Backend) -> None:
         self.random = random.Random(seed)
@@ -248,7 +248,7 @@ class Walk:
 
 
 def total(block: Block) -> int:
-    """Tokens of a block's chain, counted anew."""
+    """Count the tokens of a block's chain anew."""
     return sum(len(each.token_ids) for each in chain_of(block))
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What code that was written for V0 does with it, beyond what the facts say of each call."""
+"""Code that was written for V0, beyond the facts of each call."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_a_block_behind_the_hash_of_none_has_no_hash(backend: Backend) -> None:
 
 
 class Engine:
-    """What an engine has of its own."""
+    """The state of an engine beside its manager."""
 
     class Device(enum.Enum):
         CPU = 1
@@ -195,7 +195,7 @@ def test_a_wrong_device_is_a_key_that_is_not_there(backend: Backend) -> None:
 def encoder_group(
     name: str, num_tokens: int, num_encoder: int
 ) -> tuple[SequenceGroup, list[Sequence]]:
-    """A group of two decoder sequences of one prompt, and an encoder."""
+    """Return a group of two decoder sequences of one prompt, and an encoder."""
     seqs = [Sequence(seq_id, list(range(num_tokens))) for seq_id in (0, 1)]
     return SequenceGroup(name, seqs, Sequence(7, list(range(num_encoder)))), seqs
 

@@ -151,7 +151,7 @@ class Counting:
 
 
 def count(held: BlockSpaceManager) -> list[str]:
-    """The calls since the last time."""
+    """Return the calls since the last time."""
     backing: Any = held.block_allocator.backing
     if not isinstance(backing.blocks, Counting):
         backing.blocks = Counting(backing.blocks)

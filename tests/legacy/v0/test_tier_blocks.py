@@ -14,7 +14,7 @@ A, B, C = (letter * KEY_SIZE for letter in (b"a", b"b", b"c"))
 
 
 def blocks_of(backend: Backend, num_blocks: int) -> TierBlocks:
-    """Blocks that are named as the core does."""
+    """Return blocks that are named as in the core."""
     backing = Backing(num_blocks, 2, eviction="priority", backend=backend)
     return TierBlocks(backing, "device", range(num_blocks))
 

@@ -80,8 +80,8 @@ class ManagerWalk:
         self.look()
 
     def look(self) -> None:
-        """The objects of the first manager's tables stay the same ones, and say what those of the
-        second one say.
+        """Check that the table objects of the first manager stay the same, and agree with those of
+        the second.
         """
         looked, others = (manager.block_tables for manager in self.twins.pair)
         for seq_id, table in looked.items():
@@ -101,7 +101,7 @@ class ManagerWalk:
         self.objects = {seq_id: self.objects[seq_id] for seq_id in looked}
 
     def admit(self) -> None:
-        """A new group of one or two."""
+        """Admit a new group of one or two sequences."""
         if len(self.groups) >= MAX_GROUPS:
             return
         tokens = [self.random.randrange(2) for _ in range(self.random.randint(1, 9))]
@@ -128,7 +128,7 @@ class ManagerWalk:
             seq.data.num_computed_tokens = self.slots_of(seq)
 
     def fork(self) -> None:
-        """A running sequence goes on as two."""
+        """Fork a running sequence."""
         group = self.pick()
         seq = self.random.choice(group.get_seqs())
         child = seq.fork(self.fresh_id())
@@ -136,7 +136,7 @@ class ManagerWalk:
         group.seqs.append(child)
 
     def free(self) -> None:
-        """A sequence ends."""
+        """End a sequence."""
         group = self.pick()
         seq = self.random.choice(group.seqs)
         self.twins.call("free", seq)
@@ -145,7 +145,7 @@ class ManagerWalk:
             self.groups.remove(group)
 
     def swap(self) -> None:
-        """A group goes to the other device, if it fits or not."""
+        """Swap a group to the other device, whether it fits or not."""
         group = self.pick()
         if group.get_seqs(SWAPPED):
             status = self.twins.call("can_swap_in", group, 0)[0]
@@ -158,7 +158,7 @@ class ManagerWalk:
             seq.status = turned
 
     def mark(self) -> None:
-        """A step ends: what was promoted is computed, what ran was accessed."""
+        """End a step: mark what was promoted as computed, and what ran as accessed."""
         self.clock += self.random.choice([0.0, 1.0])
         group = self.pick()
         self.twins.call("mark_blocks_as_computed", group, 1)
@@ -166,7 +166,7 @@ class ManagerWalk:
             self.twins.call("access_all_blocks_in_seq", seq, self.clock)
 
     def ask(self) -> None:
-        """What changes nothing."""
+        """Make the calls that change nothing."""
         group = self.pick()
         seq = self.random.choice(group.seqs)
         self.twins.call("get_num_cached_tokens", seq)
@@ -177,7 +177,7 @@ class ManagerWalk:
         self.twins.call("get_prefix_cache_hit_rate", Device.GPU)
 
     def misuse(self) -> None:
-        """Calls that are wrong."""
+        """Make calls that are wrong."""
         group = self.pick()
         seq = self.random.choice(group.seqs)
         wrong: list[tuple[Any, ...]] = [
@@ -193,7 +193,7 @@ class ManagerWalk:
         self.twins.call("reset_prefix_cache", self.random.choice([None, Device.CPU]))
 
     def promised(self, comes_true: bool, name: str, *args: Any) -> Any:
-        """A call that may be refused unless it was promised."""
+        """Make a call that may be refused unless it was promised."""
         if comes_true:
             self.twins.must = name
         try:
@@ -202,7 +202,7 @@ class ManagerWalk:
             self.twins.must = None
 
     def slots_of(self, seq: Sequence) -> int:
-        """Tokens of a sequence that have slots."""
+        """Return the tokens of a sequence that have slots."""
         slots: int = self.twins.pair[0].block_tables[seq.seq_id].num_full_slots
         return slots
 
@@ -260,7 +260,7 @@ class AllocatorWalk:
             allocator.blocks.backing.check([place(each) for each in held])
 
     def check_shared(self) -> None:
-        """Objects of one block have the same tokens; a key is the hash of who holds the block."""
+        """Check that objects of one block have the same tokens, and its key is their hash."""
         allocator = self.twins.pair[0]
         tokens: dict[int | None, list[int]] = {}
         for chain in self.chains:
@@ -271,13 +271,13 @@ class AllocatorWalk:
         assert len(free) == allocator.get_num_free_blocks()
 
     def begin(self) -> None:
-        """A chain of full blocks."""
+        """Begin a chain of full blocks."""
         blocks = [[self.random.randrange(2)] * SIZE for _ in range(self.random.randint(1, 3))]
         extra = self.random.choice([None, None, 3])
         self.chains.append(self.twins.call("allocate_immutable_blocks", None, blocks, extra))
 
     def grow(self) -> None:
-        """An open block behind a full one, or the first of a chain."""
+        """Append an open block to a full one, or begin a chain with one."""
         if not self.chains or self.random.random() < 0.3:
             answers = self.twins.call("allocate_mutable_block", None)
             self.chains.append([[answer] for answer in answers])
@@ -298,12 +298,12 @@ class AllocatorWalk:
         self.twins.each(lambda _: next(lasts).append_token_ids(tokens))
 
     def fork(self) -> None:
-        """A chain goes on as two."""
+        """Fork a chain."""
         lasts = iter([each[-1] for each in self.pick()])
         self.chains.append(self.twins.each(lambda facade: facade.fork(next(lasts))))
 
     def drop(self) -> None:
-        """A chain ends, from either side."""
+        """End a chain, from either side."""
         chain = self.pick()
         self.chains.remove(chain)
         step = self.random.choice([1, -1])
@@ -311,7 +311,7 @@ class AllocatorWalk:
         self.twins.each(lambda facade: [facade.free(block) for block in next(lists)])
 
     def out_and_in(self) -> None:
-        """A chain is swapped out, and in again if it fits; else it ends."""
+        """Swap a chain out, and in again if it fits; else end it."""
         chain = self.pick()
         self.chains.remove(chain)
         lists = iter(chain)
@@ -321,13 +321,13 @@ class AllocatorWalk:
         self.chains.append(chain)
 
     def mark(self) -> None:
-        """Computation and access, of blocks that are there or not."""
+        """Mark blocks as computed and accessed, whether they are there or not."""
         self.twins.call("mark_blocks_as_computed", [])
         self.clock += self.random.choice([0.0, 1.0])
         self.twins.call("mark_blocks_as_accessed", [self.random.randrange(20)], self.clock)
 
     def ask(self) -> None:
-        """What changes nothing."""
+        """Make the calls that change nothing."""
         chain = self.pick()
         hashes = [block.content_hash for block in chain[0] if block.content_hash is not None]
         self.twins.call("find_cached_blocks_prefix", hashes)

@@ -39,7 +39,7 @@ class Device(enum.Enum):
 
 
 class EngineSequence:
-    """What a manager asks of a sequence."""
+    """A sequence with what a manager reads of it."""
 
     def __init__(self, seq_id: int, num_blocks: int) -> None:
         self.seq_id = seq_id
@@ -47,12 +47,12 @@ class EngineSequence:
         self.status: Any = SequenceStatus.WAITING
 
     def is_finished(self) -> bool:
-        """Whether it has ended."""
+        """Tell whether it has ended."""
         return self.status is SequenceStatus.FINISHED_STOPPED
 
 
 class EngineGroup:
-    """What a manager asks of a group, statuses compared as an engine does: its own with its own."""
+    """A group as a manager reads it; an engine compares its own statuses with its own."""
 
     prefix = None
     request_id = "r"
@@ -72,7 +72,7 @@ class EngineGroup:
         return [seq for seq in self.seqs if seq.status == status]
 
     def num_seqs(self, status: Any = None) -> int:
-        """How many these are."""
+        """Count these."""
         return len(self.get_seqs(status))
 
 

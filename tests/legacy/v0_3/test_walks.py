@@ -17,7 +17,7 @@ NUM_STEPS = 150
 
 @cache
 def walked(seed: int) -> Walk:
-    """A walk in Python, for several tests."""
+    """Return a walk in Python, for several tests."""
     walk = Walk("python", seed)
     walk.run(NUM_STEPS)
     return walk

@@ -83,12 +83,12 @@ class Walk:
         return value
 
     def some(self, *statuses: SequenceStatus) -> SequenceGroup | None:
-        """A group of which a sequence has one of these statuses."""
+        """Return a group of which a sequence has one of these statuses."""
         fit = [g for g in self.groups if any(s.status in statuses for s in g.get_seqs())]
         return self.rng.choice(fit) if fit else None
 
     def arrive(self) -> None:
-        """A group comes, and is admitted; now and then without being asked."""
+        """Add a group and admit it; now and then without asking first."""
         if len(self.groups) >= GROUPS_MAX:
             return
         tokens = list(range(self.rng.randint(0, 12)))
@@ -110,7 +110,7 @@ class Walk:
                 self.prefixes.append(prefix)
 
     def append(self) -> None:
-        """A group decodes a token; without room for that, it goes."""
+        """Decode a token of a group, which is freed if there is no room."""
         group = self.some(RUNNING)
         if group is None:
             return
@@ -125,7 +125,7 @@ class Walk:
                 return
 
     def fork(self) -> None:
-        """A sequence forks."""
+        """Fork a sequence."""
         group = self.some(RUNNING, SWAPPED)
         if group is None or group.num_seqs() >= SEQS_MAX:
             return
@@ -136,7 +136,7 @@ class Walk:
         group.add(child)
 
     def swap_out(self) -> None:
-        """A group leaves the GPU."""
+        """Swap a group out."""
         group = self.some(RUNNING)
         if group is not None:
             allowed = self.call(self.manager.can_swap_out, group)
@@ -144,7 +144,7 @@ class Walk:
             self._turn(group, RUNNING, SWAPPED, value)
 
     def swap_in(self) -> None:
-        """A group comes back."""
+        """Swap a group in."""
         group = self.some(SWAPPED)
         if group is not None:
             ready = group.prefix is None or group.prefix.computed
@@ -153,7 +153,7 @@ class Walk:
             self._turn(group, SWAPPED, RUNNING, value)
 
     def finish(self) -> None:
-        """A sequence ends."""
+        """End a sequence."""
         group = self.some(RUNNING, SWAPPED)
         if group is not None:
             seq = self.rng.choice(group.get_seqs())
@@ -161,7 +161,7 @@ class Walk:
             self.call(self.manager.free, seq, sure=True)
 
     def leave(self) -> None:
-        """A group ends."""
+        """End a group."""
         if self.groups and self.rng.random() < 0.3:
             self.drop(self.rng.choice(self.groups))
 
@@ -172,7 +172,7 @@ class Walk:
         self.groups.remove(group)
 
     def misuse(self) -> None:
-        """A call that no engine should make."""
+        """Make a call that no engine should make."""
         group = self.some(RUNNING, SWAPPED, FINISHED)
         stranger = Sequence(-1, "", [1], SIZE)
         self.call(self.manager.append_slot, stranger)

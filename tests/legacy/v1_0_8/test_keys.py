@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How 0.8.5's V1 manager names blocks to the core, and what it does where a hash stands in the way.
+"""The names that 0.8.5's V1 manager gives blocks in the core, and its handling of hash
+conflicts.
 
 Keys are made once a record, by the core's own hashing; both languages make the same.
 """

@@ -42,7 +42,7 @@ from tests.conftest import Backend
 
 
 def extra_keys(manager: KVCacheManager, request: EngineRequest) -> list[Any]:
-    """The extra keys of a request's hashes."""
+    """Return the extra keys of a request's hashes."""
     return [each.extra_keys for each in manager.req_to_block_hashes[request.request_id]]
 
 
@@ -137,7 +137,7 @@ def test_a_model_without_layers_needs_nothing_and_is_not_served() -> None:
 
 
 def layer(num_heads: int, *, use_mla: bool = False) -> FullAttentionSpec:
-    """A layer of attention; with MLA half as many bytes a head."""
+    """Return a layer of attention; with MLA it has half as many bytes per head."""
     return FullAttentionSpec(4, num_heads, 8, "float16", use_mla)
 
 
@@ -234,7 +234,7 @@ def test_eagle_with_a_window_reads_no_null_block(backend: Backend) -> None:
 
 
 def record(number: int) -> BlockHashType:
-    """Some hash."""
+    """Return some hash."""
     return BlockHashType(number, ())
 
 

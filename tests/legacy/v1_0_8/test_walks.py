@@ -34,12 +34,12 @@ WORLDS: list[dict[str, Any]] = [
 
 @pytest.fixture(autouse=True, scope="module")
 def twin() -> None:
-    """All of it is about the twin."""
+    """Skip the tests without the twin, or fail in CI."""
     need_twin()
 
 
 def ids(value: Any) -> Any:
-    """An answer with ids for blocks."""
+    """Return an answer with ids for blocks."""
     if isinstance(value, KVCacheBlock):
         return value.block_id, value.ref_cnt, value.block_hash
     if isinstance(value, list | tuple):
@@ -48,7 +48,7 @@ def ids(value: Any) -> Any:
 
 
 class Pair:
-    """A manager on each backend, told the same; hits are kept to be brought late."""
+    """A manager on each backend, with the same calls; hits are kept to be used late."""
 
     def __init__(self, seed: int, options: dict[str, Any]) -> None:
         self.dice = random.Random(seed)
@@ -60,7 +60,7 @@ class Pair:
         self.seen: set[str] = set()
 
     def ask(self, call: Callable[[KVCacheManager, int], Any]) -> list[Any] | None:
-        """What both answer; None where both raise the same."""
+        """Return the answer of both; None if both raise the same."""
         answers: list[Any] = []
         before = self.known
         for number, manager in enumerate(self.managers):
@@ -81,7 +81,7 @@ class Pair:
         return answers
 
     def step(self) -> None:
-        """One call, of any kind, of any request."""
+        """Make one call, of any kind, for any request."""
         dice = self.dice
         if len(self.requests) < 4 and dice.random() < 0.5:
             tokens = [dice.randrange(2) for _ in range(dice.choice([1, 4, 8, 9, 13, 16]))]

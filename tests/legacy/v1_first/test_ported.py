@@ -24,7 +24,7 @@ SIZE = 4
 
 
 def make(backend: Backend, num_blocks: int = 8, ahead: int = 0, **options: Any) -> KVCacheManager:
-    """A manager that was told nothing of hashing."""
+    """Return a manager without arguments about hashing."""
     return KVCacheManager(
         SIZE, num_blocks, num_preallocate_tokens=ahead, backend=backend, **options
     )
@@ -43,7 +43,7 @@ def test_a_queue_can_be_made_of_blocks_by_hand(backend: Backend) -> None:
 
 
 def admit(manager: KVCacheManager, name: str, tokens: list[int]) -> Request:
-    """A request that got its blocks and was computed."""
+    """Return a request that got its blocks and was computed."""
     request = Request(name, tokens)
     hits = manager.get_computed_blocks(request)
     assert manager.allocate_slots(request, len(tokens) - len(hits) * SIZE, hits) is not None
@@ -324,7 +324,7 @@ def test_every_block_shows_what_its_requests_say(backend: Backend, seed: int) ->
 
 
 def check_shown(blocks: list[KVCacheBlock], request: Request) -> None:
-    """What the blocks of a request show is what it says of its computed tokens."""
+    """Check that the blocks of a request show its computed tokens."""
     tokens = list(request.all_token_ids[: request.num_computed_tokens])
     hashes = hash_request_tokens(SIZE, tokens)
     for place, block in enumerate(blocks):

@@ -50,7 +50,7 @@ class Walk:
         return self.record
 
     def snapshot(self) -> bytes:
-        """All that the manager knows, as bytes."""
+        """Return everything that the manager knows, as bytes."""
         tables = {name: numbers(blocks) for name, blocks in self.manager.req_to_blocks.items()}
         return repr((columns(self.manager.state()), tables)).encode()
 
@@ -70,7 +70,7 @@ class Walk:
         return value
 
     def arrive(self) -> None:
-        """A request comes, is looked up, and gets slots for a chunk of its prompt."""
+        """Add a request, look it up, and allocate slots for a chunk of its prompt."""
         if len(self.requests) >= 4:
             return
         tokens = [self.rng.randint(0, 1) for _ in range(self.rng.randint(1, 9))]
@@ -87,7 +87,7 @@ class Walk:
             self.requests.append(request)
 
     def decode(self) -> None:
-        """A request computes its next tokens; one that finds no room goes."""
+        """Compute the next tokens of a request, which is freed if there is no room."""
         if not self.requests:
             return
         request = self.rng.choice(self.requests)
@@ -102,7 +102,7 @@ class Walk:
             request.num_computed_tokens += chunk
 
     def leave(self) -> None:
-        """A request ends."""
+        """End a request."""
         if self.requests and self.rng.random() < 0.5:
             self.drop(self.rng.choice(self.requests))
 
@@ -112,7 +112,7 @@ class Walk:
         self.requests.remove(request)
 
     def misuse(self) -> None:
-        """Calls that no engine should make."""
+        """Make calls that no engine should make."""
         new = Request("new", [0, 1, 1, 0, 1])
         self.call(self.manager.append_slots, new, 1)
         self.call(self.manager.free, new)
@@ -128,13 +128,13 @@ class Walk:
 
 
 def numbers(blocks: list[KVCacheBlock]) -> list[int]:
-    """The numbers of blocks."""
+    """Return the numbers of blocks."""
     return [block.block_id for block in blocks]
 
 
 @cache
 def walked(seed: int) -> Walk:
-    """A walk in Python, for several tests."""
+    """Return a walk in Python, for several tests."""
     walk = Walk("python", seed)
     walk.run(NUM_STEPS)
     return walk

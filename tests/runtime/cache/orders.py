@@ -15,7 +15,7 @@ from kvcore.types.commands import Zero
 
 
 def run_shuffled(cache: Cache, commands: Sequence[Copying], seed: int) -> None:
-    """One command after the other, those of a segment in a random order."""
+    """Run the commands one after the other, those of a segment in a random order."""
     shuffle = random.Random(seed).shuffle
     for _, segment in itertools.groupby(commands, key=lambda each: each.segment):
         some = list(segment)
@@ -24,7 +24,7 @@ def run_shuffled(cache: Cache, commands: Sequence[Copying], seed: int) -> None:
 
 
 def run_parallel(cache: Cache, commands: Sequence[Copying]) -> None:
-    """All reads of a segment before all its writes, as if its commands ran at the same moment."""
+    """Run all reads of a segment before all its writes, as if they ran at the same moment."""
     for _, segment in itertools.groupby(commands, key=lambda each: each.segment):
         writes = []
         for command in segment:

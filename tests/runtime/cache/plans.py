@@ -44,7 +44,7 @@ class World:
         self.num_arrived = 0
 
     def sequence(self, name: str, num_tokens: int, max_tokens: int = 16) -> Sequence:
-        """A sequence that the manager knows and that nobody has queued."""
+        """Return a sequence that the manager knows and that is in no queue."""
         self.num_arrived += 1
         first = 1000 * self.num_arrived
         prompt = tuple(range(first, first + num_tokens))
@@ -55,7 +55,9 @@ class World:
         return Sequence(request, arrival=self.num_arrived, row=row)
 
     def running(self, name: str, num_tokens: int, *, computed: int) -> Sequence:
-        """The same, with blocks for this many tokens, all decoding if that is the whole prompt."""
+        """Return a sequence with blocks for this many tokens, decoding if its prompt has no
+        more.
+        """
         sequence = self.sequence(name, num_tokens)
         assert self.manager.allocate_slots(name, computed)
         self.take_batch()

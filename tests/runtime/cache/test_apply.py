@@ -62,7 +62,7 @@ Contents = dict[tuple[str, int], float]
 
 
 def make_runtime(order: Any = "block_major") -> Runtime:
-    """A runtime whose device block i holds i + 1 everywhere, its host block i -i - 1."""
+    """Return a runtime whose device block i holds i + 1 everywhere, its host block i -i - 1."""
     layout = CacheLayout(num_layers=2, num_kv_heads=1, head_dim=2, block_size=2, order=order)
     cache = Cache(layout, NUM_BLOCKS, NUM_HOST_BLOCKS)
     for block in range(NUM_BLOCKS):
@@ -73,7 +73,7 @@ def make_runtime(order: Any = "block_major") -> Runtime:
 
 
 def contents(runtime: Runtime) -> Contents:
-    """The one value that each block holds."""
+    """Return the one value that each block holds."""
     found = {}
     for tier in (runtime.cache.blocks, runtime.cache.host_blocks):
         for block in range(tier.num_blocks):
@@ -84,7 +84,7 @@ def contents(runtime: Runtime) -> Contents:
 
 
 def taken(before: Contents, commands: list[Command]) -> Contents:
-    """What commands mean, one after the other."""
+    """Apply commands to a dict, one after the other."""
     held = dict(before)
     for command in commands:
         target = command.writes()

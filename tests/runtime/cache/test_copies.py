@@ -27,7 +27,7 @@ NUM_BLOCKS = 12
 def make_cache(
     order: Any = "block_major", dtype: torch.dtype = torch.float32, dim: int = 4
 ) -> Cache:
-    """A cache whose every element is different from every other of its tier, or nearly so."""
+    """Return a cache whose elements all differ within a tier, or nearly so."""
     layout = CacheLayout(
         num_layers=2, num_kv_heads=2, head_dim=dim, block_size=3, dtype=dtype, order=order
     )

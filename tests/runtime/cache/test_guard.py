@@ -44,12 +44,12 @@ def apply(runtime: Runtime, *commands: Command) -> None:
 
 
 def write(runtime: Runtime, block: int, value: float = 1.0) -> None:
-    """What a forward pass does to a whole block."""
+    """Write a whole block as a forward pass does."""
     runtime.cache.blocks.data[block] = value
 
 
 def poisoned(runtime: Runtime) -> set[int]:
-    """Blocks that are NaN as a whole; none may be NaN in part."""
+    """Return blocks that are NaN as a whole; none may be NaN in part."""
     found = set()
     for block in range(runtime.cache.num_blocks):
         isnan = runtime.cache.blocks.data[block].isnan()

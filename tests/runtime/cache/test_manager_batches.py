@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a real manager emits, applied: tables equal the state's, and contents follow the tokens.
+"""The batches of a real manager, applied: tables equal the state's, and contents follow the
+tokens.
 
 The forward pass is played by writing, at each slot, a number made of all tokens up to it: so a
 block that is shared, copied, swapped or hit wrongly holds another number than the request expects.
@@ -68,7 +69,7 @@ class Play:
         self.made = 0
 
     def step(self) -> None:
-        """Some calls of an engine, then a batch and its forward pass."""
+        """Make some calls of an engine, then run a batch and its forward pass."""
         self.writes.clear()
         for name in list(self.tokens):
             if name in self.tokens:

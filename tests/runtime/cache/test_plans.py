@@ -14,7 +14,7 @@ from tests.runtime.cache.plans import World
 
 
 class Guess:
-    """Proposes the same tokens always, as many as there is room for."""
+    """Proposes always the same tokens, as many as there is room for."""
 
     def __init__(self, *tokens: int) -> None:
         self._tokens = tokens
@@ -27,7 +27,9 @@ class Guess:
 
 
 class Loading(Exchange):
-    """Has the first four tokens of everybody, and says so without touching the manager."""
+    """Loads the first four tokens of every request, and reports them without touching the
+    manager.
+    """
 
     def begin(self, sequence: Sequence, hit: Hit) -> int:
         del sequence, hit

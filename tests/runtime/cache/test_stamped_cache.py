@@ -30,7 +30,7 @@ def make(
 
 
 def admit(manager: KVCacheManager, name: str, tokens: list[int]) -> Pass:
-    """Schedule a whole prompt behind its hit."""
+    """Schedule a whole prompt after its hit."""
     row = manager.add_request(Request(name, tokens))
     hit = manager.get_computed_blocks(name)
     assert manager.allocate_slots(name, len(tokens) - hit.num_tokens, hit)

@@ -37,7 +37,7 @@ def apply(tables: BlockTables, *commands: Command) -> None:
 
 
 def take(model: Model, command: Command) -> None:
-    """What a command means, on lists."""
+    """Apply a command to lists."""
     if isinstance(command, SetTable):
         table = model.setdefault((command.group_id, command.row), [])
         table[command.position : command.position + 1] = [command.block]

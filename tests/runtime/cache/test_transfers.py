@@ -27,7 +27,7 @@ KEYS = [make_key(bytes([number]) * 32, 0) for number in range(4)]
 
 
 class Shelf:
-    """A tier in memory that fails when it is told to."""
+    """A tier in memory that fails on demand."""
 
     def __init__(self) -> None:
         self.pages: dict[bytes, Tensor] = {}

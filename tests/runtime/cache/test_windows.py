@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Windows: what a query sees, and that nothing behind it is read, from blocks at random places.
+"""Windows: the keys that a query sees; nothing before them is read, from blocks at random
+places.
 
 Blocks behind the window are given back at once here: their content is NaN and the table names the
 null block, NaN too. Expected values come from one contiguous tensor with the full history.

@@ -77,7 +77,9 @@ class Memory:
             self.blocks[block][position % size] = token
 
     def digest(self, row: int, position: int) -> int:
-        """Of the tokens that a query at a position sees in each group. Raises if one is missing."""
+        """Return a digest of the tokens that a query at a position sees in each group. Raises if
+        one is missing.
+        """
         value = 0
         for group, (size, window) in enumerate(zip(self.sizes, self.windows, strict=True)):
             table = self.tables[row, group]

@@ -37,7 +37,7 @@ class Taken:
 
 @attrs.define
 class Transfer:
-    """A store or load under way. request_id: who loads. done: how it ended, None for not yet."""
+    """A store or load. request_id: the loading request. done: how it ended, None for not yet."""
 
     batch: int
     request_id: str | None = None
@@ -81,7 +81,7 @@ class Flights:
             self.execute()
 
     def plan(self) -> None:
-        """Some calls of an engine, then a batch is taken."""
+        """Make some calls of an engine, then take a batch."""
         self.starts.clear()
         self.drafted.clear()
         for name in list(self.tokens):
@@ -204,7 +204,7 @@ class Flights:
         self.seen["drafts"] += 1
 
     def _load(self, name: str, hit: Hit) -> bool:
-        """Load what the tier has of a request behind its hit; some of it may fail."""
+        """Load what the tier has of a request after its hit; some of it may fail."""
         config, pages = self.manager.config, self.stamped.tier.pages
         keys, end = self.manager.get_block_keys(name), hit.num_tokens
         step = config.hit_alignment

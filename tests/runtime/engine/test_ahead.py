@@ -51,7 +51,7 @@ def decode(ids: Sequence[int]) -> str:
 
 
 def draw_requests(draw: random.Random) -> list[GenerationRequest]:
-    """Some requests, half of which begin as the one before."""
+    """Draw some requests, half of which begin as the one before."""
     asked: list[GenerationRequest] = []
     for number in range(draw.randint(2, 6)):
         own = tuple(draw.randrange(NUM_IDS) for _ in range(draw.randint(1, 5)))
@@ -92,7 +92,9 @@ def draw_config(draw: random.Random, layers: tuple[Visibility, ...]) -> Config:
 def run(
     engine: Engine, asked: Sequence[GenerationRequest], draw: random.Random, dropped: set[str]
 ) -> dict[ANSWERED, tuple[tuple[int, ...], str]]:
-    """The answers by request and sample. dropped: requests that are aborted, whenever it is."""
+    """Return the answers by request and sample. dropped: requests that are aborted at some
+    moment.
+    """
     late, answers = list(asked), {}
     while late or not engine.is_idle:
         if late and draw.random() < 0.6:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The executor without a model: batches in order, none behind an error, and what a clear leaves."""
+"""The executor without a model: batches in order, none after an error, the effect of a clear."""
 
 import multiprocessing
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ from kvcore.types.commands import close
 
 
 class Broken(RuntimeError):
-    """What a batch raises that is told to."""
+    """The error that a batch raises on demand."""
 
 
 class Machine:

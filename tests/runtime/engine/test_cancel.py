@@ -51,12 +51,12 @@ WORLDS: dict[str, tuple[str, int, int, dict[str, Any]]] = {
 
 @pytest.fixture
 def backend(backend_of_engine: Backend) -> Backend:
-    """The twin; `make explore` has Python, too."""
+    """Return the twin; `make explore` has Python, too."""
     return backend_of_engine
 
 
 class Broken(RuntimeError):
-    """What a forward pass raises that is told to."""
+    """The error that a forward pass raises on demand."""
 
 
 def model(name: str = "full") -> Llama:
@@ -114,7 +114,7 @@ class Breaking:
 
 
 def run(engine: Engine, num_asked: int = 7) -> tuple[dict[str, Completion], int]:
-    """The answers to the first of `requests`, and how often a step raised Broken."""
+    """Return the answers to the first of `requests`, and how often a step raised Broken."""
     for request in requests()[:num_asked]:
         engine.add_request(request)
     done, num_broken = [], 0

@@ -31,7 +31,7 @@ from tests.runtime.model.questions import (
 
 @pytest.fixture
 def backend(backend_of_engine: Backend) -> Backend:
-    """The twin; `make explore` has Python, too."""
+    """Return the twin; `make explore` has Python, too."""
     return backend_of_engine
 
 
@@ -95,7 +95,7 @@ def make_engine(
 
 
 def only_prompts() -> list[GenerationRequest]:
-    """What the engine that computes prompts is asked: one token, which nobody reads."""
+    """Return the requests of the engine that computes prompts: for one token, which is not used."""
     return [
         attrs.evolve(each, num_samples=1, sampling=attrs.evolve(each.sampling, max_tokens=1))
         for each in requests()

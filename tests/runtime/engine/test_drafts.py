@@ -39,7 +39,7 @@ def model(name: str) -> Llama:
 
 @pytest.fixture
 def backend(backend_of_engine: Backend) -> Backend:
-    """The twin; `make explore` has Python, too."""
+    """Return the twin; `make explore` has Python, too."""
     return backend_of_engine
 
 

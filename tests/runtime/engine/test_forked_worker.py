@@ -34,7 +34,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="forks are used 
 
 
 class Desk:
-    """What is called: it knows what it was told before."""
+    """A called object that remembers its earlier calls."""
 
     def __init__(self) -> None:
         self.told: list[Any] = []

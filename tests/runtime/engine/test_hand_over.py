@@ -39,7 +39,7 @@ class End:
         return cast(Engine, self)
 
     def sequence(self, name: str, num_tokens: int) -> Sequence:
-        """A sequence of tokens 0, 1, 2 and so on."""
+        """Return a sequence of tokens 0, 1, 2 and so on."""
         request = GenerationRequest(request_id=name, prompt=tuple(range(num_tokens)))
         row = self.manager.add_request(Request(name, request.prompt))
         return Sequence(request, arrival=0, row=row)
@@ -51,7 +51,7 @@ class End:
         return batch.number
 
     def compute(self, sequence: Sequence, *counts: int) -> None:
-        """Tokens per batch, behind the cached ones; each slot holds its position + 1."""
+        """Compute tokens by batches, after the cached ones; each slot holds its position + 1."""
         name = sequence.sequence_id
         for count in counts:
             start = self.manager.num_computed_tokens(name)
@@ -65,14 +65,14 @@ class End:
         return self.manager.get_block_ids(name)
 
     def held(self, name: str, group_id: int = 0) -> list[float]:
-        """What the key slots of a request hold, in the order of its positions."""
+        """Return the key slots of a request, in the order of its positions."""
         data = self.runtime.cache.groups[group_id].data
         blocks = [data[block, 0, 0].flatten().tolist() for block in self.tables(name)[group_id]]
         return [value for block in blocks for value in block]
 
 
 def sent(backend: Backend, num_tokens: int, *, groups: tuple[Group, ...] = (Group(4),)) -> Channel:
-    """A channel with the parcel of a prompt, computed in two batches; the blocks are used anew."""
+    """Return a channel with a prompt's parcel, computed in two batches; the blocks are reused."""
     channel, end = Channel(), End(backend, groups=groups)
     sequence = end.sequence("a", num_tokens)
     end.compute(sequence, num_tokens - 1, 1)
@@ -238,7 +238,7 @@ def test_a_load_begins_only_if_the_whole_sequence_fits(backend: Backend) -> None
 
 
 class Slow(Channel):
-    """A parcel is announced, and arrives when it is told to."""
+    """A channel whose parcel is announced, and arrives on demand."""
 
     has_come = False
 

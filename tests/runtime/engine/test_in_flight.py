@@ -50,7 +50,7 @@ OPTIONS = EngineOptions(token_budget=64, guard=True, keep_logits=True)
 
 @pytest.fixture
 def backend(backend_of_engine: Backend) -> Backend:
-    """The twin; `make explore` has Python, too."""
+    """Return the twin; `make explore` has Python, too."""
     return backend_of_engine
 
 

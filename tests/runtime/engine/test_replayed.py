@@ -23,7 +23,7 @@ from tests.conftest import Backend
 
 
 def trace_of(num_requests: int) -> list[TraceRequest]:
-    """Requests at once, of which every two share a long prefix; together far larger than a pool."""
+    """Return requests of which every two share a long prefix; together they far exceed a pool."""
     return [
         TraceRequest(line, 0.0, 70, 12, [line % 2, 5, 6, 100 + line], 20)
         for line in range(1, num_requests + 1)
@@ -31,18 +31,18 @@ def trace_of(num_requests: int) -> list[TraceRequest]:
 
 
 def options(num_blocks: int = 40, **given: object) -> Options:
-    """A small pool of small blocks."""
+    """Return a small pool of small blocks."""
     made = {"block_size": 4, "max_running": 6, "token_budget": 64} | given
     return Options(num_blocks=num_blocks, **made)  # type: ignore[arg-type]  # by name
 
 
 def replayed(backend: Backend, asked: Options) -> Result:
-    """The result of a run on tensors."""
+    """Return the result of a run on tensors."""
     return replayed_on(backend, asked)[0]
 
 
 def replayed_on(backend: Backend, asked: Options) -> tuple[Result, OnDevice]:
-    """The same, and the device's side of it."""
+    """Return the result of a run on tensors, and the device's side of it."""
     device = OnDevice(make_device, asked)
     return replay(trace_of(8), asked, backend=backend, apply=device), device
 

@@ -42,7 +42,7 @@ SEEDS = (38, 39, 44, 49, 54, 61)
 
 @pytest.fixture
 def backend(backend_of_engine: Backend) -> Backend:
-    """The twin; `make explore` has Python, too."""
+    """Return the twin; `make explore` has Python, too."""
     return backend_of_engine
 
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A model with windowed layers: from groups that give blocks back behind their window it answers,
-bit for bit, as from contiguous tensors that keep the full history and mask it."""
+"""A model with windowed layers: with groups that give blocks back after their window it answers,
+bit for bit, as from contiguous tensors that keep the full history and mask it.
+"""
 
 import attrs
 import pytest
@@ -41,7 +42,7 @@ NULL_BLOCK = 0
 
 @pytest.fixture
 def backend(backend_of_engine: Backend) -> Backend:
-    """The twin; `make explore` has Python, too."""
+    """Return the twin; `make explore` has Python, too."""
     return backend_of_engine
 
 

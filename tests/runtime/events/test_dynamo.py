@@ -63,7 +63,7 @@ class Indexer:
         self.call("/register", body)
 
     def blocks(self, tokens: list[int], salt: str | None) -> int:
-        """How many blocks of a prompt the engine has."""
+        """Count the blocks of a prompt that the engine has."""
         body = {"token_ids": tokens, "model_name": "m"} | ({"cache_salt": salt} if salt else {})
         scores = self.call("/query", body).get("scores", {})
         return scores.get("1", {}).get("0", 0) // SIZE
@@ -106,7 +106,7 @@ def run(engine: Engine, sender: Any, steps: int) -> None:
 
 
 def is_heard(indexer: Indexer, engine: Engine, sender: Any) -> bool:
-    """Whether Dynamo's socket is connected, so that it has heard of the batch sent last."""
+    """Tell whether Dynamo's socket is connected, so that it has heard of the batch sent last."""
     run(engine, sender, 1)
     time.sleep(0.05)
     tokens = engine.prompt()
@@ -114,7 +114,7 @@ def is_heard(indexer: Indexer, engine: Engine, sender: Any) -> bool:
 
 
 def ask(indexer: Indexer, engine: Engine, questions: int) -> int:
-    """Every answer is the manager's, at the latest when its last batch has arrived.
+    """Check that every answer is the manager's, at the latest when its last batch has arrived.
 
     Returns for how many questions that was above 0.
     """

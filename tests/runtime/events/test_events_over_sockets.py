@@ -37,7 +37,7 @@ def follow(source: EventSource, enough: Callable[[], bool]) -> None:
 
 
 def same(source: EventSource, engine: Engine) -> bool:
-    """Whether the index answers as the manager, for some prompts."""
+    """Tell whether the index agrees with the manager, for some prompts."""
     for salt in (None, "tenant"):
         for _ in range(3):
             hashes, expected = engine.ask(engine.prompt(), salt)
@@ -47,7 +47,7 @@ def same(source: EventSource, engine: Engine) -> bool:
 
 
 def whole(source: EventSource, sender: EventPublisher) -> bool:
-    """Whether everything that the publisher numbered has been applied."""
+    """Tell whether everything that the publisher numbered has been applied."""
     return source.index.expected("a", 0) == sender._log.next_number and not sender._queue
 
 

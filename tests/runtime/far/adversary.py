@@ -21,7 +21,7 @@ BLOCK_SIZE = 16
 
 
 class HandClock:
-    """Time that passes when it is told to."""
+    """A clock that advances on demand."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -117,7 +117,7 @@ def make_engine(
     options: FarOptions | None = None,
     **config: object,
 ) -> Engine:
-    """An engine over a tier. name: of the model; config: options of the pool."""
+    """Return an engine over a tier. name: of the model; config: options of the pool."""
     groups = make_groups(DEEP_MODELS[name], BLOCK_SIZE)
     given = {"num_blocks": 300, "hash_seed": b"seed", "max_num_batched_tokens": 64} | config
     far = options or FarOptions(min_fetch_tokens=BLOCK_SIZE, weights="tiny")

@@ -23,7 +23,7 @@ def keep(store: BlockingStore, engine: Engine) -> FarExchange:
 
 
 def settled(engine: Engine) -> FarCounts:
-    """The counts of an engine whose tier has answered, and is closed."""
+    """Return the counts of an engine whose tier has answered, and is closed."""
     assert isinstance(engine.exchange, FarExchange)
     assert engine.exchange.flush(30)
     engine.exchange.check()

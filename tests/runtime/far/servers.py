@@ -25,7 +25,7 @@ def free_port() -> int:
 
 
 def find_redis() -> str | None:
-    """The program of Redis or Valkey."""
+    """Return the program of Redis or Valkey."""
     return shutil.which("redis-server") or shutil.which("valkey-server")
 
 

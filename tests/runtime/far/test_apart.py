@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two processes, one of which computes prompts: equal tokens, whoever dies and whenever."""
+"""Two processes, one of which computes prompts: equal tokens, whichever dies and whenever."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_who_dies_costs_time_and_no_token(victim: str) -> None:
 
 
 def answer_of(server: Redis, prompt: list[int], name: str, victim: str, after_s: float) -> str:
-    """The hand-over of a prompt, or nothing, while one of the two processes dies."""
+    """Return the hand-over of a prompt, or nothing, while one of the two processes dies."""
     with demo.other_process(True, server.url) as other:
         assert other.stdin is not None
         assert other.stdout is not None
@@ -58,7 +58,7 @@ def answer_of(server: Redis, prompt: list[int], name: str, victim: str, after_s:
 
 
 def assert_whole(engine: Engine) -> None:
-    """No block and no slot is lost."""
+    """Assert that no block and no slot is lost."""
     manager = engine.manager
     assert manager.num_free_blocks == manager.config.num_usable_blocks
     engine.exchange.flush(20)

@@ -68,7 +68,7 @@ def mode(path: Path) -> int:
 
 
 def wait(tier: ThreadedTier, ticket: int | None) -> tuple[FarStatus, ...]:
-    """The statuses of a ticket; real time passes, at most half a minute."""
+    """Wait for the statuses of a ticket, at most half a minute."""
     assert ticket is not None
     end = time.monotonic() + 30
     while time.monotonic() < end:

@@ -27,7 +27,7 @@ from tests.runtime.model.questions import (
 
 @pytest.fixture
 def backend(backend_of_engine: Backend) -> Backend:
-    """The twin; `make explore` has Python, too."""
+    """Return the twin; `make explore` has Python, too."""
     return backend_of_engine
 
 
@@ -42,12 +42,12 @@ def tier() -> ManualTier:
 
 
 def asked() -> list[GenerationRequest]:
-    """Three prompts of 73, 81 and 125 tokens, of which one asks for three samples."""
+    """Return three prompts of 73, 81 and 125 tokens, of which one asks for three samples."""
     return questions.requests()[:3]
 
 
 def one() -> GenerationRequest:
-    """The first: 81 tokens, five blocks of 16 and one more token."""
+    """Return the first: 81 tokens, five blocks of 16 and one more token."""
     return asked()[0]
 
 

@@ -89,7 +89,7 @@ SEEDED: dict[str, Seeded] = {
 
 
 def seed(module: ModuleType, source: str, patched: pytest.MonkeyPatch) -> None:
-    """Give a module's classes, and all who import its functions, what this source of it defines."""
+    """Give a module's classes, and the users of its functions, the definitions of this source."""
     spoilt = ModuleType(module.__name__)
     exec(compile(source, "spoilt", "exec"), vars(spoilt))
     for name, value in list(vars(module).items()):

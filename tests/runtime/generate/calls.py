@@ -15,7 +15,7 @@ TWO_PROMPTS = (
 
 
 def call(prompts: Path, *options: str) -> list[str]:
-    """A small call: python core, tiny model, few tokens; later options win."""
+    """Return a small call: python core, tiny model, few tokens; later options win."""
     small = ["--model", "tiny", "--max-tokens", "6", "--threads", "1", "--backend", "python"]
     return ["--prompts", str(prompts), *small, *options]
 

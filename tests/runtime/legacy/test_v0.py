@@ -56,11 +56,11 @@ class Engine:
         self.num_not_written = 0
 
     def value(self, tokens: list[int], position: int) -> float:
-        """The number of a token behind all before it."""
+        """Return the number of a token after all before it."""
         return self.numbers.setdefault(tuple(tokens[: position + 1]), len(self.numbers) + 1.0)
 
     def compute(self, seqs: Iterable[Sequence], *, num_cached: int | None = None) -> None:
-        """A step: apply the batch, then write what sequences have not computed yet."""
+        """Make a step: apply the batch, then write what sequences have not computed yet."""
         self.runtime.apply(self.manager.take_batch())
         for seq in seqs:
             tokens, table = seq.get_token_ids(), self.manager.get_block_table(seq)
@@ -76,7 +76,7 @@ class Engine:
         self.manager.mark_blocks_as_computed(SequenceGroup("all", []), 1)
 
     def check(self, seqs: Iterable[Sequence]) -> None:
-        """All that sequences see is what was written, on whichever device it is."""
+        """Check that sequences see what was written, on either device."""
         allocator = self.manager.block_allocator
         num_gpu = allocator.get_num_total_blocks(Device.GPU)
         for seq in seqs:
@@ -91,7 +91,7 @@ class Engine:
                 assert read == [values[position]], (seq.seq_id, position, block)
 
     def new_seq(self, tokens: Iterable[int]) -> Sequence:
-        """A sequence of its own number."""
+        """Return a new sequence with the next number."""
         self.next_id += 1
         return Sequence(self.next_id, list(tokens))
 
@@ -114,7 +114,7 @@ class Engine:
         self.compute(seqs)
 
     def fork(self, group: SequenceGroup, parent: Sequence) -> Sequence:
-        """A fork, which has read what its parent read."""
+        """Fork a sequence; the fork has read what its parent read."""
         self.next_id += 1
         child = parent.fork(self.next_id)
         self.manager.fork(parent, child)
@@ -188,7 +188,7 @@ def test_whatever_happens_all_read_what_they_wrote(
 
 
 def live(engine: Engine, chance: random.Random) -> set[str]:
-    """A random life, read back after each step: what happened in it."""
+    """Play a random life, read back after each step; return what happened in it."""
     done: set[str] = set()
     groups: list[SequenceGroup] = []
     for _ in range(NUM_STEPS):
@@ -211,7 +211,7 @@ def live(engine: Engine, chance: random.Random) -> set[str]:
 
 
 def _act(engine: Engine, chance: random.Random, action: str, group: SequenceGroup) -> set[str]:
-    """One action on a group, if it is possible: what was done."""
+    """Do one action on a group, if it is possible; return what was done."""
     seq, running = chance.choice(group.seqs), group.get_seqs(RUNNING)
     if action == "free":
         engine.manager.access_all_blocks_in_seq(seq, float(chance.randrange(100)))

@@ -61,13 +61,13 @@ class Engine:
         self.runtime.apply(self.manager.take_batch())
 
     def new_values(self, count: int) -> list[float]:
-        """Numbers that nobody has."""
+        """Return numbers that no token has."""
         first = self.fresh + 1.0
         self.fresh += count
         return [first + offset for offset in range(count)]
 
     def write(self, seq: Sequence, start: int) -> None:
-        """A forward pass: the values from a position on, through the table."""
+        """Write values from a position on, through the table, like a forward pass."""
         table = self.manager.get_block_table(seq)
         values = self.values[seq.seq_id]
         for position in range(start, len(values)):
@@ -76,7 +76,7 @@ class Engine:
                     part[table[position // SIZE], position % SIZE] = values[position]
 
     def check(self, seqs: Iterable[Sequence]) -> None:
-        """All that sequences see is what they wrote, on whichever device it is."""
+        """Check that sequences see what they wrote, on either device."""
         self.manager.check()
         for seq in seqs:
             table, values = self.manager.block_tables[seq.seq_id], self.values[seq.seq_id]
@@ -108,7 +108,7 @@ class Engine:
         return group.get_seqs()
 
     def append(self, seqs: list[Sequence]) -> list[tuple[int, int] | None]:
-        """One decode step for some sequences, in one batch."""
+        """Make one decode step for some sequences, in one batch."""
         pairs = []
         for seq in seqs:
             seq.append_token_id(0)
@@ -120,7 +120,7 @@ class Engine:
         return pairs
 
     def fork(self, group: SequenceGroup, parent: Sequence, seq_id: int) -> Sequence:
-        """A fork, which has read what its parent read."""
+        """Fork a sequence; the fork has read what its parent read."""
         child = parent.fork(seq_id)
         self.manager.fork(parent, child)
         self.values[seq_id] = list(self.values[parent.seq_id])

@@ -67,7 +67,7 @@ class Engine:
         self.runtime.apply(self.manager.take_batch())
 
     def write(self, request: EngineRequest, start: int, end: int, num_drafts: int) -> None:
-        """A forward pass: the numbers of these prefixes, and drafts behind them."""
+        """Write the numbers of these prefixes, and drafts after them, like a forward pass."""
         for position in range(start, end):
             self.put(request, position, self.number(request, position))
         for position in range(end, end + num_drafts):
@@ -82,12 +82,12 @@ class Engine:
                 part[block.block_id, position % SIZE] = number
 
     def number(self, request: EngineRequest, position: int) -> float:
-        """What the token at a position holds."""
+        """Return the content of the token at a position."""
         prefix = tuple(request.all_token_ids[: position + 1])
         return self.numbers.setdefault(prefix, 1.0 + len(self.numbers))
 
     def check(self, request: EngineRequest, query: int) -> None:
-        """All that the queries from one on saw is what their prefixes say."""
+        """Check that the queries from one on saw what their prefixes say."""
         first = 0 if self.window is None else max(0, query - self.window + 1)
         blocks = self.manager.req_to_blocks[request.request_id]
         for position in range(first, request.num_computed_tokens):

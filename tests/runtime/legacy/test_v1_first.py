@@ -26,7 +26,7 @@ NUM_STEPS = 200
 
 
 def value_of(tokens: list[int], position: int) -> float:
-    """What is stored for a token: a number of all tokens up to it."""
+    """Return the stored value of a token: a number of all tokens up to it."""
     return float(zlib.crc32(bytes(tokens[: position + 1])) % 2**20)
 
 
@@ -85,7 +85,7 @@ class Engine:
         return [block.block_id for block in self.manager.req_to_blocks[request.request_id]]
 
     def check(self) -> None:
-        """Every request reads its own tokens, hits included."""
+        """Check that every request reads its own tokens, hits included."""
         self.manager.check()
         for request in self.requests:
             blocks, tokens = self._blocks(request), list(request.all_token_ids)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the engine's tests ask, what must come out, and in what state the engine is left."""
+"""The requests of the engine's tests, the expected answers, and the final state of the engine."""
 
 from collections.abc import Sequence
 from functools import cache
@@ -32,12 +32,12 @@ DEEP_MODELS = MODELS | {"windowed": (FULL, SLIDING, FULL, SLIDING)}
 
 @cache
 def model_of(visibilities: tuple[Visibility, ...]) -> Llama:
-    """The tiny model with such layers, the same for all tests: so `references` are made once."""
+    """Return the tiny model with such layers; all tests share it, so `references` are made once."""
     return tiny_model(config=tiny_config(visibilities=visibilities), invariant=True)
 
 
 def requests(temperature: float = 0.9) -> list[GenerationRequest]:
-    """Seven prompts behind one beginning; the second one asks for three samples."""
+    """Return seven prompts with one beginning; the second one asks for three samples."""
     return [
         GenerationRequest(
             request_id=f"r{number}",
@@ -50,7 +50,7 @@ def requests(temperature: float = 0.9) -> list[GenerationRequest]:
 
 
 def answer(engine: Engine, asked: Sequence[GenerationRequest]) -> dict[str, Completion]:
-    """The engine's answers by request and sample."""
+    """Return the engine's answers by request and sample."""
     for request in asked:
         engine.add_request(request)
     return {f"{each.request_id}#{each.sample}": each for each in engine.run()}
@@ -58,7 +58,7 @@ def answer(engine: Engine, asked: Sequence[GenerationRequest]) -> dict[str, Comp
 
 @cache
 def references(model: Llama, temperature: float = 0.9) -> dict[str, Generation]:
-    """The answers to `requests`, each from a contiguous cache of its own with its full history."""
+    """Return the answers to `requests`, each from a contiguous cache with its full history."""
     samples = [
         (each, sample) for each in requests(temperature) for sample in range(each.num_samples)
     ]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a model left in a directory is found by that model, and by no other."""
+"""The pages that a model left in a directory are found by that model, and by no other."""
 
 import json
 from collections.abc import Iterator
@@ -103,13 +103,13 @@ def test_another_order_of_the_groups_is_another_identity() -> None:
 
 @pytest.fixture
 def backend(backend_of_engine: Backend) -> Backend:
-    """The twin; `make explore` has Python, too."""
+    """Return the twin; `make explore` has Python, too."""
     return backend_of_engine
 
 
 @pytest.fixture
 def call(tmp_path: Path, backend: Backend) -> list[str]:
-    """A greedy call of the tiny model, verified bit by bit."""
+    """Return a greedy call of the tiny model, verified bit by bit."""
     path = tmp_path / "prompts.jsonl"
     path.write_text(PROMPTS)
     argv = ["--prompts", str(path), "--model", "tiny", "--max-tokens", "20", "--threads", "1"]
@@ -117,7 +117,7 @@ def call(tmp_path: Path, backend: Backend) -> list[str]:
 
 
 def answer(argv: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[Any, dict[str, int]]:
-    """The answers of a call that must verify them, and its figures."""
+    """Return the answers of a call that must verify them, and its figures."""
     assert command.main(argv) == 0
     result = json.loads(capsys.readouterr().out)
     summary = result["summary"]
@@ -134,7 +134,7 @@ def assert_found_by_its_own_model(
     monkeypatch: pytest.MonkeyPatch,
     seeds: tuple[int, int] = (0, 0),
 ) -> None:
-    """Of two calls on one directory neither loads what the other one left, nor touches it."""
+    """Assert that of two calls on one directory neither loads nor touches the other's pages."""
 
     def run(argv: list[str], seed: int) -> tuple[Any, dict[str, int]]:
         monkeypatch.setattr(command, "tiny_model", partial(tiny_model, seed))

@@ -17,7 +17,7 @@ RUNS = range(60)
 
 
 def truth(manager: KVCacheManager) -> tuple[int, int, int, int]:
-    """What a walk of the pool finds: used, cached, free, quarantined."""
+    """Return the counts of a walk of the pool: used, cached, free, quarantined."""
     found: Counter[str] = Counter()
     config, quarantined = manager.config, set(manager.quarantined_blocks)
     for block in range(config.num_blocks - config.num_usable_blocks, config.num_blocks):

@@ -39,7 +39,7 @@ def registry() -> Any:
 
 
 def scrape(registry: Any) -> Scrape:
-    """What a scraper gets over HTTP: name and the value of the metric's own label -> value."""
+    """Return the scraped metrics: name and the value of the metric's own label -> value."""
     server, thread = prometheus.start_http_server(0, addr="127.0.0.1", registry=registry)
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{server.server_port}/metrics") as answer:
@@ -142,7 +142,7 @@ def test_what_was_never_told_is_absent(backend: Backend, registry: Any) -> None:
 
 
 class Far:
-    """What the exporter asks of an exchange with a far tier."""
+    """The part of an exchange with a far tier that the exporter reads."""
 
     is_up = False
 
@@ -204,7 +204,7 @@ def test_every_query_of_the_dashboard_names_a_metric(registry: Any) -> None:
 
 
 def expressions(value: Any) -> Iterator[str]:
-    """The queries of a dashboard, wherever they stand in it."""
+    """Yield the queries of a dashboard, wherever they stand in it."""
     if isinstance(value, dict):
         if value.get("type") != "datasource":
             yield from (each for key, each in value.items() if key in ("expr", "query"))

@@ -25,7 +25,7 @@ WAIT_S = 120.0
 
 @contextlib.contextmanager
 def ranks(folder: Path, world: int, story: str) -> Iterator[list[subprocess.Popen[str]]]:
-    """The processes of all ranks; none is left behind."""
+    """Yield the processes of all ranks; none is left behind."""
     command = [sys.executable, "-m", "tests.runtime.ranks.rank", str(folder)]
     path = os.pathsep.join([str(ROOT), str(ROOT / "runtime"), os.environ.get("PYTHONPATH", "")])
     started = [

@@ -37,12 +37,12 @@ class Request:
 
     @property
     def left(self) -> int:
-        """Tokens that are to be computed."""
+        """Count the tokens that are to be computed."""
         return len(self.tokens) - self.computed
 
 
 class Engine(ABC):
-    """What is driven: who waits, who runs, and the sanitizer that watches.
+    """The driven engine: its waiting and running requests, and the sanitizer that watches.
 
     OPTIONAL: moves besides arrivals, steps and aborts.
     """
@@ -59,7 +59,7 @@ class Engine(ABC):
         self.number = 0
 
     def live(self) -> list[str]:
-        """The names of those who run or wait."""
+        """Return the names of running and waiting requests."""
         return [each.name for each in (*self.running, *self.waiting)]
 
     def arrive(self, request: Request) -> None:
@@ -77,15 +77,15 @@ class Engine(ABC):
 
     @abstractmethod
     def step(self) -> None:
-        """One turn of the engine's loop."""
+        """Make one turn of the engine's loop."""
 
     @abstractmethod
     def num_unused(self) -> int:
-        """Blocks that nobody holds."""
+        """Count the blocks without an owner."""
 
 
 def next_token(position: int) -> int:
-    """What the model says at a position."""
+    """Return the token that the model samples at a position."""
     return position % 2
 
 
@@ -116,7 +116,7 @@ def play(
 
 
 def move(engine: Engine, dice: random.Random, asked: dict[str, int], name: str) -> None:
-    """One move. asked: how many tokens everybody is to have in the end. name: of who arrives."""
+    """Make one move. asked: tokens of each request in the end. name: that of an arriving one."""
     draw, live = dice.random(), engine.live()
     if draw < 0.3 and len(live) < 4:
         request = drawn(dice, name)
@@ -135,7 +135,7 @@ def move(engine: Engine, dice: random.Random, asked: dict[str, int], name: str) 
 
 
 def drawn(dice: random.Random, name: str) -> Request:
-    """A request whose prompt often begins as another's does."""
+    """Draw a request whose prompt often begins like another's."""
     stem = dice.choice(((0, 1, 0, 1, 0, 1), (0, 0, 1, 0, 0, 1), (1, 1, 0, 1, 1, 0)))
     length = dice.choice((1, 2, 3, 4, 4, 5, 6))
     tokens = [*stem[:length], *(dice.randrange(2) for _ in range(dice.choice((0, 0, 1, 2))))]
@@ -146,7 +146,7 @@ def drawn(dice: random.Random, name: str) -> Request:
 def hunt(
     make: Callable[[random.Random], Any], seeds: Iterable[int]
 ) -> tuple[int, list[Finding]] | None:
-    """The first seed whose run has a finding, and what was found; None if none has."""
+    """Return the first seed whose run has a finding, and what was found; None if none has."""
     for seed in seeds:
         found = play(make, seed)
         if found:

@@ -22,7 +22,9 @@ Key = tuple[object, ...]
 
 @attrs.define(eq=False)
 class Planned:
-    """What a step in flight does for a request: from where, how many tokens, with which drafts."""
+    """A request's part of a step in flight: the first position, the number of tokens, the
+    drafts.
+    """
 
     request: Request
     start: int
@@ -53,7 +55,7 @@ class Overlapped(Engine):
         return len({*self.free})
 
     def lose_step(self) -> None:
-        """The step that was issued last never runs: all its requests do it again."""
+        """Drop the step that was issued last: all its requests do it again."""
         if self.flight:
             number, rows = self.flight.pop()
             self.found += self.watch.cancel(number)
@@ -109,7 +111,7 @@ class Overlapped(Engine):
         rows.append(row)
 
     def row(self, request: Request, left: int) -> Planned | None:
-        """What a request computes next; None if it waits for something."""
+        """Return what a request computes next; None if it waits for something."""
         start, known = self.ahead[request], len(request.tokens)
         mine = [row for _, rows in self.flight for row in rows if row.request is request]
         if any(row.drafts for row in mine) or not left:
@@ -175,7 +177,7 @@ class Overlapped(Engine):
             self.watch.extend(request.name, 0, [*request.table])
 
     def victim(self, but: set[Request]) -> Request | None:
-        """Who gives way: the least urgent of those that nothing is in flight for."""
+        """Return the request to preempt: the least urgent of those without anything in flight."""
         flying = {row.request for _, rows in self.flight for row in rows}
         idle = [each for each in self.running if each not in but and each not in flying]
         return max(idle, key=lambda each: (each.urgency, each.name), default=None)
@@ -196,7 +198,7 @@ class Overlapped(Engine):
         self.watch.copy(pairs, source="device", target="host")
 
     def come(self, request: Request) -> bool:
-        """Let a request in behind its hit, or with what the host has of it, if there is room."""
+        """Admit a request after its hit, or with its blocks on the host, if there is room."""
         kept = self.kept.get(request)
         if kept is not None:
             if len(kept) > len(self.free):

@@ -56,7 +56,7 @@ class Paged(Engine):
         return child
 
     def change_weights(self) -> None:
-        """New weights: nothing that was written before is hit by those who come later."""
+        """Change the weights: nothing that was written before is hit by later requests."""
         self.watch.epoch()
         self.forget_all()
         for request in self.running:
@@ -104,7 +104,7 @@ class Paged(Engine):
                     self.leave(request)
 
     def look_up(self, request: Request) -> list[int]:
-        """The blocks of the longest cached prefix that leaves a token."""
+        """Return the blocks of the longest cached prefix that leaves a token."""
         hit = []
         for at in range((len(request.tokens) - 1) // SIZE):
             block = self.index.get(self.key(request, at))
@@ -117,7 +117,7 @@ class Paged(Engine):
         return (request.adapter, *request.tokens[: SIZE * (at + 1)])
 
     def admit(self, request: Request, hit: list[int], count: int) -> bool:
-        """Give a request its hit and blocks for the tokens behind it, if there is room."""
+        """Give a request its hit and blocks for the tokens after it, if there is room."""
         fresh = -(-(SIZE * len(hit) + count) // SIZE) - len(hit)
         if fresh + sum(not self.owners[block] for block in hit) > len(self.free):
             return False
@@ -144,7 +144,7 @@ class Paged(Engine):
         return True
 
     def is_shared(self, request: Request) -> bool:
-        """Whether a request is about to write into a block that others hold."""
+        """Tell whether a request is about to write into a block that others hold."""
         at = request.computed // SIZE
         return at < len(request.table) and self.owners[request.table[at]] > 1
 
@@ -185,7 +185,7 @@ class Paged(Engine):
         request.table, request.computed = [], 0
 
     def take(self) -> int:
-        """The block that is free for the longest time; nobody finds it any more."""
+        """Take the block that is free for the longest time; it is not findable any more."""
         block = self.free.popleft()
         self.forget(block)
         self.owners[block] = 1

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A small engine with a radix tree over slots of one token, and a host tier behind it.
+"""A small engine with a radix tree over slots of one token, and a host tier.
 
 What a request computed is inserted when its prompt is done and when it leaves; a duplicate is
 given back, and the request goes on with the tree's slots. Nodes that a request stands on are
@@ -22,7 +22,7 @@ BUDGET, ROWS, HOST = 5, 3, 8
 
 @attrs.define(eq=False)
 class Node:
-    """Tokens behind a parent's, on the device (slots) or on the host (kept)."""
+    """The tokens after a parent's, on the device (slots) or on the host (kept)."""
 
     tokens: list[int]
     slots: list[int] | None
@@ -33,13 +33,13 @@ class Node:
     used: int = 0
 
     def path(self) -> Iterator[Node]:
-        """The node and those above it."""
+        """Yield the node and those above it."""
         yield self
         if self.parent is not None:
             yield from self.parent.path()
 
     def below(self) -> Iterator[Node]:
-        """The nodes under it."""
+        """Yield the nodes under it."""
         for child in self.children:
             yield child
             yield from child.below()
@@ -68,7 +68,7 @@ class Radix(Engine):
         return self.roots.setdefault(request.adapter, Node([], [], None))
 
     def change_weights(self) -> None:
-        """New weights: whoever runs is computed again, and the tree is empty."""
+        """Change the weights: running requests are computed again, and the tree is empty."""
         self.watch.epoch()
         for request in [*self.running]:
             self.retract(request)
@@ -107,7 +107,7 @@ class Radix(Engine):
             self.execute(rows)
 
     def crowded(self) -> bool:
-        """Whether those who run would soon take each other's slots."""
+        """Tell whether running requests would soon take each other's slots."""
         return sum(each.left + 1 for each in self.running) > len(self.free)
 
     def execute(self, rows: list[tuple[Request, int]]) -> None:
@@ -147,7 +147,7 @@ class Radix(Engine):
         return [slot for node in [*end.path()][::-1] for slot in node.slots or ()]
 
     def match(self, request: Request, tokens: list[int]) -> Node:
-        """The node at the end of the longest prefix, split off where it ends inside one."""
+        """Return the node at the end of the longest prefix, split off where it ends inside one."""
         node, at = self.root(request), 0
         while at < len(tokens):
             child = next((n for n in node.children if n.tokens[0] == tokens[at]), None)
@@ -161,7 +161,7 @@ class Radix(Engine):
         return node
 
     def split(self, node: Node, at: int) -> Node:
-        """The new node of the first tokens of a node, which keeps the others."""
+        """Split the first tokens off a node, which keeps the others; return the new node."""
         upper = Node(node.tokens[:at], None, node.parent, used=node.used, locks=node.locks)
         if node.slots is not None:
             upper.slots, node.slots = node.slots[:at], node.slots[at:]
@@ -201,7 +201,7 @@ class Radix(Engine):
         return True
 
     def room(self, count: int) -> bool:
-        """Whether this many slots are free, leaves evicted if they have to be."""
+        """Tell whether this many slots are free, after evicting leaves if necessary."""
         while len(self.free) < count:
             leaf = self.victim()
             if leaf is None:
@@ -210,7 +210,7 @@ class Radix(Engine):
         return True
 
     def victim(self) -> Node | None:
-        """The leaf on the device that was used least recently and that nobody stands on."""
+        """Return the least recently used leaf on the device on which no request stands."""
         leaves = [
             node
             for node in self.nodes()
@@ -254,7 +254,7 @@ class Radix(Engine):
         self.watch.extend(request.name, 0, request.table)
 
     def insert(self, request: Request) -> Node:
-        """The node at the end of what a request computed; its own duplicates are free."""
+        """Insert what a request computed, and free its own duplicates; return the last node."""
         tokens, slots = request.tokens[: request.computed], request.table
         end = self.match(request, tokens)
         have = sum(len(node.tokens) for node in end.path())
@@ -302,7 +302,7 @@ class Radix(Engine):
 
 
 def common(left: list[int], right: list[int]) -> int:
-    """How many tokens two lists begin with alike."""
+    """Return the length of the common prefix of two lists."""
     for at, pair in enumerate(zip(left, right, strict=False)):
         if pair[0] != pair[1]:
             return at

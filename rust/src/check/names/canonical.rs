@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! One name for all states that differ only in names: the quotient that makes exploring possible.
+//! Canonical names: one name for all states that differ only in names, so that these are explored
+//! once.
 //!
 //! Three things are renamed, none of which the core may depend on (EQUIVARIANCE); each can be left
 //! as it is (`Symmetry`). Requests, and rows with them: by their place in an order that is tried
@@ -68,7 +69,8 @@ impl Namer {
         }
     }
 
-    /// The least name of a state under renaming; equal names mean equal up to renaming.
+    /// Return the least name of a state under renaming; equal names mean states that are equal up
+    /// to renaming.
     pub fn canonical(
         &mut self,
         state: &State,
@@ -77,7 +79,7 @@ impl Namer {
         self.canonical_with(state, prefixes, &mut |_| {})
     }
 
-    /// The same. more: what a name says besides, in the same renaming.
+    /// Return the same. more: what a name says besides, in the same renaming.
     pub fn canonical_with(
         &mut self,
         state: &State,
@@ -195,7 +197,7 @@ impl Namer {
         self.host.clear(num_hosts, std::iter::once(NO_HOST_BLOCK).chain(hosts));
     }
 
-    /// The order in which requests arrived, if an eviction policy goes by it.
+    /// Write the order in which requests arrived, if an eviction policy uses it.
     fn write_dues(&mut self, state: &State, rows: &[usize]) {
         let Some(waiting) = state.waiting.as_ref().filter(|waiting| waiting.next_due > 0) else {
             return;
@@ -207,7 +209,7 @@ impl Namer {
         }
     }
 
-    /// What the eviction policy remembers of each block, and of what left, oldest first.
+    /// Write the eviction policy's memory of each block, and of evicted content, oldest first.
     fn write_remembered(
         &mut self,
         pool: &BlockPool,
@@ -236,7 +238,7 @@ impl Namer {
         Ok(())
     }
 
-    /// The ids and rows of requests, if they are not renamed.
+    /// Write the ids and rows of requests, if they are not renamed.
     fn write_names(&mut self, state: &State, rows: &[usize]) {
         for &row in rows {
             let id = state.requests[row].as_ref().map_or("", |each| &*each.request_id);
@@ -250,8 +252,8 @@ impl Namer {
         state.free_rows.iter().chain(held).for_each(|row| put(&mut self.name, row.index()));
     }
 
-    /// The pins of prefixes; the time, what was wished for the blocks that were met, and the wishes
-    /// of requests.
+    /// Write the pins of prefixes, the time, the wishes for the blocks that were met, and those of
+    /// requests.
     fn write_kept(&mut self, state: &State, rows: &[usize]) {
         for (pin_name, pin) in &state.named_pins {
             put(&mut self.name, pin_name.len());
@@ -303,7 +305,8 @@ impl Namer {
     }
 }
 
-/// The blocks of operations, then those that pins hold, in an order that names do not change.
+/// Return the blocks of operations, then those that pins hold, in an order that names do not
+/// change.
 fn pinned_blocks(state: &State, orders: &Orders) -> SmallVec<[BlockId; 8]> {
     let held = state.operations.values().map(|operation| operation.block);
     held.chain(named_blocks(&state.named_pins)).chain(orders.pinned().iter().copied()).collect()

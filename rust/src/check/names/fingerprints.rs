@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The states that are known, by what stands for them, each with the edge that led to it first.
+//! The known states by fingerprint, each with the edge that first led to it.
 //!
 //! A part of search.rs. A state is a number, its place in the column; the table has nothing but
 //! places, so that a state takes 24 bytes and a little more. With whole names the number of the
@@ -12,7 +12,7 @@ use twox_hash::XxHash3_128;
 
 use crate::check::world::model::Fingerprint;
 
-/// What is known of a state.
+/// The record of a state.
 #[derive(Debug, Clone, Copy)]
 struct Known {
     /// The fingerprint in two halves, so that the column has no gaps.
@@ -29,12 +29,12 @@ pub struct Visited {
 }
 
 impl Visited {
-    /// Known states.
+    /// Count the known states.
     pub fn len(&self) -> usize {
         self.states.len()
     }
 
-    /// Whether a state of this name is known.
+    /// Tell whether a state of this name is known.
     pub fn contains(&self, name: Fingerprint) -> bool {
         let halves = halves(name);
         let same = |&place: &u32| self.states[place as usize].name == halves;
@@ -54,7 +54,7 @@ impl Visited {
         true
     }
 
-    /// The edges that lead from the start to a state, by their numbers.
+    /// Return the edges that lead from the start to a state, by their numbers.
     pub fn edges_to(&self, mut state: u32) -> Vec<u32> {
         let mut edges = Vec::new();
         while state > 0 {
@@ -66,13 +66,13 @@ impl Visited {
         edges
     }
 
-    /// Bytes that are in use.
+    /// Return the bytes in use.
     pub fn num_bytes(&self) -> usize {
         self.states.capacity() * size_of::<Known>() + self.places.allocation_size()
     }
 }
 
-/// What stands for a state.
+/// A fingerprint of a state.
 #[derive(Debug, Clone)]
 pub enum Keys {
     /// 128 bits of its name: XXH3-128.
@@ -88,7 +88,7 @@ impl Keys {
         if full { Keys::Whole(Arc::default()) } else { Keys::Fingerprints }
     }
 
-    /// What stands for the state of a name.
+    /// Return the fingerprint of a state's name.
     pub fn of(&self, name: &[u8]) -> Fingerprint {
         let Keys::Whole(names) = self else { return XxHash3_128::oneshot(name) };
         let mut names = names.lock().unwrap_or_else(PoisonError::into_inner);
@@ -96,7 +96,7 @@ impl Keys {
         u128::from(*names.entry_ref(name).or_insert(number))
     }
 
-    /// Bytes that whole names take.
+    /// Return the bytes that whole names take.
     pub fn num_bytes(&self) -> usize {
         let Keys::Whole(names) = self else { return 0 };
         let names = names.lock().unwrap_or_else(PoisonError::into_inner);

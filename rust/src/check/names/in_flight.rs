@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A state with batches in flight: what was taken and not executed, and what memory holds
-//! meanwhile.
+//! A state with batches in flight: the batches that were taken and not executed, and the contents
+//! of memory meanwhile.
 //!
 //! What a batch uses is told from its commands and the tables when it was taken, not from what the
 //! core remembers of it. A node's name says all that can still make a difference: commands and
@@ -48,7 +48,7 @@ pub(crate) struct Pending {
 /// Tokens of requests, by row.
 pub(crate) type Texts = Vec<(Row, Numbers)>;
 
-/// What a batch samples for a request, which the engine has yet to hand in.
+/// Tokens that a batch samples for a request and that the engine has yet to hand in.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Output {
     pub(crate) name: Name,
@@ -107,7 +107,7 @@ pub(crate) struct Node {
 }
 
 impl Node {
-    /// A state with nothing in flight. memory: holds nothing.
+    /// Return a state with nothing in flight. memory: holds nothing.
     pub(crate) fn new(state: State, memory: Ghost) -> Self {
         Node {
             state,
@@ -122,25 +122,25 @@ impl Node {
         }
     }
 
-    /// What is known of the schedule here, to follow calls with.
+    /// Return the schedule as it is known here, to follow calls with.
     pub(crate) fn resumed(&self) -> Schedule {
         let mut schedule = self.schedule.clone();
         schedule.resume(&self.state);
         schedule
     }
 
-    /// The batches that are not executed, oldest first.
+    /// Return the batches that are not executed, oldest first.
     pub(crate) fn waiting(&self) -> impl Iterator<Item = &Pending> {
         self.pending.iter().filter(|batch| !batch.executed)
     }
 
-    /// Whether a batch is to be executed, or the open one holds something.
+    /// Tell whether a batch is to be executed, or the open one holds something.
     pub(crate) fn has_commands_to_come(&self) -> bool {
         self.waiting().next().is_some() || !self.state.effects.commands.is_empty()
     }
 }
 
-/// The batch that is about to be taken.
+/// Return the batch that is about to be taken.
 pub(crate) fn taken(opened: &State, schedule: &Schedule, prefixes: &mut Prefixes) -> Pending {
     let before: Vec<(Row, u32)> = schedule.scheduled().collect();
     let mut used: Vec<Place> = copied(&opened.effects.commands).collect();
@@ -171,15 +171,15 @@ pub(crate) fn in_flight(commands: &Commands) -> impl Iterator<Item = Command> {
     commands.iter().filter(move |command| !of_owners(command))
 }
 
-/// The places that copying commands read or write.
+/// Return the places that copying commands read or write.
 pub(crate) fn copied(commands: &Commands) -> impl Iterator<Item = Place> {
     let is_copy = |command: &Command| !matches!(command, Command::Zero { .. });
     let copies = commands.iter().filter(is_copy);
     copies.flat_map(|command| [command.reads(), command.writes()].into_iter().flatten())
 }
 
-/// CMD-INFLIGHT: no block that a batch in flight reads or writes is free, and quarantine holds
-/// only such.
+/// CMD-INFLIGHT: no block that a batch in flight reads or writes is free, and quarantine holds only
+/// such blocks.
 pub(crate) fn unused_wait(node: &Node) -> Result<(), String> {
     let opened: Vec<Place> = copied(&node.state.effects.commands).collect();
     let used = |place: Place| node.pending.iter().any(|batch| batch.used.contains(&place));
@@ -230,7 +230,7 @@ pub(crate) fn keep_live(node: &mut Node, wanted: &Ghost) {
     }
 }
 
-/// The requests that can report a failed load: the one that loads first.
+/// Return the requests that can report a failed load: the one that loads first.
 pub(crate) fn reporters(state: &State, failure: Unreported) -> Vec<Name> {
     let loader = failure.name.row(state);
     let is_of = |load: &&UnconfirmedLoad| {
@@ -250,7 +250,7 @@ pub(crate) fn keep_reportable(node: &mut Node) {
     unreported.retain(|&failure| !reporters(state, failure).is_empty());
 }
 
-/// Whether moves put something into the open batch.
+/// Tell whether moves put something into the open batch.
 pub(crate) fn fills(start: &State, opened: &State) -> bool {
     let batch = &opened.batch;
     opened.effects.commands.len() > start.effects.commands.len()

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! One name for each state of a world, whatever its requests and blocks are called.
+//! Canonical names: one for all states that differ only in names of requests, blocks or tokens.
 
 pub mod canonical;
 pub(crate) mod fingerprints;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! States as few bytes, to wait in memory until they are explored.
+//! States packed into few bytes, the form in which they wait until they are explored.
 //!
 //! A part of core_model.rs. Numbers take a byte if they are small; a block hash is its number in
 //! the tree of prefixes, so packed states are read by the search that wrote them alone. A state
@@ -45,7 +45,7 @@ pub(crate) fn pack(state: &State, prefixes: &mut Prefixes, out: &mut Vec<u8>) {
     }
 }
 
-/// The state of these bytes. empty: a state of its world that holds nothing.
+/// Return the state of these bytes. empty: a state of its world that holds nothing.
 pub(crate) fn unpack(
     data: &[u8],
     empty: &State,
@@ -79,7 +79,7 @@ pub(crate) fn unpack(
     Ok(state)
 }
 
-/// Find again how far requests can grow by their count alone, so that edges take this path as well.
+/// Recompute how far requests can grow by their count alone, so that edges take this path as well.
 fn settle_all(state: &mut State) {
     for row in (0..state.requests.len() as u32).map(Row) {
         let request = state.requests[row.index()].as_ref();
@@ -116,7 +116,7 @@ struct Packer<'a> {
 }
 
 impl Packer<'_> {
-    /// Seven bits a byte, the last one below 128.
+    /// Write seven bits per byte, the last one below 128.
     fn number(&mut self, mut number: u32) {
         while number >= 128 {
             self.out.push(number as u8 | 128);

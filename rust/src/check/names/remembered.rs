@@ -61,8 +61,8 @@ pub(crate) fn forget_times(pool: &mut BlockPool, number: u64) -> u64 {
     number
 }
 
-/// What a policy reads of uses: `Lru2` orders by times alone, `S3Fifo` never looks at the use
-/// before the last.
+/// Return the part of uses that a policy reads: `Lru2` orders by times alone, `S3Fifo` never looks
+/// at the use before the last.
 fn read(eviction: Eviction, known: Uses, is_free: bool) -> Uses {
     match eviction {
         Eviction::Lru2 => {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Whether two states are the same, without their bytes.
+//! The equality of two states, decided without their bytes.
 //!
-//! Same here means equal canonical bytes; what is no part of them (`encode.rs`) is left out. A
-//! property that most edges ask, so it stops at the first difference and makes nothing.
+//! Equal means equal canonical bytes; what is not part of them (`encode.rs`) is left out. Most
+//! edges ask for this, so it stops at the first difference and allocates nothing.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use crate::state::open_batch::{OpenBatch, UnwrittenBlock};
 use crate::state::state::{RequestState, State};
 use crate::types::ids::{BlockId, Row};
 
-/// Whether two states have the same canonical bytes.
+/// Tell whether two states have the same canonical bytes.
 #[must_use]
 pub fn same_state(one: &State, other: &State) -> bool {
     let hosts = match (&one.host, &other.host) {
@@ -40,18 +40,19 @@ pub fn same_state(one: &State, other: &State) -> bool {
         && (one.device.policy.is_none() || encode(one) == encode(other))
 }
 
-/// Whether the weights, and what requests that count tokens began with, are of the same epochs.
+/// Tell whether the weights, and what requests that count tokens began with, are of the same
+/// epochs.
 fn same_epochs(one: &State, other: &State) -> bool {
     let rows = || (0..one.requests.len() as u32).map(Row);
     one.epoch == other.epoch && rows().all(|row| one.epoch_of(row) == other.epoch_of(row))
 }
 
-/// Whether two lists are as long, and same entry by entry.
+/// Tell whether two lists are equal, entry by entry.
 fn all_same<T>(one: &[T], other: &[T], same: impl Fn(&T, &T) -> bool) -> bool {
     one.len() == other.len() && one.iter().zip(other).all(|(one, other)| same(one, other))
 }
 
-/// Whether two pools have the same owners, keys in the same order, queue and pins.
+/// Tell whether two pools have the same owners, keys in the same order, queue and pins.
 fn same_pool(one: &BlockPool, other: &BlockPool) -> bool {
     let same = |block: BlockId| {
         (one.ref_count(block), one.is_older(block))
@@ -70,7 +71,7 @@ fn same_pool(one: &BlockPool, other: &BlockPool) -> bool {
         })
 }
 
-/// Whether the same blocks wait in the same order, and the same batches use the same blocks.
+/// Tell whether the same blocks wait in the same order, and the same batches use the same blocks.
 fn same_quarantine(one: Option<&Quarantine>, other: Option<&Quarantine>) -> bool {
     match (one, other) {
         (Some(one), Some(other)) => one.blocks() == other.blocks() && one.busy() == other.busy(),
@@ -100,7 +101,8 @@ fn same_request(one: &Option<RequestState>, other: &Option<RequestState>) -> boo
         && one.extra_keys() == other.extra_keys()
 }
 
-/// Whether two batches remember the same; what requests that left had published is out of reach.
+/// Tell whether two batches remember the same; what requests that left had published is out of
+/// reach.
 fn same_batch(one: &OpenBatch, other: &OpenBatch) -> bool {
     let said = |item: &UnwrittenBlock| (item.group_id, item.position, item.block, item.key);
     let held = |row| match (one.scheduled.get(row), other.scheduled.get(row)) {
@@ -118,7 +120,7 @@ fn same_batch(one: &OpenBatch, other: &OpenBatch) -> bool {
         && one.published_keys == other.published_keys
 }
 
-/// Whether two batches remember the same of the same requests, in the same order.
+/// Tell whether two batches remember the same of the same requests, in the same order.
 fn same_entries(one: &RequestEntries, other: &RequestEntries) -> bool {
     let held = |row| one.held(row) == other.held(row);
     all_same(&in_order(one), &in_order(other), |(row, mine), (other, its)| {
@@ -145,7 +147,7 @@ mod tests {
     use crate::transitions::free::free;
     use crate::transitions::tests::*;
 
-    /// Whether each state whose bytes differ in one place from a state's is told from it.
+    /// Tell whether each state whose bytes differ in one place from a state's is told from it.
     fn is_told_apart(state: &State) -> u32 {
         let bytes = encode(state);
         assert!(same_state(state, &decode(&bytes).unwrap()));

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Making calls with checks: what each must be, and what is noted of it.
+//! The checker: makes calls, checks the selected properties on each, and notes what was reached.
 //!
-//! A property that does not hold ends the edge. Where only some properties count, an edge that
-//! breaks another one is left out. Twin: kvcore/check/properties/checker.py.
+//! A property that fails ends the edge. If only some properties are selected, an edge that breaks
+//! another one is left out. Twin: kvcore/check/properties/checker.py.
 
 use crate::check::properties::closure::CLOSURE_PROPERTIES;
 use crate::check::properties::outcomes::{check_events, check_hit, check_outcome};
@@ -24,7 +24,7 @@ use crate::types::ids::BlockId;
 use crate::types::values::{Hit, Reason};
 use crate::types::violation::{Checks, Violation};
 
-/// Hears all properties that count, and keeps the notes.
+/// Checks all selected properties, and keeps the notes.
 #[derive(Debug, Default)]
 pub struct Checker {
     /// Those that count.
@@ -35,23 +35,24 @@ pub struct Checker {
 }
 
 impl Checker {
-    /// A checker of these properties.
+    /// Return a checker of these properties.
     #[must_use]
     pub fn new(checks: Checks) -> Self {
         Checker { checks, ..Checker::default() }
     }
 
-    /// Hear the structural properties of a state.
+    /// Check the structural properties of a state.
     pub fn check(&mut self, state: &State) -> Result<(), Violation> {
         pool_and_state::check(state, &self.checks, &mut self.scratch)
     }
 
-    /// The names of all structural properties that do not hold.
+    /// Return the names of all structural properties that fail.
     pub fn failing(&mut self, state: &State) -> Vec<&'static str> {
         pool_and_state::failing(state, &mut self.scratch)
     }
 
-    /// Hear what a batch must be, from the state in which it was empty to that before it is taken.
+    /// Check the properties of a batch, given the state in which it was empty and the one before it
+    /// is taken.
     pub fn check_batch(&mut self, start: &State, opened: &State) -> Result<(), Violation> {
         if opened.config.enable_events {
             self.checks.hear(check_events(start, opened))?;
@@ -59,7 +60,7 @@ impl Checker {
         hazards::check(start, opened, &self.checks)
     }
 
-    /// Hear what a state must be that is new, and what must still be possible from it.
+    /// Check the properties of a new state, and of the runs that start in it.
     pub fn check_new(
         &mut self,
         state: &State,
@@ -78,7 +79,7 @@ impl Checker {
         Ok(())
     }
 
-    /// Make a call, check its outcome and note it. state: like before.
+    /// Make a call, check its outcome and note it. state: equal to the one before.
     pub fn perform(
         &mut self,
         before: &State,
@@ -111,7 +112,7 @@ impl Checker {
     }
 }
 
-/// Whether a call may have changed anything.
+/// Tell whether a call may have changed anything.
 fn changes(outcome: &Outcome, state: &State) -> bool {
     match outcome.value {
         Value::Misuse(_) | Value::Flag(false) => false,
@@ -120,7 +121,7 @@ fn changes(outcome: &Outcome, state: &State) -> bool {
     }
 }
 
-/// Count what must not be missing from an exploration that is to show anything.
+/// Count what an exploration must reach to show anything.
 pub fn note(notes: &mut Notes, call: &Call, outcome: &Outcome, state: &State) {
     notes.note_call(call.transition(), said(&outcome.value));
     let (mut seen, mut trimmed) = (0_u32, false);
@@ -141,7 +142,7 @@ pub fn note(notes: &mut Notes, call: &Call, outcome: &Outcome, state: &State) {
     }
 }
 
-/// Whether a hit is all of this many tokens but what must be computed.
+/// Tell whether a hit has all of this many tokens except those that must be computed.
 fn is_full(state: &State, hit: &Hit, num_tokens: u32) -> bool {
     let groups = state.config.groups.iter().zip(0..);
     let ends = groups.map(|(group, index)| {
@@ -153,7 +154,7 @@ fn is_full(state: &State, hit: &Hit, num_tokens: u32) -> bool {
     hit.num_tokens > 0 && hit.num_tokens == end / state.hit_alignment * state.hit_alignment
 }
 
-/// What a new state shows, by its place in `SHOWN`.
+/// Return what a new state shows, by its position in `SHOWN`.
 #[must_use]
 pub fn shown(state: &State) -> Shown {
     let mut blocks = (0..state.device.num_blocks()).map(BlockId);
@@ -163,7 +164,7 @@ pub fn shown(state: &State) -> Shown {
     [sharing, num_keyed > state.device.index.len(), stale_requests(state).next().is_some()]
 }
 
-/// What a call gave, in a word or two: done, refused and why, or the error's name.
+/// Describe a call's result in a word or two: done, refused and why, or the error's name.
 fn said(value: &Value) -> &'static str {
     let refused = match value {
         Value::Misuse(error) => return error.name(),

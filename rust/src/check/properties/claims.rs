@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What one call may do to pins, and what a pin of a prefix must bring.
+//! Properties of what one call does to pins, and of the content that a pinned prefix keeps.
 //!
 //! A part of transitions.rs. Twin: kvcore/check/properties/claims.py.
 
@@ -47,7 +47,7 @@ pub(crate) fn pins(made: &Made<'_>) -> Finding {
     Ok(())
 }
 
-/// The pins of a block by its id.
+/// Return the pins of a block by its id.
 pub(crate) fn pins_alone(state: &State, block: BlockId) -> i64 {
     let operations = state.operations.values().map(|operation| operation.block);
     let held = operations.chain(named_blocks(&state.named_pins)).filter(|&each| each == block);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What eviction leaves: a block that can be hit has its parents.
+//! Properties of the cache after evictions: a block that can be hit has its parents.
 //!
 //! No transition calls anything here. A hit is a run of blocks from the first token on, so a cached
 //! block whose parent is gone costs memory and is never found. Both hold for groups with full
@@ -31,7 +31,7 @@ struct Cached {
     place: Option<u32>,
 }
 
-/// Whether the properties hold in a world of such calls and such a policy.
+/// Tell whether the properties hold in a world of such calls and such a policy.
 #[must_use]
 pub fn holds_in(world: &World) -> bool {
     world.config.eviction.is_closed() && !BREAKS_CLOSURE.iter().any(|call| world.tries(call))
@@ -90,12 +90,12 @@ fn level_chain(pool: &BlockPool, cached: &[Cached]) -> Finding {
     Ok(())
 }
 
-/// The blocks that hold what is before the prefix of one.
+/// Return the blocks that hold what is before the prefix of one.
 fn parents<'a>(cached: &'a [Cached], of: &'a Cached) -> impl Iterator<Item = &'a Cached> {
     cached.iter().filter(|each| each.group_id == of.group_id && each.node == of.parent)
 }
 
-/// The cached blocks of the groups that keep all.
+/// Return the cached blocks of the groups that keep all.
 fn cached_blocks(
     state: &State,
     prefixes: &mut Prefixes,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What the end of an epoch leaves: older blocks leave first.
+//! Properties of the end of an epoch: older blocks are evicted first.
 //!
 //! No transition calls anything here. Twin: kvcore/check/properties/epochs.py.
 
@@ -24,7 +24,7 @@ pub(crate) struct Followed<'a> {
 }
 
 impl<'a> Followed<'a> {
-    /// As it is before the call.
+    /// Begin with the queue before the call.
     pub(crate) fn new(before: &'a BlockPool) -> Self {
         let num_first = num_older(&before.queue) as usize;
         Followed { before, blocks: before.queue.iter().collect(), num_first }

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A fair scheduler: first come, first served, the latest is preempted first.
+//! A fair scheduler: first come, first served; the latest request is preempted first.
 //!
-//! It is the scheduler that NO-THRASH is stated for: from any state it must finish everyone, and
-//! between two new tokens nobody starts more than once. It plans a step at a time, each of its
-//! steps is a batch; requests that the pool can never hold are sent away. NO-THRASH is checked
-//! only if it is named. Twin: kvcore/check/properties/fair_scheduler.py.
+//! NO-THRASH is stated for this scheduler: from any state it must finish every request, and between
+//! two new tokens no request starts more than once. It plans one step at a time, and each step is a
+//! batch; requests that the pool can never hold are removed. NO-THRASH is checked only if it is
+//! named. Twin: kvcore/check/properties/fair_scheduler.py.
 
 use std::sync::Arc;
 
@@ -40,7 +40,7 @@ pub fn no_thrash(world: &World, state: &State) -> Finding {
     Ok(())
 }
 
-/// One step: everyone goes on in the order of arrival, then the batch is executed.
+/// Make one step: every request goes on in the order of arrival, then the batch is executed.
 fn step(world: &World, state: &mut State) -> Finding {
     for row in rows(state).collect::<Vec<Row>>() {
         if is_done(world, state, row) {
@@ -81,14 +81,14 @@ fn try_one(state: &mut State, row: Row) -> Finding {
     Ok(())
 }
 
-/// Whether a request goes on in the open batch.
+/// Tell whether a request goes on in the open batch.
 fn is_served(state: &State, row: Row) -> bool {
     let request = &state[row];
     let whole = request.num_tokens() + request.num_drafts();
     state.batch.scheduled.get(row).is_some() && request.num_computed == whole
 }
 
-/// Who leaves first to make room: the last one behind a request, else it itself if it runs.
+/// Return the request to preempt: the last one after this one, else this one if it runs.
 fn latest_running(state: &State, row: Row) -> Option<Row> {
     let behind = rows(state).filter(|&each| each >= row);
     behind.filter(|&each| state[each].status() == Status::Running).last()
@@ -114,7 +114,7 @@ fn reject_drafts(state: &mut State) -> Finding {
     Ok(())
 }
 
-/// Requests, and all their tokens.
+/// Count requests, and all their tokens.
 fn num_tokens(state: &State) -> (usize, usize) {
     let add =
         |(requests, tokens), request: &RequestState| (requests + 1, tokens + request.tokens.len());

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What must still be possible: properties of the runs that start in a state.
+//! Liveness: properties of the runs that start in a state.
 //!
 //! No transition calls anything here. A checker makes calls of the core on a copy of a state, as an
 //! engine could, and throws the copy away. What an exploration shows by itself is not run again: a
@@ -243,7 +243,7 @@ pub(crate) fn settle(state: &mut State) -> Finding {
     Err(format!("{most} rounds of completing leave something unfinished"))
 }
 
-/// The slots of all tokens and drafts that a request has left, behind its longest hit.
+/// Return the slots of all tokens and drafts that a request has left, behind its longest hit.
 pub(crate) fn rest_of(state: &State, request: &RequestState) -> Slots {
     let (mut first, mut hit) = (request.num_computed, None);
     if !request.holds_blocks() {
@@ -282,14 +282,14 @@ fn drop_named_pins(state: &mut State) -> Finding {
     names.iter().try_for_each(|name| expected(unpin_prefix(state, name)))
 }
 
-/// Whether an empty pool can give one call this many tokens, and keep what must stay free.
+/// Tell whether an empty pool can give one call this many tokens, and keep its reserve free.
 pub(crate) fn fits(state: &State, num_tokens: u32, num_encoder: u32) -> bool {
     let config = &state.config;
     let most = config.num_usable_blocks().saturating_sub(config.watermark_blocks);
     call_need(config, num_tokens, num_encoder) <= u64::from(most)
 }
 
-/// Blocks that one call takes for this many tokens of a request that holds and hits nothing.
+/// Count the blocks that one call takes for these tokens of a request without blocks or hits.
 fn call_need(config: &Config, num_tokens: u32, num_encoder: u32) -> u64 {
     let need = |group: &Group| {
         let count = if group.is_cross() { num_encoder } else { num_tokens };
@@ -298,12 +298,12 @@ fn call_need(config: &Config, num_tokens: u32, num_encoder: u32) -> u64 {
     config.groups.iter().map(need).sum()
 }
 
-/// What a call gave that an engine may make there.
+/// Return the value of a call that an engine may make in this state.
 pub(crate) fn expected<T>(outcome: Result<T, Error>) -> Result<T, String> {
     outcome.map_err(|error| format!("a call that an engine may make is misuse: {error}"))
 }
 
-/// The rows that have a request.
+/// Return the rows that have a request.
 pub(crate) fn rows(state: &State) -> impl Iterator<Item = Row> {
     let all = (0..state.requests.len() as u32).map(Row);
     all.filter(|row| state.requests[row.index()].is_some())
@@ -328,7 +328,7 @@ pub(crate) fn send_away(state: &mut State, row: Row) -> Finding {
     expected(remove_request(state, &name))
 }
 
-/// Whether some call brings a request a token further now.
+/// Tell whether some call brings a request a token further now.
 fn progresses(world: &World, state: &State, row: Row) -> bool {
     let request = &state[row];
     if request.num_loading > 0 || request.num_computed > request.num_tokens() {
@@ -350,7 +350,7 @@ fn progresses(world: &World, state: &State, row: Row) -> bool {
     append(&mut state, Requests::Ids(&[name]), &[0]).is_ok_and(|value| value.done > 0)
 }
 
-/// Whether a request has tokens to come that an empty pool could hold.
+/// Tell whether a request has tokens to come that an empty pool could hold.
 fn can_go_on(world: &World, state: &State, request: &RequestState) -> bool {
     let num_tokens = request.num_tokens();
     let done = request.num_computed >= num_tokens && num_tokens == world.num_tokens;

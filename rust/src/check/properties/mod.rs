@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What is checked on the edges of a search.
+//! The properties that are checked on the edges of a search.
 
 pub mod checker;
 pub(crate) mod claims;

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What the outcome of one call must be, checked from the states before and after it.
+//! Properties of the outcome of one call, checked on the states before and after it.
 //!
-//! No transition calls anything here. A misused call changes nothing; a refused one keeps the trim
-//! of its windows, which is what `remove_skipped_blocks` would do, and nothing else. What a call
-//! schedules to be written has one owner. The longest hit is looked for by trying every length.
-//! Twin: kvcore/check/properties/outcomes.py.
+//! No transition calls anything here. Misuse changes nothing; a refused call keeps the trim of its
+//! windows, as `remove_skipped_blocks` makes it, and changes nothing else. The slots that a call
+//! schedules to be written have one owner. The longest hit is found independently, by trying every
+//! length. Twin: kvcore/check/properties/outcomes.py.
 
 use crate::check::names::same::same_state;
 use crate::check::world::calls::Outcome;
@@ -117,7 +117,7 @@ pub fn check_hit(state: &State, row: Row, hit: &Hit) -> Checked {
     Ok(())
 }
 
-/// The longest length to resume at, by trying all.
+/// Return the longest length to resume at, found by trying all.
 #[must_use]
 pub fn longest_hit(state: &State, request: &RequestState) -> u32 {
     if !state.config.enable_caching || request.skip_reading {
@@ -132,7 +132,7 @@ pub fn longest_hit(state: &State, request: &RequestState) -> u32 {
     lengths.find(all).unwrap_or(0)
 }
 
-/// Whether a group finds what the query at a length sees, and the block behind if it drops.
+/// Tell whether a group finds what the query at a length sees, and any block that it drops.
 fn resumes(state: &State, request: &RequestState, index: u32, length: u32) -> bool {
     let group = &state.config.groups[index as usize];
     let (size, scale) = (group.block_size, state.scales[index as usize]);
@@ -153,7 +153,7 @@ fn resumes(state: &State, request: &RequestState, index: u32, length: u32) -> bo
     (0..end).filter(seen).all(found)
 }
 
-/// The slots [first, last) that an allocation schedules, lookahead included.
+/// Return the slots [first, last) that an allocation schedules, lookahead included.
 fn scheduled(before: &State, row: Row, slots: &Slots) -> (u32, u32) {
     let limit = before.config.length_limit();
     let num_hit = slots.hit.as_ref().map_or(0, |hit| hit.num_tokens);
@@ -162,7 +162,7 @@ fn scheduled(before: &State, row: Row, slots: &Slots) -> (u32, u32) {
     (first, (last + slots.num_lookahead_tokens).min(limit))
 }
 
-/// What must stay free, in the tier that a call takes blocks of, is left or is missing.
+/// Check that a call leaves its tier's reserve free, or was refused for lack of blocks.
 fn check_admission(before: &State, call: &Call, outcome: &Outcome, after: &State) -> Checked {
     let watermark = before.config.watermark_blocks;
     let admission = |name: Name| {
@@ -195,7 +195,7 @@ fn check_admission(before: &State, call: &Call, outcome: &Outcome, after: &State
     Err(Violation::new("ADMIT-EXACT", detail))
 }
 
-/// Whether a command takes a block out of the device's free queue.
+/// Tell whether a command takes a block out of the device's free queue.
 fn takes(before: &State, command: Command) -> bool {
     match command {
         Command::Allocate { .. } => true,
@@ -253,7 +253,7 @@ fn check_exclusive(state: &State, row: Row, first: u32, last: u32) -> Checked {
     Ok(())
 }
 
-/// The keys of a state's device index, each once.
+/// Return the keys of a state's device index, each once.
 fn keys_of(state: &State) -> Vec<Key> {
     state.device.index.firsts().map(|(first, _)| *state.device.index.key(first)).collect()
 }

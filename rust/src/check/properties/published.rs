@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Whether what a call fills is findable behind it.
+//! The property PUBLISHED: full blocks become findable by the call that may publish them.
 //!
 //! No transition calls anything here. The calls that publish are checked: those that schedule
-//! tokens if that publishes, else the completion of a batch; from the first block on that still
-//! needs it. A call that delays publication is not checked. Twin:
+//! tokens, or the completion of a batch if blocks are published then; from the first block on that
+//! still needs it. A call that delays publication is not checked. Twin:
 //! kvcore/check/properties/published.py.
 
 use smallvec::SmallVec;
@@ -66,7 +66,7 @@ pub(crate) fn published(made: &Made<'_>) -> Finding {
     Ok(())
 }
 
-/// The requests of which a call publishes blocks, each with the tokens up to which it does.
+/// Return the requests of which a call publishes blocks, each with its last such token.
 fn publishing(made: &Made<'_>) -> SmallVec<[(Row, u32); 2]> {
     let (before, after) = (made.before, made.after);
     let late = after.config.publish == Publish::Completed;
@@ -113,7 +113,7 @@ pub struct Made<'a> {
     pub before: &'a State,
     /// The call.
     pub call: &'a Call,
-    /// What it gave.
+    /// Its value.
     pub outcome: &'a Outcome,
     /// The state after it.
     pub after: &'a State,
@@ -128,7 +128,7 @@ mod tests {
     use crate::state::state::State;
     use crate::types::effects::Effects;
 
-    /// A request that is not scheduled yet.
+    /// Return a request that is not scheduled yet.
     fn empty() -> Run {
         let mut run = Run::new(config());
         run.add(A, &[1, 2, 3, 4, 5]);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What levels may do to the free queue: followed by the commands of a call, by itself.
+//! Properties of the effect of levels on the free queue, which is followed independently, by the
+//! commands of a call.
 //!
 //! No transition calls anything here. Twin: kvcore/check/properties/retention.py.
 
@@ -42,7 +43,7 @@ pub(crate) fn wishes(made: &Made<'_>) -> Finding {
     Err(format!("{name} leaves the wishes {found:?}, must be {expected:?}"))
 }
 
-/// What is wished for each block once the requests joined their wishes that lose it.
+/// Return the wish for each block after the requests that lose it have joined theirs.
 fn joined(before: &State, after: &State) -> KeptBlocks {
     let (pool, mut kept): (&BlockPool, KeptBlocks) =
         (&before.device, before.device.all_kept().collect());
@@ -70,7 +71,7 @@ fn joined(before: &State, after: &State) -> KeptBlocks {
     kept
 }
 
-/// LRU, where blocks leave by level.
+/// LRU, if blocks leave by level.
 pub(crate) fn leaves_by_level(made: &Made<'_>) -> Finding {
     let mut followed = Followed::new(made);
     followed.follow(made)?;
@@ -95,7 +96,7 @@ struct Followed<'a> {
 }
 
 impl<'a> Followed<'a> {
-    /// As it is before the call.
+    /// Begin with the queue before the call.
     fn new(made: &Made<'a>) -> Self {
         let pool = &made.before.device;
         let blocks = (0..pool.num_blocks()).map(BlockId);
@@ -108,7 +109,7 @@ impl<'a> Followed<'a> {
         }
     }
 
-    /// Let the blocks move; fails with what was taken and was not the front.
+    /// Move the blocks as the commands say; fails with each taken block that was not the front.
     fn follow(&mut self, made: &Made<'_>) -> Finding {
         let after = &made.after.device;
         let waits = |block| after.quarantine.as_ref().is_some_and(|each| each.contains(block));
@@ -144,7 +145,7 @@ impl<'a> Followed<'a> {
         Ok(())
     }
 
-    /// The level of a block now; below all for one without a key.
+    /// Return the current level of a block; a block without a key is below all levels.
     fn level(&self, block: BlockId) -> Option<u8> {
         let kept = self.kept.get(&block).copied().unwrap_or_default();
         self.cached.contains(&block).then(|| level_of(kept, self.now))

@@ -250,7 +250,7 @@ pub fn determinism(made: &Made<'_>, world: &World) -> Finding {
     Ok(())
 }
 
-/// The blocks that a call was made with as a hit, if it was done: group, position and block.
+/// Return the blocks that a call was made with as a hit, if it was done: group, position and block.
 ///
 /// Where external tokens follow, a window may be past a hit block: the null block stands for it.
 fn hit_blocks<'a>(made: &Made<'a>) -> impl Iterator<Item = (u32, u32, BlockId)> + use<'a> {
@@ -267,7 +267,7 @@ fn hit_blocks<'a>(made: &Made<'a>) -> impl Iterator<Item = (u32, u32, BlockId)> 
     })
 }
 
-/// The hit that a call was made with and the row of its request, if the call was done.
+/// Return the hit that a call was made with and the row of its request, if the call was done.
 fn hit_of<'a>(made: &Made<'a>) -> Option<(Row, &'a Hit)> {
     let (name, hit) = called_with(made.call)?;
     if matches!(made.outcome.value, Value::Misuse(_) | Value::Refused(_)) {
@@ -276,7 +276,7 @@ fn hit_of<'a>(made: &Made<'a>) -> Option<(Row, &'a Hit)> {
     Some((name.row(made.before)?, hit))
 }
 
-/// The hit that a call is made with, and its request.
+/// Return the hit that a call is made with, and its request.
 #[must_use]
 pub fn called_with(call: &Call) -> Option<(Name, &Hit)> {
     let (name, hit) = match call {
@@ -298,7 +298,7 @@ mod tests {
     use crate::transitions::queries::get_computed_blocks;
     use crate::types::effects::Effects;
 
-    /// A request that can hit four tokens, and the call that does.
+    /// Return a request that can hit four tokens, and the call that does.
     fn about_to_hit() -> (Run, Call) {
         let mut run = scheduled(config());
         run.close();
@@ -310,7 +310,7 @@ mod tests {
         (run, Call::AllocateSlots(Slots { hit, ..Slots::new(B, 1) }))
     }
 
-    /// What is found in a call whose states before and after were changed.
+    /// Return the errors found in a call whose states before and after were changed.
     fn found(change: impl FnOnce(&mut State, &mut State, &mut Outcome)) -> Option<&'static str> {
         let (run, call) = about_to_hit();
         let (mut before, mut after) = (run.state.clone(), run.state);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Which calls make sense for a request, or for the blocks, in a state of a world.
+//! The calls that make sense for a request, or for the blocks, in a state of a world.
 //!
 //! Each call is tried with every argument that makes sense, in a fixed order. A prompt follows a
 //! prefix that a request or a key still knows, or leaves it by one fresh token: nothing is known
@@ -18,13 +18,13 @@ use crate::types::violation::Violation;
 /// The tokens of each request and key of a state; none where tokens are not renamed.
 pub type Children = Option<Vec<Numbers>>;
 
-/// The first name that no request has.
+/// Return the first name that no request has.
 pub(crate) fn fresh_name(state: &State) -> Name {
     let taken = state.requests().fold(0_u32, |taken, each| taken | 1 << Name::of(each).0);
     Name(taken.trailing_ones() as u8)
 }
 
-/// What can be done to blocks by themselves.
+/// Add the calls that name blocks and no request.
 pub(crate) fn block_calls(world: &World, state: &State, out: &mut Vec<Move>) {
     let pool = &state.device;
     let blocks = 0..pool.num_blocks();
@@ -50,8 +50,8 @@ pub(crate) fn block_calls(world: &World, state: &State, out: &mut Vec<Move>) {
     }
 }
 
-/// A pin of each prefix that a request has computed, under the first free name, and the end of
-/// each.
+/// Add a pin of each prefix that a request has computed, under the first free name, and the end
+/// of each pin.
 pub(crate) fn prefix_pins(world: &World, state: &State, out: &mut Vec<Move>) {
     let is_free = |pin: &&str| !state.named_pins.contains_key(*pin);
     let free = PIN_NAMES.into_iter().take(world.num_pins as usize).find(is_free);
@@ -68,7 +68,7 @@ pub(crate) fn prefix_pins(world: &World, state: &State, out: &mut Vec<Move>) {
     }
 }
 
-/// The tokens that each request and key of a state knows.
+/// Return the tokens that each request and key of a state knows.
 pub fn known_children(state: &State, prefixes: &mut Prefixes) -> Result<Vec<Numbers>, Violation> {
     let tokens = |each: &RequestState| each.tokens.iter().chain(&each.drafts).copied().collect();
     let mut known: Vec<Numbers> = state.requests().map(tokens).collect();
@@ -82,7 +82,7 @@ pub fn known_children(state: &State, prefixes: &mut Prefixes) -> Result<Vec<Numb
     Ok(known)
 }
 
-/// The tokens that are known to follow a prefix, and a fresh one where letters are left.
+/// Return the tokens that are known to follow a prefix, and a fresh one if letters are left.
 pub(crate) fn next_tokens(
     world: &World,
     children: &Children,
@@ -99,7 +99,7 @@ pub(crate) fn next_tokens(
     known.chain(fresh)
 }
 
-/// Longer prefixes up to this many tokens, one for each way to meet the tree.
+/// Return longer prefixes up to this many tokens, one for each way to meet the tree.
 pub(crate) fn continuations(
     world: &World,
     children: &Children,
@@ -129,7 +129,7 @@ fn continue_prefix(
     }
 }
 
-/// Allocations of any number of tokens, behind the longest hit or behind none.
+/// Add allocations of any number of tokens, after the longest hit or after none.
 pub(crate) fn allocations(
     world: &World,
     state: &State,
@@ -167,7 +167,7 @@ pub(crate) fn allocations(
     }
 }
 
-/// Loads of whole blocks behind each of some hits, one token at least is left to compute.
+/// Add loads of whole blocks after each of some hits, which leave at least one token.
 pub(crate) fn loads(
     world: &World,
     state: &State,
@@ -187,7 +187,7 @@ pub(crate) fn loads(
     }
 }
 
-/// New drafts where all tokens are scheduled and none are, or their verdict.
+/// Add new drafts if all tokens and no drafts are scheduled, or the verdict on drafts.
 pub(crate) fn draft_calls(
     world: &World,
     request: &RequestState,
@@ -209,7 +209,7 @@ pub(crate) fn draft_calls(
     }
 }
 
-/// What shortens a running request, and what is done to its blocks meanwhile.
+/// Add the calls that shorten a running request, and those on its blocks meanwhile.
 pub(crate) fn cuts(world: &World, state: &State, request: &RequestState, out: &mut Vec<Move>) {
     let (name, num_accepted) = (Name::of(request), request.num_accepted());
     if world.tries("truncate") {
@@ -238,7 +238,7 @@ pub(crate) fn cuts(world: &World, state: &State, request: &RequestState, out: &m
     }
 }
 
-/// Every set of requests that can be swapped, out and in.
+/// Add a swap of every set of requests that can be swapped, out and in.
 pub(crate) fn swaps(world: &World, state: &State, out: &mut Vec<Move>) {
     let those = |status| -> Vec<Name> {
         state.requests().filter(|each| each.status() == status).map(Name::of).collect()
@@ -253,7 +253,7 @@ pub(crate) fn swaps(world: &World, state: &State, out: &mut Vec<Move>) {
     }
 }
 
-/// The subsets that are not empty, smaller ones first, each in the given order.
+/// Return the subsets that are not empty, smaller ones first, each in the given order.
 fn subsets(names: &[Name]) -> Vec<Vec<Name>> {
     let chosen = |bits: u32| -> Vec<usize> {
         (0..names.len()).filter(|place| bits >> place & 1 == 1).collect()
@@ -276,7 +276,7 @@ pub enum Move {
 }
 
 impl Move {
-    /// What an engine calls it.
+    /// Return the name that an engine gives it.
     #[must_use]
     pub fn name(&self) -> &'static str {
         match self {

@@ -32,7 +32,7 @@ use crate::types::violation::Violation;
 /// Most outputs that the engine has yet to hand in.
 const MOST_OUTPUTS: usize = 2;
 
-/// The outputs behind the calls of a path: those of requests that left are dropped, those of
+/// Return the outputs behind the calls of a path: those of requests that left are dropped, those of
 /// requests that were cut or scheduled anew are stale.
 fn followed(outputs: &[Output], schedule: &Schedule) -> Vec<Output> {
     let removed = |row| schedule.left().contains(&(row, true));
@@ -61,7 +61,7 @@ impl Pending {
         self.writes.iter().enumerate().find(|each| each.1.row == row)
     }
 
-    /// Whether the batch feeds a request from the device.
+    /// Tell whether the batch feeds a request from the device.
     fn is_ahead(&self, row: Row) -> bool {
         let known = tokens_of(&self.tokens, row).len();
         self.write_of(row).is_some_and(|(_, write)| write.start as usize >= known)
@@ -69,7 +69,7 @@ impl Pending {
 }
 
 impl Node {
-    /// The tokens of the requests that the open batch writes for.
+    /// Return the tokens of the requests that the open batch writes for.
     pub(crate) fn tokens_of_writes(&self) -> Texts {
         let rows = self.schedule.writes().iter().map(|write| write.row);
         rows.map(|row| (row, Numbers::from_slice(&self.state[row].tokens))).collect()
@@ -82,8 +82,8 @@ impl Node {
         self.texts.sort_unstable();
     }
 
-    /// The engine awaits output of a batch that was just taken: of the requests whose tokens it
-    /// computes to the last.
+    /// Await the output of a batch that was just taken, for the requests that it computes to the
+    /// last token.
     fn await_output(&mut self, tokens: Texts) {
         let (batch, before) = self.pending.split_last_mut().expect("a batch was taken");
         batch.tokens = tokens;
@@ -103,7 +103,7 @@ impl Node {
 }
 
 impl FlightModel {
-    /// Whether no other batch can be taken.
+    /// Tell whether no other batch can be taken.
     pub(crate) fn is_full(&self, node: &Node) -> bool {
         let most = self.core.world.config.max_in_flight as usize;
         let full = match most {
@@ -113,7 +113,7 @@ impl FlightModel {
         full || node.outputs.len() >= MOST_OUTPUTS
     }
 
-    /// The moves behind a path; a token is the engine's own if none is to come.
+    /// Return the moves behind a path; a token is the engine's own if none is to come.
     pub(crate) fn possible_behind(
         &mut self,
         node: &Node,
@@ -137,7 +137,7 @@ impl FlightModel {
         Ok(found)
     }
 
-    /// What the engine awaits behind some calls, a batch that was taken among them.
+    /// Note the output that the engine awaits after some calls, which may have taken a batch.
     pub(crate) fn await_outputs(&self, node: &mut Node, schedule: &Schedule, taken: Option<Texts>) {
         if self.core.world.num_output_placeholders == 0 {
             return;
@@ -149,8 +149,8 @@ impl FlightModel {
         node.prune();
     }
 
-    /// The ways in which the oldest batch that waits can end, if one waits: which of its loads
-    /// fails, and what each of its passes samples.
+    /// Return the ways in which the oldest batch that waits can end, if one waits: which of its
+    /// loads fails, and what each of its passes samples.
     pub(crate) fn endings(&mut self, node: &Node) -> Result<Vec<Ending>, Violation> {
         let failures = self.failures(node);
         let plain = |failing| Ending { failing, sampled: Vec::new() };
@@ -188,7 +188,7 @@ impl FlightModel {
         Ok(failures.into_iter().flat_map(of).collect())
     }
 
-    /// What a pass can add to the text of its request: as many drafts as it accepts, and one.
+    /// Return what a pass can add to its request's text: accepted drafts, and one token.
     fn samples(
         &self,
         device: &Device,
@@ -246,8 +246,8 @@ impl FlightModel {
         node.prune();
     }
 
-    /// What a cancel leaves: output of cancelled batches is dropped, and the device's texts are
-    /// those before the first of them that ran.
+    /// Drop the output of cancelled batches, and restore the device's texts from before the first
+    /// of them that ran.
     pub(crate) fn cancel_output(&self, node: &mut Node, gone: &[Pending]) {
         if let Some(first) = gone.iter().find(|batch| batch.executed) {
             node.texts.clone_from(&first.texts);
@@ -256,8 +256,8 @@ impl FlightModel {
         node.prune();
     }
 
-    /// A failed load was reported: what was sampled from it is stale, and so is what the requests
-    /// that it reaches await, also of those that left. before: the state before.
+    /// Mark as stale what was sampled from a failed load, and what the requests that its report
+    /// reaches await, even those that left. before: the state before the report.
     pub(crate) fn note_report(&self, node: &mut Node, before: &State, name: Name, fell: &[Row]) {
         let Node { state, outputs, .. } = node;
         for output in outputs {

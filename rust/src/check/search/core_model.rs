@@ -64,8 +64,8 @@ pub struct CoreModel {
 }
 
 impl CoreModel {
-    /// The model of a world for one worker; a clone of its prefixes makes that of the next one.
-    /// Fails with InvalidConfig.
+    /// Return the model of a world for one worker; a clone of its prefixes makes that of the next
+    /// one. Fails with InvalidConfig.
     pub fn new(
         world: Arc<World>,
         symmetry: Symmetry,
@@ -94,7 +94,8 @@ impl CoreModel {
         })
     }
 
-    /// Every path, with every way in which its loads can end; then what the visitor makes of it.
+    /// Visit every path, with every way in which its loads can end; note what the visitor makes of
+    /// it.
     fn walk_from(&mut self, start: &State, visit: &mut Visit<'_, CoreModel>) -> Result<(), Stop> {
         self.num_edges = 0;
         self.calls.clear();
@@ -122,7 +123,7 @@ impl CoreModel {
         Ok(())
     }
 
-    /// The path of no move.
+    /// Return the path of no move.
     fn empty_path(&mut self, start: &State) -> Path {
         let Some(mut path) = self.spare.pop() else {
             return Path::new(start.clone(), self.base_schedule.clone());
@@ -135,7 +136,7 @@ impl CoreModel {
         path
     }
 
-    /// What was checked; None where it breaks a property that does not count.
+    /// Return the checked value; None if it breaks a property that is not selected.
     pub(crate) fn run_guarded<T>(&self, found: Result<T, Violation>) -> Result<Option<T>, Stop> {
         match found {
             Ok(value) => Ok(Some(value)),
@@ -155,7 +156,7 @@ impl CoreModel {
         Ok(found)
     }
 
-    /// A copy of a path, in the room of one that is done with.
+    /// Return a copy of a path, in the room of one that is done with.
     fn copy_of(&mut self, path: &Path) -> Path {
         match self.spare.pop() {
             Some(mut copy) => {
@@ -194,7 +195,7 @@ impl CoreModel {
         Ok(made)
     }
 
-    /// Make a call and tell a schedule of it. state: like before.
+    /// Make a call and let a schedule follow it. state: equal to the one before.
     pub(crate) fn call(
         &mut self,
         before: &State,
@@ -210,7 +211,8 @@ impl CoreModel {
         Ok(outcome)
     }
 
-    /// The edges of a path: as many as there are ways in which its loads end. keep: give it back.
+    /// Return the edges of a path: as many as there are ways in which its loads end. keep: give it
+    /// back.
     fn end_path(
         &mut self,
         start: &State,
@@ -256,7 +258,8 @@ impl CoreModel {
 }
 
 impl CoreModel {
-    /// A packed node as bytes that other programs read, with the names of what does not hold there.
+    /// Return a packed node as bytes that other programs read, with the names of what does not hold
+    /// there.
     pub(crate) fn findings(&mut self, node: &[u8]) -> Findings {
         let Ok(state) = unpack(node, &self.empty, &mut self.prefixes) else {
             return (Vec::new(), vec!["NOCRASH"]);
@@ -306,7 +309,7 @@ impl Walk for CoreModel {
     }
 }
 
-/// What a walk gives; what panics is a violation, too.
+/// Return the result of a walk; a panic is a violation, too.
 pub(crate) fn caught(walk: impl FnOnce() -> Result<(), Stop>) -> Result<(), Stop> {
     catch_unwind(AssertUnwindSafe(walk)).unwrap_or_else(|panic| {
         let text = panic.downcast_ref::<String>().cloned();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The core as a model where batches are in flight: taking and executing are edges of their own.
+//! The core as a model with batches in flight: taking and executing are edges of their own.
 //!
 //! An edge is a batch that is filled by some moves and taken, or moves that schedule nothing; the
 //! execution of the oldest batch that is not executed; the completion of the oldest one; a cancel
@@ -46,14 +46,14 @@ pub struct FlightModel {
 }
 
 impl FlightModel {
-    /// The model of the world of a core model; arena: one for all workers.
+    /// Return the model of the world of a core model; arena: one for all workers.
     #[must_use]
     pub fn new(core: CoreModel, checks: &Checks, arena: Arena) -> Self {
         let ghost = Ghost::checking(&core.world.config, checks);
         FlightModel { core, arena, wanted: ghost.clone(), ghost, num_edges: 0 }
     }
 
-    /// Everything that can happen next.
+    /// Visit everything that can happen next.
     fn walk_from(&mut self, node: &Node, visit: &mut Visit<'_, FlightModel>) -> Result<(), Stop> {
         self.num_edges = 0;
         let full = self.is_full(node);
@@ -96,7 +96,7 @@ impl FlightModel {
         Ok(())
     }
 
-    /// Every way to make one or more moves in a batch, each ended.
+    /// Visit every way to make one or more moves in a batch, each ended.
     fn walk_paths(
         &mut self,
         node: &Node,
@@ -127,7 +127,7 @@ impl FlightModel {
         Ok(())
     }
 
-    /// An edge that is no path of moves.
+    /// Visit an edge that is no path of moves.
     fn edge(
         &mut self,
         name: &'static str,
@@ -138,7 +138,7 @@ impl FlightModel {
         self.edge_of(&[name], visit, make)
     }
 
-    /// The edge that `make` gives; none where it breaks a property that does not count.
+    /// Visit the edge that `make` gives; none where it breaks a property that does not count.
     fn edge_of(
         &mut self,
         names: &[&'static str],
@@ -153,7 +153,7 @@ impl FlightModel {
         visit(self, number, reached)
     }
 
-    /// Let some moves fill the open batch, and take it if there is something in it and room.
+    /// Let some moves fill the open batch, and take it if it is not empty and there is room.
     fn fill(&mut self, node: &Node, path: Option<&Path>, full: bool) -> Result<Node, Violation> {
         let start = &node.state;
         let mut after = node.clone();
@@ -190,8 +190,8 @@ impl FlightModel {
         self.closed(after, Some(start))
     }
 
-    /// The ways in which the loads of the oldest batch that waits can end, if one waits: all are
-    /// done, or one fails.
+    /// Return the ways in which the loads of the oldest batch that waits can end, if one waits: all
+    /// are done, or one fails.
     pub(crate) fn failures(&self, node: &Node) -> Vec<Option<Unreported>> {
         let Some(batch) = node.waiting().next() else { return Vec::new() };
         let writes = batch.writes.iter().filter(|_| self.core.world.loads_fail);
@@ -254,7 +254,7 @@ impl FlightModel {
         self.core.call(&before, &mut node.state, &mut unheard, call).map(|_| ())
     }
 
-    /// What is in flight forgets requests that went.
+    /// Let batches in flight forget removed requests.
     fn note_left(&mut self, node: &mut Node) {
         for &(row, removed) in node.schedule.left() {
             let known = |before: &[(Row, u32)]| before.iter().any(|each| each.0 == row);
@@ -268,7 +268,7 @@ impl FlightModel {
         }
     }
 
-    /// A node whose state's events are drained, without what nobody reads any more.
+    /// Return a node whose state's events are drained, without what nobody reads any more.
     pub(crate) fn closed(
         &mut self,
         mut node: Node,
@@ -319,7 +319,7 @@ impl Walk for FlightModel {
         Ok(keys.of(namer.canonical_with(&node.state, prefixes, &mut more)?))
     }
 
-    /// Check a node that is new: its state, what is free, and memory when all is executed.
+    /// Check a new node: its state, its free blocks, and memory when everything is executed.
     fn check(&mut self, node: &Node) -> Result<(), Violation> {
         let state = &node.state;
         let CoreModel { checker, prefixes, world, .. } = &mut self.core;

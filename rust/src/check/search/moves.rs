@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Which moves an exploration tries in a state: each call by itself, or the moves of an engine.
+//! The moves that an exploration tries in a state: single calls, or the moves of an engine.
 //!
-//! An engine admits a prompt with all its tokens behind its longest hit, or forgets it again; it
-//! resumes a waiting request with all its tokens, too; it frees a finished request and forgets it.
+//! An engine admits a prompt with all its tokens after its longest hit, or removes it again; it
+//! resumes a waiting request with all its tokens, too; it frees a finished request and removes it.
 //! What a world names besides (cuts, swaps, drafts, loads, stores, pins) is tried call by call.
-//! What an engine must not do is left out: until the verdict on a request's scheduled drafts, it
-//! only makes calls on the request that bring the verdict or free it. Twin:
+//! What an engine must not do is left out: until the verdict on a request's scheduled drafts, the
+//! only calls on the request are those that bring the verdict or free it. Twin:
 //! kvcore/check/search/moves.py.
 
 use crate::check::properties::liveness::rest_of;
@@ -25,7 +25,7 @@ const EPOCHS_MAX: u32 = 2;
 /// The last ms that a world reaches.
 const TIME_MAX: u64 = 2;
 
-/// Every move of a world in a state, in a fixed order.
+/// Add every move of a world in a state, in a fixed order.
 pub fn moves(world: &World, state: &State, children: &Children, out: &mut Vec<Move>) {
     let name = fresh_name(state);
     let room = (state.rows.len() as u32) < world.num_requests;
@@ -62,8 +62,8 @@ pub fn moves(world: &World, state: &State, children: &Children, out: &mut Vec<Mo
 }
 
 impl Move {
-    /// The next call, after this many were made; state: the one after the last, which had this
-    /// outcome.
+    /// Return the next call, after this many were made; state: the one after the last, which had
+    /// this outcome.
     #[must_use]
     pub fn next(
         &self,
@@ -92,8 +92,8 @@ impl Move {
     }
 }
 
-/// The call that schedules all tokens and drafts that are left, behind the longest hit, with all
-/// lookahead slots of the world.
+/// Return the call that schedules all tokens and drafts that are left, behind the longest hit, with
+/// all lookahead slots of the world.
 fn schedule_rest(world: &World, state: &State, request: &RequestState) -> Call {
     let num_encoder_tokens = if request.num_computed > 0 { 0 } else { world.num_encoder };
     let num_lookahead_tokens = world.num_lookahead;
@@ -142,8 +142,8 @@ fn moves_of(
     }
 }
 
-/// Calls that schedule positions whose tokens are to come: behind output that a request awaits, or
-/// drafts behind its last token.
+/// Add the calls that schedule positions whose tokens are to come: after output that a request
+/// awaits, or drafts after its last token.
 pub(crate) fn ahead_calls(
     world: &World,
     state: &State,
@@ -184,7 +184,7 @@ pub(crate) fn ahead_calls(
     }
 }
 
-/// Whether the open batch computes tokens of a request, so that none can have been sampled.
+/// Tell whether the open batch computes tokens of a request, so that none can have been sampled.
 fn is_scheduled(state: &State, request: &RequestState) -> bool {
     let row = state.request(&request.request_id);
     row.is_ok_and(|row| state.batch.scheduled.get(row).is_some())

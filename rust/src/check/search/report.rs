@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What an exploration found, as counts and a verdict.
+//! The report of an exploration: counts and a verdict.
 //!
 //! Twin: kvcore/check/search/report.py.
 
@@ -73,7 +73,7 @@ impl Notes {
         }
     }
 
-    /// The counts by kind ("move", "call", "goal", "command") and name, sorted.
+    /// Return the counts by kind ("move", "call", "goal", "command") and name, sorted.
     #[must_use]
     pub fn sorted(&self) -> Vec<(&'static str, String, u64)> {
         let moves = self.moves.iter().map(|(names, &count)| ("move", names.join(", "), count));
@@ -106,7 +106,7 @@ pub enum End {
 }
 
 impl End {
-    /// The word for it.
+    /// Return the word for it.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -124,13 +124,13 @@ impl End {
 /// edge.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Story {
-    /// What does not hold.
+    /// The property that fails.
     pub violation: Violation,
     /// One list an edge.
     pub edges: Vec<Vec<Call>>,
 }
 
-/// What an exploration found.
+/// The report of an exploration.
 #[derive(Debug, Clone, Default)]
 pub struct Report {
     /// Why it ended.

@@ -64,7 +64,7 @@ pub fn explore<M: Model>(
     search.report(end)
 }
 
-/// The states of a model up to this many, each with what does not hold there.
+/// Return the states of a model up to this many, each with what does not hold there.
 pub fn checker(model: &mut CoreModel, max_states: Option<u64>) -> Vec<Findings> {
     let (visited, mut found) = (Visited::default(), Vec::new());
     let Ok((name, first)) = model.start() else { return found };
@@ -95,19 +95,19 @@ pub struct Level {
 }
 
 impl Level {
-    /// Nodes.
+    /// Count the nodes.
     #[must_use]
     pub fn len(&self) -> usize {
         self.ends.len()
     }
 
-    /// Whether there is none.
+    /// Tell whether there is none.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.ends.is_empty()
     }
 
-    /// A node.
+    /// Return a node.
     #[must_use]
     pub fn node(&self, place: usize) -> &[u8] {
         let start = if place == 0 { 0 } else { self.ends[place - 1] };
@@ -212,7 +212,7 @@ impl Search {
         Ok(End::Complete)
     }
 
-    /// Take in what a piece leads to; the parent of the first state for which there is no room.
+    /// Add what a piece leads to; return the parent of the first state for which there is no room.
     fn add(
         &mut self,
         next: &mut Level,
@@ -246,7 +246,7 @@ impl Search {
         }
     }
 
-    /// Why the search ends here, if it does.
+    /// Return why the search ends here, if it does.
     fn stop(&self, limits: &Limits, watch: &mut dyn FnMut(&Progress) -> bool) -> Option<End> {
         let seconds = self.start.elapsed().as_secs_f64();
         let progress = Progress {
@@ -291,7 +291,7 @@ impl Search {
     }
 }
 
-/// Explore some nodes of a level, by all workers; what the pieces lead to, in their order.
+/// Explore some nodes of a level by all workers; return what the pieces lead to, in their order.
 fn explore_round<M: Model>(
     models: &mut [M],
     visited: &Visited,

@@ -23,7 +23,8 @@ use crate::types::keys::Key;
 use crate::types::retention::Wish;
 use crate::types::values::{Appended, Hit, Reason, Refused};
 
-/// What `check_outcome` finds in a call that gave a value and made this of a state.
+/// Return what `check_outcome` finds in a call that returned a value and changed a state to this
+/// one.
 fn outcome_of(
     before: &State,
     call: &Call,
@@ -90,7 +91,7 @@ fn a_hit_that_is_not_the_longest_is_found() {
     assert_eq!(found(&|hit| hit.blocks.blocks[1].truncate(1)), "HIT-LONGEST");
 }
 
-/// What is found in a state that was damaged; added to what was found before.
+/// Check a damaged state; add what is found to the earlier findings.
 fn damaged(
     state: &State,
     seen: &mut BTreeSet<&str>,
@@ -104,7 +105,7 @@ fn damaged(
     found
 }
 
-/// A state with a block that waits for a batch in flight.
+/// Return a state with a block that waits for a batch in flight.
 fn in_flight() -> State {
     let mut config = config();
     config.max_in_flight = 1;
@@ -115,7 +116,7 @@ fn in_flight() -> State {
     run.state
 }
 
-/// A state with a free block that stands in the part of its level.
+/// Return a state with a free block that stands in the part of its level.
 fn of_levels() -> State {
     let mut run = scheduled(Config { eviction: Eviction::Retention, ..config() });
     run.close();
@@ -129,7 +130,7 @@ fn wish_while_free(state: &mut State) {
     state.device.note_wish(last, Wish { base: 80, ..Wish::default() });
 }
 
-/// A pin of a prefix that holds no block.
+/// Add a pin of a prefix that holds no block.
 fn pin_nothing(state: &mut State) {
     let pin = NamedPin { epoch: state.epoch, blocks: Vec::new() };
     state.named_pins.insert("p".to_owned(), pin);

@@ -26,7 +26,7 @@ fn run() -> Run {
     run
 }
 
-/// The names of what does not hold in a state that was damaged.
+/// Return the names of what does not hold in a state that was damaged.
 fn found(damage: impl FnOnce(&mut State)) -> Vec<&'static str> {
     let Run { mut state, world, .. } = run();
     damage(&mut state);

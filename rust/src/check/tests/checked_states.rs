@@ -121,7 +121,7 @@ impl Run {
         self.try_close().unwrap();
     }
 
-    /// What the checks of the batch find first.
+    /// Return the first error that the checks of the batch find.
     fn found(&mut self) -> &'static str {
         self.try_close().expect_err("something was done wrong").property
     }
@@ -176,7 +176,7 @@ pub(crate) fn long_run(config: Config) -> Run {
     run
 }
 
-/// A run whose open batch has scheduled the five tokens of one request.
+/// Return a run whose open batch has scheduled the five tokens of one request.
 pub(crate) fn scheduled(config: Config) -> Run {
     let mut run = Run::new(config);
     run.add(A, &[1, 2, 3, 4, 5]);

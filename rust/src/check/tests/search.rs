@@ -8,7 +8,7 @@ use crate::check::world::world::{Symmetry, World};
 use crate::types::config::Config;
 use crate::types::violation::Checks;
 
-/// A world of this many usable blocks of two tokens, requests, tokens and prompt tokens.
+/// Return a world of this many usable blocks of two tokens, requests, tokens and prompt tokens.
 fn world(num_blocks: u32, num_requests: u32, num_tokens: u32, num_prompt: u32) -> World {
     let mut config = Config::new(num_blocks, 2, b"explored");
     config.null_block = false;

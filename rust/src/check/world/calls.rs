@@ -32,22 +32,22 @@ use crate::types::commands::Command;
 use crate::types::errors::Error;
 use crate::types::values::{Admitted, Output, Request};
 
-/// What a call gave, and where its commands begin among those of the open batch.
+/// The outcome of a call, and the position of its commands among those of the open batch.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Outcome {
-    /// What it gave.
+    /// Its value.
     pub value: Value,
     /// Commands of the open batch before the call; 0 for a call that opens a batch.
     pub first_command: usize,
 }
 
 impl Outcome {
-    /// The commands of the call; state: the one right after it.
+    /// Return the commands of the call; state: the one right after it.
     pub fn commands<'a>(&self, state: &'a State) -> impl Iterator<Item = Command> + 'a {
         state.effects.commands.iter().skip(self.first_command)
     }
 
-    /// Whether the call was wrong.
+    /// Tell whether the call was wrong.
     #[must_use]
     pub fn is_misuse(&self) -> bool {
         matches!(self.value, Value::Misuse(_))
@@ -138,14 +138,14 @@ fn covered(state: &mut State, pin: &str, name: Name, count: u32) -> Result<Value
     Ok(Value::Covered(pin_prefix(state, pin, name.id(), i64::from(count))?))
 }
 
-/// Tokens as the output of a batch, or as the engine's own.
+/// Append tokens, as the output of a batch or as the engine's own.
 fn output_of(tokens: Option<&[u32]>, sampled: Option<Sampled>) -> Output<'_> {
     let num_rejected = sampled.map_or(0, |sampled| i64::from(sampled.num_rejected));
     let batch = sampled.map(|sampled| sampled.batch as i64);
     Output { tokens, num_rejected, batch }
 }
 
-/// The request that is added, of a kind of the world.
+/// Return the request that is added, of a kind of the world.
 fn new_request<'a>(world: &'a World, name: Name, tokens: &[u32], kind: usize) -> Request<'a> {
     let kind = &world.kinds_of_requests[kind];
     Request {
@@ -158,7 +158,7 @@ fn new_request<'a>(world: &'a World, name: Name, tokens: &[u32], kind: usize) ->
     }
 }
 
-/// The arguments of an allocation as the core takes them.
+/// Return the arguments of an allocation as the core takes them.
 #[must_use]
 pub fn slot_request(slots: &Slots) -> SlotRequest {
     SlotRequest {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What can be explored: a start, the edges of a node, a name for each class of nodes, a check.
+//! A model to explore: a start, the edges of a node, a name for each class of nodes, a check.
 //!
 //! A search (`search.rs`) knows nothing else of what it explores. Edges come in a fixed order that
 //! depends on the node alone, so that a run can be found again by the numbers of its edges. Each
@@ -24,7 +24,7 @@ pub struct Edge {
 /// A violation, where it is found; its calls begin at the node that was explored.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Broken {
-    /// What does not hold.
+    /// The property that fails.
     pub violation: Violation,
     /// The calls up to the one that shows it.
     pub calls: Vec<Call>,
@@ -33,24 +33,23 @@ pub struct Broken {
 /// A node as bytes that other programs read, with the names of what does not hold there.
 pub type Findings = (Vec<u8>, Vec<&'static str>);
 
-/// Where a model's edges go.
+/// A collector of a model's edges.
 pub trait Sink {
-    /// Whether no node of this name is known yet; the edge is counted.
+    /// Tell whether no node of this name is known yet; the edge is counted.
     fn is_new(&mut self, name: Fingerprint) -> bool;
 
     /// Keep the packed node of an edge that was new, and what it shows.
     fn keep(&mut self, edge: Edge, shown: Shown, packed: &[u8]);
 }
 
-/// Something to explore, for one worker.
+/// The interface of what a search explores, for one worker.
 pub trait Model: Send {
-    /// The name of the first node, and the node packed.
+    /// Return the name of the first node, and the node packed.
     fn start(&mut self) -> Result<(Fingerprint, Vec<u8>), Broken>;
 
-    /// Follow every edge of a packed node, in order; what happens is noted. Fails where one is
-    /// wrong.
+    /// Follow every edge of a packed node, in order, and note what happens. Fails if one is wrong.
     fn edges(&mut self, node: &[u8], notes: &mut Notes, sink: &mut dyn Sink) -> Result<(), Broken>;
 
-    /// The calls of one edge of a packed node, and the node that it leads to, packed.
+    /// Return the calls of one edge of a packed node, and the node that it leads to, packed.
     fn follow(&mut self, node: &[u8], edge: u32) -> Option<(Vec<Call>, Vec<u8>)>;
 }

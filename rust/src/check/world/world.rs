@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A world: how far an exploration goes, by which moves, and which names it folds together.
 //!
-//! A world is plain data, so that one and the same world is explored in both languages. A move is
-//! what an engine does at once: one call, or a few that belong together. Twin:
-//! kvcore/check/world/world.py.
+//! A world is plain data, so that the same world is explored in both languages. A move is what an
+//! engine does at once: one call, or a few that belong together. Twin: kvcore/check/world/world.py.
 
 use std::collections::BTreeSet;
 
@@ -15,7 +14,7 @@ use crate::types::retention::Piece;
 pub const BASIC_CALLS: &str =
     "add_request allocate_slots append fork free remove_request reset_prefix_cache";
 
-/// Which names are renamed to fold states: those of requests, blocks and tokens.
+/// The names that are renamed to fold states: those of requests, blocks and tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(missing_docs)] // the fields are the things that the type names
 pub struct Symmetry {
@@ -30,7 +29,7 @@ impl Default for Symmetry {
     }
 }
 
-/// What one move of a path is.
+/// The kind of a move of a path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Moves {
     /// One call.
@@ -39,7 +38,7 @@ pub enum Moves {
     Engine,
 }
 
-/// What a new request has besides its tokens.
+/// The properties of a new request besides its tokens.
 #[derive(Debug, Clone, Default)]
 pub struct KindOfRequest {
     /// The adapter.
@@ -57,7 +56,7 @@ pub struct KindOfRequest {
 }
 
 impl KindOfRequest {
-    /// As a request brings them.
+    /// Return the extra keys as a request brings them.
     #[must_use]
     pub fn extra_keys(&self) -> GivenKeys<'_> {
         GivenKeys {
@@ -107,7 +106,7 @@ pub struct World {
     pub loads_fail: bool,
     /// Names of the transitions to try.
     pub calls: BTreeSet<String>,
-    /// What one move of a path is.
+    /// The kind of a move of a path.
     pub moves: Moves,
 }
 
@@ -137,7 +136,7 @@ impl World {
         }
     }
 
-    /// Whether a transition is to be tried.
+    /// Tell whether a transition is to be tried.
     #[must_use]
     pub fn tries(&self, call: &str) -> bool {
         self.calls.contains(call)

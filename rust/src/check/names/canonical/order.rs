@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The orders of requests that are told apart by nothing but names, coarsely sorted.
+//! The orders of requests that differ by nothing but names, after a coarse sort.
 //!
 //! Requests that look alike are permuted, and so are the blocks that pins alone hold, since nothing
 //! else orders them; one order after the other, without recursion.
@@ -47,19 +47,19 @@ impl Orders {
         Orders { rows, ties, pinned: pinned_alone(state) }
     }
 
-    /// Whether there is one order alone.
+    /// Tell whether there is one order alone.
     #[must_use]
     pub fn is_single(&self) -> bool {
         self.ties.is_empty() && self.pinned.len() < 2
     }
 
-    /// The rows in this order.
+    /// Return the rows in this order.
     #[must_use]
     pub fn rows(&self) -> &[usize] {
         &self.rows
     }
 
-    /// The blocks that pins alone hold, in this order.
+    /// Return the blocks that pins alone hold, in this order.
     #[must_use]
     pub fn pinned(&self) -> &[BlockId] {
         &self.pinned
@@ -74,7 +74,7 @@ impl Orders {
     }
 }
 
-/// The device blocks that pins of blocks alone hold, no operation's, lowest first.
+/// Return the device blocks that pins of blocks alone hold, no operation's, lowest first.
 #[must_use]
 pub fn pinned_alone(state: &State) -> SmallVec<[BlockId; 4]> {
     let pool = &state.device;

@@ -47,19 +47,20 @@ impl Renaming<'_> {
         counts.into_iter().for_each(|count| self.put(count as usize));
     }
 
-    /// The rows of the requests, in order.
+    /// Return the rows of the requests, in order.
     #[must_use]
     pub fn order(&self) -> &[usize] {
         self.rows
     }
 
-    /// Whether a row has a request.
+    /// Tell whether a row has a request.
     #[must_use]
     pub fn has_request(&self, row: Row) -> bool {
         self.rows.contains(&row.index())
     }
 
-    /// A row's name: its request's place, or behind these, in the order of first meeting.
+    /// Return a row's name: the position of its request, or a number after these, in the order of
+    /// first meeting.
     pub fn row_name(&mut self, row: Row) -> usize {
         if let Some(place) = self.rows.iter().position(|&each| each == row.index()) {
             return place;
@@ -84,12 +85,12 @@ impl Renaming<'_> {
         self.put(place.unwrap_or(LOST));
     }
 
-    /// A device block's number, and a host block's.
+    /// Return a device block's number, and a host block's.
     pub fn device_name(&mut self, block: BlockId) -> usize {
         usize::from(self.device.number(block))
     }
 
-    /// A host block's number.
+    /// Return a host block's number.
     pub fn host_name(&mut self, block: BlockId) -> usize {
         usize::from(self.host.number(block))
     }
@@ -106,13 +107,13 @@ impl Renaming<'_> {
         self.put(name);
     }
 
-    /// The device blocks that were met, by their numbers.
+    /// Return the device blocks that were met, by their numbers.
     #[must_use]
     pub fn met_device(&self) -> Vec<BlockId> {
         self.device.met.clone()
     }
 
-    /// The host blocks that were met, by their numbers.
+    /// Return the host blocks that were met, by their numbers.
     #[must_use]
     pub fn met_host(&self) -> Vec<BlockId> {
         self.host.met.clone()
@@ -212,7 +213,7 @@ impl Renaming<'_> {
     }
 }
 
-/// Blocks numbered in the order of first meeting, behind those that keep their numbers.
+/// Blocks numbered in the order of first meeting, after those that keep their numbers.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Blocks {
     /// By block and one, so that `NO_HOST_BLOCK` is the first.
@@ -287,7 +288,7 @@ impl Tree {
     }
 }
 
-/// The place of a batch among those in flight, the open one behind them; numbers may skip.
+/// Return the place of a batch among those in flight, the open one behind them; numbers may skip.
 pub(crate) fn batch_place(state: &State, number: u64) -> usize {
     if number == state.batch.number {
         return state.in_flight.len();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What the name of a node with batches in flight says besides its state's.
+//! The part of the name of a node with batches in flight that its state's name lacks.
 //!
 //! Rows, blocks and prefixes have the names that one order of the requests gives them. Twin:
 //! kvcore/check/names/in_flight.py.
@@ -14,11 +14,12 @@ use crate::state::state::NO_HOST_BLOCK;
 use crate::types::commands::{Command, Commands, Tier};
 use crate::types::ids::{BlockId, Row};
 
-/// What contents that are no prefix are called.
+/// The names of contents that are not prefixes.
 const SPECIAL: [(Content, usize); 4] =
     [(Content::Unknown, 0), (Content::Rubbish, 1), (Content::Zeros, 2), (Content::Spoilt, 3)];
 
-/// Say what else a node's name says. nodes: the numbers of the prefixes of a request of the state.
+/// Write the rest of a node's name. nodes: the numbers of the prefixes of each request of the
+/// state.
 pub(crate) fn write(node: &Node, names: &mut Renaming<'_>) {
     names.put_all([node.pending.len(), node.waiting().count(), usize::from(node.filled)]);
     for batch in node.waiting() {
@@ -56,7 +57,7 @@ pub(crate) fn write(node: &Node, names: &mut Renaming<'_>) {
     write_outputs(node, names);
 }
 
-/// What the engine has yet to hand in, and what the device feeds from.
+/// Write the outputs that the engine has yet to hand in, and those that feed the device.
 fn write_outputs(node: &Node, names: &mut Renaming<'_>) {
     for output in &node.outputs {
         let batch = node.pending.iter().position(|batch| batch.number == output.batch);
@@ -82,14 +83,14 @@ fn write_outputs(node: &Node, names: &mut Renaming<'_>) {
     }
 }
 
-/// The prefix that some tokens make.
+/// Write the prefix that some tokens make.
 fn write_text(text: &[u32], names: &mut Renaming<'_>) {
     names.put(text.len());
     let node = names.prefixes.number(text).last().copied();
     names.node(node.unwrap_or(0));
 }
 
-/// The places that a batch uses, by their names.
+/// Write the places that a batch uses, by their names.
 fn write_used(batch: &Pending, names: &mut Renaming<'_>) {
     let mut used: Vec<usize> = batch.used.iter().map(|&place| name_of(place, names)).collect();
     used.sort_unstable();
@@ -104,7 +105,7 @@ fn name_of((tier, block): Place, names: &mut Renaming<'_>) -> usize {
     }
 }
 
-/// What the open batch holds.
+/// Write the content of the open batch.
 fn write_open_batch(node: &Node, names: &mut Renaming<'_>) {
     let (state, batch) = (&node.state, &node.state.batch);
     let counts = [node.schedule.writes().len(), batch.scheduled.keys().count(), batch.merges.len()];
@@ -138,7 +139,7 @@ fn write_open_batch(node: &Node, names: &mut Renaming<'_>) {
     }
 }
 
-/// The commands that change memory, or tables of requests.
+/// Write the commands that change memory, or tables of requests.
 fn write_commands(commands: &Commands, names: &mut Renaming<'_>) {
     let counts = |command: &Command, names: &Renaming<'_>| match *command {
         Command::CutTable { row, length: 0, .. } => names.has_request(row),
@@ -185,7 +186,7 @@ fn write_command(command: &Command, names: &mut Renaming<'_>) {
     }
 }
 
-/// A write, and the prefix that it ends, as far as that is known; nodes: those of the requests that
+/// Write a write, and the prefix that it ends if that is known. nodes: those of the requests that
 /// write.
 fn write_write(write: &Write, nodes: &[(Row, Numbers)], names: &mut Renaming<'_>) {
     names.row(write.row);
@@ -196,7 +197,7 @@ fn write_write(write: &Write, nodes: &[(Row, Numbers)], names: &mut Renaming<'_>
     names.node(last.copied().unwrap_or(0));
 }
 
-/// What every block holds, in the order of the names.
+/// Write the contents of every block, in the order of the names.
 fn write_contents(node: &Node, names: &mut Renaming<'_>) {
     let device = names.met_device().into_iter().map(|block| (Tier::Device, block));
     let hosts = names.met_host().into_iter().filter(|&block| block != NO_HOST_BLOCK);
@@ -229,7 +230,7 @@ fn write_content(content: Content, names: &mut Renaming<'_>) {
     }
 }
 
-/// The worker's tables, of requests and of those by which a batch writes.
+/// Write the worker's tables of requests and of the rows by which a batch writes.
 fn write_mirror(node: &Node, names: &mut Renaming<'_>) {
     let num_groups = node.state.config.groups.len();
     let mut tables: Vec<Vec<usize>> = Vec::new();

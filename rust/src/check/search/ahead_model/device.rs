@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The device of an engine that runs ahead: what each pass feeds from, and what it writes.
+//! The device of an engine that runs ahead: the text that each pass feeds from, and its writes.
 
 use crate::check::names::in_flight::{Node, Output, Pending, Texts, Unreported};
 use crate::oracle::contents::Ghost;
@@ -9,7 +9,7 @@ use crate::oracle::schedule::writes::Write;
 use crate::types::ids::Row;
 use crate::types::violation::Violation;
 
-/// How a batch ends: which load fails, and what each of its writes samples.
+/// The end of a batch: the load that fails, and what each of its writes samples.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Ending {
     pub(crate) failing: Option<Unreported>,
@@ -17,7 +17,7 @@ pub(crate) struct Ending {
     pub(crate) sampled: Vec<Numbers>,
 }
 
-/// What a pass feeds from; known: the last of the tokens was the last to be sampled.
+/// The text that a pass feeds from. known: the last token was the last to be sampled.
 pub(crate) struct DeviceTokens {
     pub(crate) tokens: Numbers,
     pub(crate) known: bool,
@@ -29,7 +29,7 @@ pub(crate) struct Device {
 }
 
 impl Device {
-    /// What is on the device, where a batch is to run: it may be of requests that left.
+    /// Return the texts on the device, if a batch is to run; their requests may have left.
     pub(crate) fn recall(node: &Node, batch: Option<&Pending>) -> Self {
         let mut device = Device { texts: Vec::new() };
         device.feed(&node.texts);
@@ -37,7 +37,7 @@ impl Device {
         device
     }
 
-    /// The same, of other requests too.
+    /// Add the texts of other requests.
     pub(crate) fn feed(&mut self, texts: &Texts) {
         for (row, tokens) in texts {
             self.put(*row, DeviceTokens { tokens: tokens.clone(), known: true });
@@ -49,7 +49,7 @@ impl Device {
         self.texts.push((row, text));
     }
 
-    /// What a pass feeds from: the tokens that the engine gave, or what is on the device.
+    /// Return the text that a pass feeds from: the engine's tokens, or the device's.
     pub(crate) fn text_of(&self, tokens: &[u32], write: &Write) -> DeviceTokens {
         let given = |known| DeviceTokens { tokens: Numbers::from_slice(tokens), known };
         if (write.start as usize) < tokens.len() {
@@ -62,7 +62,7 @@ impl Device {
         )
     }
 
-    /// The texts that are known.
+    /// Return the texts that are known.
     pub(crate) fn texts(&self) -> Texts {
         let known = self.texts.iter().filter(|each| each.1.known);
         known.map(|(row, text)| (*row, text.tokens.clone())).collect()
@@ -91,12 +91,12 @@ impl Device {
     }
 }
 
-/// The tokens of a row.
+/// Return the tokens of a row.
 pub(crate) fn tokens_of(texts: &Texts, row: Row) -> &[u32] {
     texts.iter().find(|each| each.0 == row).map_or(&[][..], |each| &each.1)
 }
 
-/// What a write is on the device; drafts that were not accepted are rubbish.
+/// Return the pass of a write on the device; drafts that were not accepted are undefined.
 fn pass_of(num_taken: u32, write: &Write, text: &DeviceTokens, num_sampled: u32) -> Write {
     let (known, count) = (text.tokens.len() as u32, write.end - write.start);
     let (mut start, mut loaded, mut stop) = (write.start, write.loaded, write.end);
@@ -110,7 +110,8 @@ fn pass_of(num_taken: u32, write: &Write, text: &DeviceTokens, num_sampled: u32)
     Write { start, loaded, end, num_slots, ..*write }
 }
 
-/// The outputs that can be handed in: the first of each request, once its batch was executed.
+/// Return the outputs that can be handed in: the first of each request, once its batch was
+/// executed.
 pub(crate) fn oldest(outputs: &[Output]) -> impl Iterator<Item = &Output> {
     let is_first = |at: usize, row| outputs[..at].iter().all(|each| each.row != row);
     let first = outputs.iter().enumerate().filter(move |(at, each)| is_first(*at, each.row));

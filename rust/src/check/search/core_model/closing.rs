@@ -19,9 +19,10 @@ use crate::types::ids::Row;
 use crate::types::violation::Violation;
 
 impl CoreModel {
-    /// What an engine can do before it reports a failed load: nothing, or one move.
+    /// Return what an engine can do before it reports a failed load: nothing, or one move.
     ///
-    /// No rewind, which may be the report, and no load or store by key, which would not end in it.
+    /// Left out are a rewind, which may be the report, and loads and stores by key, which would not
+    /// end in it.
     pub(crate) fn late(
         &mut self,
         path: &Path,
@@ -40,7 +41,7 @@ impl CoreModel {
         Ok(std::iter::once(None).chain(late.map(Some)).collect())
     }
 
-    /// Take the batch that the calls filled, check it, and settle what it leaves.
+    /// Take the batch that the calls filled, check it, and finish what it leaves.
     pub(crate) fn close(
         &mut self,
         start: &State,
@@ -69,7 +70,7 @@ impl CoreModel {
 
     /// Take batches until nothing is left to run and no load is unconfirmed.
     ///
-    /// failed: a load failed, so what the state counts on is checked at least once.
+    /// failed: whether a load failed; then what the state counts on is checked at least once.
     fn drain(&mut self, state: &mut State, schedule: &mut Schedule, mut failed: bool) -> Checked {
         while failed
             || !state.effects.commands.is_empty()

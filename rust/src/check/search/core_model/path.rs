@@ -16,7 +16,7 @@ use crate::types::violation::Violation;
 
 /// A request whose load fails, and the first token that is not loaded.
 pub(crate) type Failing = Option<(Row, u32)>;
-/// How an edge ends: what fails, and the move that is made before the report.
+/// The end of an edge: what fails, and the move that is made before the report.
 pub(crate) type Ending<'a> = (Failing, Option<&'a Move>);
 
 /// Some moves that were made.
@@ -30,7 +30,7 @@ pub(crate) struct Path {
 }
 
 impl Path {
-    /// No move was made yet.
+    /// Begin a path without moves.
     pub(crate) fn new(state: State, schedule: Schedule) -> Self {
         Path { state, schedule, names: MoveNames::new(), calls: Vec::new(), changed: false }
     }
@@ -51,8 +51,8 @@ impl From<Violation> for Stop {
     }
 }
 
-/// Each request whose external tokens a path loads, with each token that may be the first to be
-/// missing: of the call itself, or of a block that an operation loads.
+/// Return each request whose external tokens a path loads, with each token that may be the first to
+/// be missing: of the call itself, or of a block that an operation loads.
 pub(crate) fn failures(path: &Path) -> Vec<(Row, u32)> {
     let of = |each: &Operation| each.request.map(|row| (row, each.first_token));
     let operations = path.state.operations.values().filter_map(of);
@@ -62,44 +62,44 @@ pub(crate) fn failures(path: &Path) -> Vec<(Row, u32)> {
     operations.chain(writes).collect()
 }
 
-/// Who hears of the edges: their numbers, and the node that each leads to.
+/// A visitor of edges: gets their numbers, and the node that each leads to.
 pub(crate) type Visit<'v, W> =
     dyn for<'n> FnMut(&mut W, u32, <W as Walk>::Node<'n>) -> Result<(), Stop> + 'v;
 
-/// What walks along the edges of a node.
+/// A model whose edges are walked.
 pub(crate) trait Walk: Send + Sized {
     /// A node, as the visitors get it.
     type Node<'n>;
 
-    /// What is counted, whether the calls are kept, and the calls.
+    /// Return the notes, whether the calls are kept, and the calls.
     fn record(&mut self) -> (&mut Notes, &mut bool, &mut Vec<Call>);
 
-    /// A state that holds nothing.
+    /// Return a state that holds nothing.
     fn empty(&self) -> State;
 
-    /// The first node; empty: a state that holds nothing.
+    /// Return the first node; empty: a state that holds nothing.
     fn first<'n>(&self, empty: &'n State) -> Self::Node<'n>;
 
-    /// The state of a node.
+    /// Return the state of a node.
     fn state<'a>(node: &'a Self::Node<'_>) -> &'a State;
 
     /// Walk the edges of a packed node; what panics is a violation, too.
     fn walk(&mut self, packed: &[u8], visit: &mut Visit<'_, Self>) -> Result<(), Stop>;
 
-    /// What stands for a node.
+    /// Return the fingerprint of a node.
     fn fingerprint(&mut self, node: &Self::Node<'_>) -> Result<Fingerprint, Violation>;
 
     /// Check a node that is new.
     fn check(&mut self, node: &Self::Node<'_>) -> Result<(), Violation>;
 
-    /// The node as bytes.
+    /// Return the node as bytes.
     fn pack(&mut self, node: Self::Node<'_>) -> Vec<u8>;
 
     /// Forget a packed node whose edges were walked.
     fn forget(&mut self, _packed: &[u8]) {}
 }
 
-/// Walk again with the calls kept, and count nothing; those up to where the walk ended.
+/// Walk again with the calls kept, without counting; return the calls up to the end of the walk.
 fn recorded<W: Walk>(
     model: &mut W,
     packed: &[u8],

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Where nodes with batches in flight wait, each under its number.
+//! The arena in which nodes with batches in flight wait, each under its number.
 //!
-//! All workers share one arena, and a packed node is its number there. A node is forgotten when it
+//! All workers share one arena, and a packed node is its number there. A node is dropped after it
 //! was explored; the first one begins every story and stays.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -22,7 +22,7 @@ struct Kept {
 }
 
 impl Arena {
-    /// Put a node away; its number.
+    /// Store a node; return its number.
     pub(crate) fn pack(&self, node: Node) -> Vec<u8> {
         let mut kept = self.kept();
         let number = kept.num_kept;
@@ -31,7 +31,7 @@ impl Arena {
         number.to_le_bytes().to_vec()
     }
 
-    /// The node of this number, if it waits.
+    /// Return the node of this number, if it waits.
     pub(crate) fn unpack(&self, packed: &[u8]) -> Option<Arc<Node>> {
         self.kept().nodes.get(&number_of(packed)).cloned()
     }

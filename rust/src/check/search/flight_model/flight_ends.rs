@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! How batches and loads end: a report, the completion of a batch, a cancel, an operation.
+//! The ends of batches and loads: a report, the completion of a batch, a cancel, an operation.
 //!
 //! Twin: kvcore/check/search/flight_model.py.
 
@@ -46,7 +46,7 @@ impl FlightModel {
         self.closed(after, Some(&node.state))
     }
 
-    /// Take back a batch and all later ones; what was not executed never is.
+    /// Take back a batch and all later ones; unexecuted ones never run.
     pub(crate) fn cancel(&mut self, node: &Node, number: u64) -> Result<Node, Violation> {
         let mut after = node.clone();
         self.call(&mut after, &Call::Cancel { batch: number })?;
