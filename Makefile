@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 # The commands of the project: people, hooks and CI use these and nothing else. `make help` lists them.
-# Each one first brings .venv up to date (tools/bootstrap.py), which takes no time when nothing changed.
+# Each command first updates .venv (tools/bootstrap.py), which takes no time if nothing changed.
 
 .DEFAULT_GOAL := help
 SHELL := /bin/sh
 BIN := .venv/bin
-# A Python that is new enough: the one named by PYTHON=..., else the first of the usual names.
+# A recent enough Python: the one named by PYTHON=..., otherwise the first of the usual names.
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	"$$p" -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && \
 	echo "$$p" && break; done)
 ARGS ?=
 export VIRTUAL_ENV := $(CURDIR)/.venv
-# Without compiled files each of the tests' processes would compile kvcore again.
+# Without compiled files each test process would compile kvcore again.
 unexport PYTHONDONTWRITEBYTECODE
 CLIPPY := cargo clippy --locked --all-targets
 STUBS := target/stubs
@@ -25,16 +25,16 @@ help: ## list the commands
 python-found:
 	@test -n "$(PYTHON)" || { echo "kvcore needs Python 3.11 or newer: none was found on PATH."; exit 1; }
 
-setup: python-found ## make .venv: locked packages, compiled twin, runtime, model
+setup: python-found ## create .venv: locked packages, compiled twin, runtime, model
 	@$(PYTHON) tools/bootstrap.py
 
-setup-core: python-found ## the same without torch, runtime and model: 0.4 GB instead of 6
+setup-core: python-found ## create .venv without torch, runtime and model: 0.4 GB instead of 6
 	@$(PYTHON) tools/bootstrap.py core
 
 twin: python-found ## compile the Rust twin into the tree
 	@$(PYTHON) tools/bootstrap.py twin
 
-demo: setup ## answer real prompts with SmolLM2 out of a pool that is too small
+demo: setup ## answer prompts with SmolLM2 from a pool that is too small
 	@mkdir -p build
 	$(BIN)/kvcore generate --prompts examples/prompts.jsonl --verify --require-all \
 		--picture build/pool.png $(ARGS)
@@ -42,21 +42,21 @@ demo: setup ## answer real prompts with SmolLM2 out of a pool that is too small
 	@$(BIN)/kvcore generate --tiny --verify > build/tiny.txt || { cat build/tiny.txt; exit 1; }
 	@tail -n 1 build/tiny.txt
 
-test: setup ## the tests: Rust, Python, the tiny demo; not the long explorations
+test: setup ## run the tests: Rust, Python, the tiny demo; not the long explorations
 	@echo "make test takes about twelve minutes of CPU; one folder: $(BIN)/pytest tests/pool"
 	cargo test --locked
 	$(BIN)/pytest $(ARGS)
 
-test-core: setup-core ## the tests that need no torch
+test-core: setup-core ## run the tests that need no torch
 	@echo "make test-core takes about ten minutes of CPU"
 	cargo test --locked
 	$(BIN)/pytest --ignore=tests/runtime $(ARGS)
 
-conformance: setup ## the facts of docs/facts.md, which tests show each, and whether they pass
+conformance: setup ## run the tests of each fact of docs/facts.md, and write that page
 	$(BIN)/python -m tools.conformance $(ARGS)
 	$(BIN)/python -m tools.facts_page
 
-check: setup ## format, lint, types and stub drift, in both languages
+check: setup ## check format, lint, types and stubs, in both languages
 	cargo fmt --check
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
@@ -73,19 +73,19 @@ check: setup ## format, lint, types and stub drift, in both languages
 	@echo "check: all passed"
 
 WITH_EXAMPLES := $(addprefix tests/,property core pool replay legacy conformance sizing check/test_canonical.py)
-explore: setup ## explore small worlds exhaustively, both backends edge by edge; fuzz (hours)
+explore: setup ## explore small worlds exhaustively, compare both backends edge by edge; fuzz (hours)
 	$(BIN)/pytest -m slow $(ARGS)
 	KVCORE_EXAMPLES=40 $(BIN)/pytest $(WITH_EXAMPLES)
 	$(BIN)/python -m tools.explore
 	@echo "make fuzz takes about an hour on 2 cores (docs/checking.md)"
 	$(MAKE) fuzz
 
-fuzz: setup ## a million damaged inputs for every decoder, 50,000 replays, both languages (an hour of 2 cores)
+fuzz: setup ## give every decoder a million damaged inputs, in both languages (an hour of 2 cores)
 	BOLERO_RANDOM_ITERATIONS=1000000 cargo test --locked --profile fuzz --lib -- --nocapture fuzz::doors
 	$(BIN)/python -m tests.bytes.run
 	$(BIN)/python -m tests.bytes.agree
 
-mutants: setup ## hunt every seeded bug, in both languages; fails where one lives
+mutants: setup ## search for every seeded bug, in both languages; fails if one survives
 	$(BIN)/kvcore check --mutants
 	$(BIN)/kvcore check --facade v0 --mutants
 	$(BIN)/kvcore check --facade v0.3 --mutants
@@ -101,16 +101,16 @@ shrinks: setup ## shrink records of ten seeded bugs of the twin to at most 20 ca
 mutation: setup ## try the one-line defects that nothing has killed yet, in both languages (hours)
 	$(BIN)/python -m tools.mutation run $(ARGS)
 
-mutation-slice: setup ## try ten of the table's defects again, chosen by the commit's hash
+mutation-slice: setup ## try again ten of the table's defects that the commit's hash selects
 	$(BIN)/python -m tools.mutation slice
 
 MUTATION := target/mutation-tools
-mutation-tools: setup ## install what draws defects: cosmic-ray and cargo-mutants, outside .venv
+mutation-tools: setup ## install cosmic-ray and cargo-mutants, which draw defects, outside .venv
 	$(PYTHON) -m venv $(MUTATION)/venv
 	$(MUTATION)/venv/bin/pip install --quiet cosmic-ray==8.7.0
 	cargo install --quiet --locked --root $(MUTATION) --version 27.1.0 cargo-mutants
 
-counts: setup ## hold the instructions of the twin's calls to what they were, under valgrind
+counts: setup ## check the number of instructions of the twin's calls, under valgrind
 	$(BIN)/python -m tools.counts
 
 bench: setup ## measure the twin, the Python API, the engine and the copies
@@ -122,10 +122,10 @@ bench: setup ## measure the twin, the Python API, the engine and the copies
 bench-peers: setup ## compare with vLLM, SGLang and kvbm-logical; ARGS=--quick takes a minute
 	$(BIN)/python -m benches.peers $(ARGS)
 
-bench-engines: setup ## what engines' steps cost over kvcore and over their own managers (10 minutes)
+bench-engines: setup ## measure engines' steps over kvcore and over their own managers (10 minutes)
 	$(BIN)/python -m benches.engines $(ARGS)
 
-engines-vllm: setup ## run vLLM 0.33.0's schedulers over kvcore and over its own manager: the same steps
+engines-vllm: setup ## run vLLM 0.33.0's schedulers over kvcore and over its own manager, and compare the steps
 	$(BIN)/python -m benches.vllm $(ARGS)
 
 engines-vllm-shadow: setup ## run vLLM 0.33.0's schedulers with kvcore in the shadow: 4 random runs of each mode
@@ -143,28 +143,28 @@ engines-transformers: setup ## install transformers 5.23.0 outside the project a
 engines-transformers-shadow: setup ## run transformers 5.23.0 with kvcore in the shadow: 4 random runs of each mode
 	$(BIN)/python -m tests.engines.transformers.environment shadow $(ARGS)
 
-engines-dynamo: setup ## install Dynamo 1.6.1's indexer outside the project and ask it what kvcore's events say
+engines-dynamo: setup ## install Dynamo 1.6.1's indexer outside the project and feed it kvcore's events
 	$(BIN)/python -m benches.peers.install dynamo
 	$(BIN)/pytest -m dynamo tests/runtime/events $(ARGS)
 
-engines-sanitizer: setup ## show each bug of docs/found.md again, in the engines that are installed
+engines-sanitizer: setup ## reproduce each bug of docs/found.md in the installed engines
 	$(BIN)/pytest -m "slow or not slow" tests/sanitizer/test_found.py tests/sanitizer/test_sanitize_command.py $(ARGS)
 
-engines: engines-nano engines-transformers engines-transformers-shadow engines-dynamo engines-vllm-tests engines-vllm engines-vllm-shadow engines-sanitizer ## all adapters for engines, each under its engine (an hour)
+engines: engines-nano engines-transformers engines-transformers-shadow engines-dynamo engines-vllm-tests engines-vllm engines-vllm-shadow engines-sanitizer ## test all adapters, each under its engine (an hour)
 
-demo-ranks: setup ## SmolLM2 on two processes, answers beside those of one (two minutes)
+demo-ranks: setup ## run SmolLM2 on two processes, and compare its answers with those of one (two minutes)
 	$(BIN)/python -m kvcore_runtime.demos.ranks $(ARGS)
 
-demo-cluster: setup ## two engines, Redis, an index and metrics on this machine; one prompt that moves
+demo-cluster: setup ## run two engines, Redis, an index and metrics on this machine; one prompt moves
 	$(BIN)/python -m kvcore_runtime.demos.cluster $(ARGS)
 
-demo-apart: setup ## SmolLM2 in two processes: one computes prompts, the other one answers
+demo-apart: setup ## run SmolLM2 in two processes: one computes prompts, the other one answers
 	$(BIN)/python -m kvcore_runtime.demos.apart $(ARGS)
 
-demo-transformers: setup ## answer chats with SmolLM2 under transformers: its own cache beside kvcore's
+demo-transformers: setup ## answer chats with SmolLM2 under transformers, with its own cache and with kvcore's
 	$(BIN)/python -m tests.engines.transformers.environment demo
 
-gpu-check: setup ## test and measure on a CUDA device; says so where there is none
+gpu-check: setup ## test and measure on a CUDA device, or say that there is none
 	$(BIN)/pytest -m gpu $(ARGS)
 	$(BIN)/python -m benches.gpu
 
@@ -177,7 +177,7 @@ stubs: twin ## write kvcore/_rust.pyi from the Rust bindings
 	$(BIN)/maturin generate-stubs --features stubs --out $(STUBS)
 	cp $(STUBS)/kvcore/_rust.pyi kvcore/_rust.pyi
 
-lock: setup ## resolve the dependencies again into locks/python.txt and Cargo.lock
+lock: setup ## resolve the dependencies again into locks/ and Cargo.lock
 	echo kvcore > .venv/own-packages.txt
 	$(BIN)/uv pip compile --quiet --universal --generate-hashes --python-version 3.11 --no-header \
 		--annotation-style line --excludes .venv/own-packages.txt --group tools --extra completion --extra events --extra prometheus --extra redis \
@@ -190,10 +190,10 @@ lock: setup ## resolve the dependencies again into locks/python.txt and Cargo.lo
 			--annotation-style line --group $$group --output-file locks/$$group.txt $(ARGS) || exit 1; done
 	cargo update --workspace
 
-hooks: setup ## check each commit before it is made (git hook that calls make)
+hooks: setup ## install a git hook that checks each commit before it is made
 	printf '#!/bin/sh\nexec make check\n' > "$$(git rev-parse --git-path hooks)/pre-commit"
 	chmod +x "$$(git rev-parse --git-path hooks)/pre-commit"
 
-clean: ## remove what was built; .venv stays
+clean: ## remove build output; keeps .venv
 	rm -rf target build dist kvcore/*.so .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find kvcore runtime engines tests benches tools -name __pycache__ -type d -prune -exec rm -rf {} +

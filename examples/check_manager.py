@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A small manager with a prefix cache that is wrong: a block that is handed out again keeps its old
-entry in the index, so a prompt hits what another request has written there since.
+"""A small manager with a wrong prefix cache: a reused block keeps its old entry in the index.
 
-It has the names of `KVCacheManager`'s methods, so the checker drives it as an engine would, follows
-what memory really holds, and shows the shortest run in which a query reads another prefix.
+So a prompt hits what another request has written there since. The manager has the names of
+`KVCacheManager`'s methods, so the checker drives it as an engine would, follows what memory really
+holds, and shows the shortest run in which a query reads another prefix.
 
     $ python examples/check_manager.py
     violation after 4006 states

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An eviction policy that is wrong: a freed block joins at the front, so the last one freed leaves
-first.
+"""A wrong eviction policy: a freed block joins at the front, so the last one freed leaves first.
 
-Nothing breaks: it only costs hits. A request frees its tail first, so its head is evicted before
+Nothing breaks; it only costs hits. A request frees its tail first, so its head is evicted before
 the blocks that are found through it.
 
     $ python examples/check_policy.py

@@ -23,7 +23,7 @@ def model(token: int) -> int:
 
 
 def guess(token: int) -> list[int]:
-    """Return what may follow, as the drafter has it."""
+    """Return the drafter's guess of what follows."""
     letters = [chr(token + place) for place in range(1, NUM_DRAFTS + 1)]
     return [ord(each.upper() if each in "aeiou" else each) for each in letters]
 

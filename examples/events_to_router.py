@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A router that sends each prompt to the engine with most of it cached, told by events alone.
+"""A router that learns from events alone which engine has most of a prompt cached.
 
 Engines and router share a hash seed, so one prompt has the same hashes everywhere. The last prompt
-was served before, and its blocks were taken for the long one since.
+was served before, but the long one has taken its blocks since.
 
     $ python examples/events_to_router.py
     a system prompt and a question: engine 0 has 0 of 3 blocks
@@ -32,7 +32,7 @@ known: list[set[bytes]] = [set() for _ in engines]  # what the router believes o
 
 
 def serve(engine: int, tokens: list[int]) -> None:
-    """Compute a prompt and let it go; the router reads what changed."""
+    """Compute a prompt and free it; the router reads the events."""
     manager = engines[engine]
     manager.add_request(Request("r", tokens))
     hit = manager.get_computed_blocks("r")

@@ -3,7 +3,7 @@
 
 Each class below drives one manager by its own calls, as its engines did; `main` tells the stories.
 Blocks have 4 tokens, and each pool has 8 besides the null block; the host's blocks have an h.
-docs/generations.md says what is to be seen.
+docs/generations.md explains what they show.
 
     $ python examples/generations.py
     fork: a has 6 tokens and a child b; each of them gets a token, b first
@@ -78,7 +78,7 @@ class V03(Driven):
         self.seqs: dict[str, Any] = {}
 
     def admit(self, name: str, tokens: Tokens, num_shared: int = 0) -> int:
-        """Give a prompt blocks and compute it; the tokens that need not be computed."""
+        """Give a prompt blocks and compute it; returns the number of tokens found in the cache."""
         prefix = self.prefixes.add_or_get_prefix(tokens[:num_shared])
         seq = self.kinds.Sequence(len(self.seqs), "", tokens, SIZE)
         self.seqs[name] = seq
@@ -95,18 +95,18 @@ class V03(Driven):
         self.manager.append_slot(self.seqs[name])
 
     def fork(self, name: str, child: str) -> int:
-        """Let a child go on from here; the tokens that it need not compute."""
+        """Let a child continue from here; returns the number of tokens that it need not compute."""
         self.seqs[child] = self.seqs[name].fork(len(self.seqs))
         self.manager.fork(self.seqs[name], self.seqs[child])
         return len(self.seqs[child].get_token_ids())
 
     def leave(self, name: str) -> None:
-        """Give way to others."""
+        """Preempt a request."""
         self.manager.swap_out(self.groups[name])
         self.seqs[name].status = self.kinds.SequenceStatus.SWAPPED
 
     def back(self, name: str) -> int:
-        """Go on; the tokens that need not be computed again."""
+        """Resume a request; returns the number of tokens that need not be computed again."""
         self.manager.swap_in(self.groups[name])
         self.seqs[name].status = self.kinds.SequenceStatus.RUNNING
         return len(self.seqs[name].get_token_ids())
@@ -154,7 +154,7 @@ class V0(V03):
 
 
 class EarlyV1(Driven):
-    """V1 at first: nothing is forked or swapped; what comes again is found, or computed again."""
+    """V1 at first, without forks and swaps: content that returns is found or computed again."""
 
     name = "early V1"
 
@@ -181,7 +181,7 @@ class EarlyV1(Driven):
 
     def look_up(self, request: Any) -> list[Any]:
         hits = self.manager.get_computed_blocks(request)
-        return hits[: (request.num_tokens - 1) // SIZE]  # a token has to be left to compute
+        return hits[: (request.num_tokens - 1) // SIZE]  # a token must be left to compute
 
     def append(self, name: str, token: int) -> None:
         request = self.requests[name]
@@ -281,7 +281,7 @@ class Kvcore(Driven):
 
 
 def copies(batch: Batch) -> str:
-    """Return the copies that a batch asks of its runtime."""
+    """Return the copies in a batch as text."""
     found = []
     for command in batch:
         match command:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A model of full-attention and sliding-window layers, as two groups over one pool.
 
-The window's group holds what the next query sees and no more, so a long answer costs it nothing;
-what it gave back can still be hit until it is taken for something else. A prompt resumes where both
+The window's group holds only what the next query sees, so a long answer costs it nothing; a block
+that it gave back can still be hit until it is taken for other content. A prompt resumes where both
 groups have what its next token needs.
 
     $ python examples/hybrid_groups.py
@@ -32,7 +32,7 @@ manager = KVCacheManager(
 
 
 def show() -> None:
-    """Return one line of the table: blocks that are not the null block, by group."""
+    """Print one line of the table: blocks per group, without null blocks."""
     full, window = (sum(block != 0 for block in ids) for ids in manager.get_block_ids("long"))
     print(f"{manager.num_tokens('long'):6} {full:6} {window:7} {manager.num_free_blocks:6}")
 

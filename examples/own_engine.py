@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """An engine of your own: it plans step n+1 while step n runs, preempts, and finds stops late.
 
-The model is a fake: what it keeps of a position is a digest, which is written into a slot and read
-through block tables, so one wrong slot gives a wrong answer. In the end every answer is compared
-with the one that is computed without a cache.
+The model is a fake: it writes a digest of each position into a slot and reads it through block
+tables, so one wrong slot gives a wrong answer. At the end every answer is compared with the one
+computed without a cache.
 
     $ python examples/own_engine.py
     12 answers in 76 steps, 272 positions found in the cache
@@ -23,15 +23,15 @@ NUM_TOKEN_IDS, STOP, MAX_ANSWER = 60, 0, 20
 
 @attrs.frozen
 class Work:
-    """What a step computes for one request: these tokens from position `first` on; if there are
-    none, one position with the token that the device sampled last in this row.
+    """A step's part for one request: it computes these tokens from position `first` on; without
+    tokens, one position with the token that the device last sampled in its row.
     """
 
     name: str
     row: int
     first: int
     token_ids: list[int]
-    samples: bool  # whether the next token is sampled behind them
+    samples: bool  # whether the next token is sampled after them
 
 
 def digest(*parts: object) -> int:
@@ -48,7 +48,7 @@ class Device:
 
     def run(self, batch: Batch, step: list[Work]) -> dict[str, int]:
         """Apply a batch, run the forward pass, and return the sampled tokens by name."""
-        for command in batch:  # others say who owns a block, or copy for forks and swaps
+        for command in batch:  # others report owners, or copy for forks and swaps
             if isinstance(command, SetTable):
                 self.tables[command.row, command.position] = command.block
         for work in step:  # all writes of the step come before the first read
@@ -95,8 +95,8 @@ class Engine:
                 self.num_steps += 1
 
     def plan(self) -> list[Work]:
-        """Schedule a step. Running requests ask first, and the youngest gives way if blocks lack:
-        it has not asked yet, or was refused, so the open batch has nothing of it.
+        """Schedule a step, running requests first; if blocks run out, preempt the youngest, which
+        is not scheduled yet or was refused, so it is not in the open batch.
         """
         step, is_short, index = list[Work](), False, 0
         while index < len(self.running):  # by index, since preemption shortens the list
@@ -109,9 +109,9 @@ class Engine:
                 if self.preempt() == name:
                     break
                 asked = self.ask(name)
-            if isinstance(asked, Work):  # else it gave way, or waits for the batch in flight
+            if isinstance(asked, Work):  # else it was preempted, or waits for the batch in flight
                 step.append(asked)
-        while self.waiting and not is_short:  # a victim's output is handed in before it is back
+        while self.waiting and not is_short:  # a victim returns once its output is in
             asked = self.ask(self.waiting[0])
             if isinstance(asked, Refused):
                 assert asked.reason is Reason.LATER, "a request is larger than the pool"
@@ -121,13 +121,13 @@ class Engine:
         return step
 
     def ask(self, name: str) -> Work | Refused:
-        """Schedule a chunk of the tokens that are not computed, or else one position to come: the
-        batch in flight samples its token, the device keeps it, and it is handed in later.
+        """Schedule a chunk of the tokens to compute, or one position whose token the batch in
+        flight samples: the device keeps it, and it is handed in later.
         """
         manager, hit = self.manager, None
         first = manager.num_computed_tokens(name)
         if name in self.waiting:
-            hit = manager.get_computed_blocks(name)  # of others, or of its own before preemption
+            hit = manager.get_computed_blocks(name)  # of others, or its own before preemption
             first = hit.num_tokens
         chunk = self.token_ids[name][first : first + CHUNK]
         end, to_come = first + max(1, len(chunk)), int(not chunk)
@@ -139,16 +139,16 @@ class Engine:
         return Work(name, manager.get_row(name), first, chunk, samples)
 
     def preempt(self) -> str:
-        """Take the youngest's blocks; those in use come back when the batch in flight is done."""
+        """Free the youngest's blocks; those in use return when the batch in flight is done."""
         self.waiting.insert(0, self.running.pop())
         self.manager.free(self.waiting[0])
         self.num_preempted += 1
         return self.waiting[0]
 
     def hand_in(self, name: str, token: int, batch: int) -> None:
-        """Take a token that a batch sampled; it fills the position that was scheduled for it."""
+        """Hand in a token that a batch sampled; it fills the position scheduled for it."""
         if name not in self.running and name not in self.waiting:
-            return  # it stopped one batch before: this one computed for nothing
+            return  # it stopped one batch earlier: this one was in vain
         self.manager.add_tokens(name, [token], batch=batch)
         self.token_ids[name].append(token)
         is_full = len(self.token_ids[name]) == self.lengths[name]
@@ -160,7 +160,7 @@ class Engine:
 
 
 def without_cache(prompt: list[int]) -> list[int]:
-    """Return the prompt and its answer, from all tokens again for each new one."""
+    """Return the prompt and its answer, computed from all tokens for each new one."""
     token_ids = list(prompt)
     while len(token_ids) < len(prompt) + MAX_ANSWER and STOP not in token_ids[len(prompt) :]:
         token_ids.append(digest([digest(*each) for each in enumerate(token_ids)]) % NUM_TOKEN_IDS)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One engine computes a prompt, others answer it: handed over in a process, and kept in files.
+"""One engine computes a prompt, others answer it: handed over in a process, or kept in files.
 
-A `Sender` puts a prompt's blocks into a channel, a `Receiver` loads them. A `FarExchange` is for
-whoever comes later: the model is in the names of pages, so another one (stranger) finds nothing.
+A `Sender` puts a prompt's blocks into a channel, a `Receiver` loads them. A `FarExchange` keeps
+them for later engines; pages have the model's name, so another model (stranger) finds none.
 
     $ python examples/runtime/hand_over.py
     alone    computes 67 tokens
