@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The backend over the pure functions: one state, and the table of transitions as methods.
+"""The Python backend: one state, with the transitions and queries as methods.
 
 It has the methods of the compiled twin, `kvcore._rust.Manager`, whose stub has their types. This
-module also makes the backend that a manager names.
+module also makes the backend that a manager requests.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ T = TypeVar("T")
 READ_FIRST = {"request", "hashes", "hit", "request_ids", "block_ids", "done", "key", "retention"}
 """Arguments that a manager reads before it calls either backend."""
 HANDED_ON = [name for name in (*TRANSITIONS, *QUERIES) if READ_FIRST.isdisjoint(arguments(name))]
-"""Methods taken directly from the twin, with the same arguments by the same names."""
+"""Methods that a manager takes directly from the twin, with equal names and arguments."""
 
 
 class PythonBackend:
@@ -60,7 +60,7 @@ class PythonBackend:
         self._tape: Tape | None = None
 
     def state(self) -> State:
-        """The current state. Raises ConcurrentCall."""
+        """Return the current state. Raises ConcurrentCall."""
         if self._running.locked() and self._thread != get_ident():
             raise ConcurrentCall
         return self._state
@@ -156,7 +156,7 @@ class PythonBackend:
 
 
 class Timed:
-    """The methods of a manager for how long content stays: time, wishes, and pins of prefixes."""
+    """The methods of a manager that control how long content stays: time, levels, prefix pins."""
 
     _core: _twin.Backend
 
@@ -195,15 +195,15 @@ class Recordable:
     config: Config
     backend: Literal["rust", "python"]
     _core: _twin.Backend
-    _live: Any = None  # of `kvcore.explain`, a later room
+    _live: Any = None  # set by `kvcore.explain`, a later room
 
     def state(self) -> State:
-        """The state as an immutable value. O(pool) on the rust backend. Changes nothing."""
+        """Return the state as an immutable value. O(pool) on the rust backend. Changes nothing."""
         core: Any = self._core
         return core.state() if isinstance(core, PythonBackend) else decoding.decode(core.encode())
 
     def encode(self) -> bytes:
-        """The canonical bytes of the state. O(pool). Changes nothing."""
+        """Return the canonical bytes of the state. O(pool). Changes nothing."""
         return self._core.encode()
 
     def restore(self, data: bytes) -> None:
@@ -261,10 +261,10 @@ def default_backend() -> Literal["rust", "python"]:
 
 
 def decode_valid(data: bytes, backend: str = "python") -> State:
-    """The state of canonical bytes. Raises DamagedState, also if an invariant does not hold."""
+    """Decode canonical bytes. Raises DamagedState, also if an invariant does not hold."""
     state = decoding.decode(data)
     try:
-        if backend == "python" or _twin.check_state(data):  # which says no numbers, but is fast
+        if backend == "python" or _twin.check_state(data):  # fast, but its error has no numbers
             pool_and_state.check(state)
     except InvariantViolation as broken:
         raise DamagedState(reason=str(broken), offset=len(data)) from None

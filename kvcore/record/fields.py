@@ -28,7 +28,7 @@ from kvcore.types.tokens import read_named, read_tokens
 from kvcore.types.values import Hit, KVCacheBlocks, Request
 
 NEAR, FAR, SIGN = 2**60, 2**61, 2**31
-NEAR_CHANGES = tuple(byte >> 1 ^ -(byte & 1) for byte in range(128))  # of one byte
+NEAR_CHANGES = tuple(byte >> 1 ^ -(byte & 1) for byte in range(128))  # those of one byte
 LORA, MEDIA, SALT, EMBEDS, HASHES, SKIP, LEVELS = 1, 2, 4, 8, 16, 32, 64
 """The parts of a request, in the order in which they are written."""
 
@@ -49,13 +49,13 @@ class LastHit:
 
 
 class Known(Protocol):
-    """What the recording manager knows of its requests."""
+    """The recording manager's knowledge of its requests."""
 
     def row(self, request_id: str) -> int | None:
         """Return the row of a request."""
 
     def last_hit(self, request_id: str) -> Hit | None:
-        """Return the hit of its last look-up in this segment."""
+        """Return the hit of a request's last look-up in this segment."""
 
 
 class Source:
@@ -73,7 +73,7 @@ class Source:
         return part
 
     def varint(self) -> int:
-        """A number from 0 on, below 2**63."""
+        """Read a number of at least 0 and below 2**63."""
         if self.at < len(self.data) and self.data[self.at] < 0x80:  # most are one byte
             self.at += 1
             return self.data[self.at - 1]
@@ -105,7 +105,7 @@ class Source:
 
 @attrs.frozen
 class Field:
-    """How to write and read one kind of argument. The id: of the call's request, if any."""
+    """Writes and reads one kind of argument. The id is that of the call's request, if any."""
 
     write: Callable[[bytearray, Any, Known, Any], None]
     read: Callable[[Source], Any]
@@ -192,7 +192,7 @@ def read_rows(source: Source) -> list[str] | array.array[int]:
     count = head >> 1
     near = source.data[source.at : source.at + count]
     changes: Iterable[int] = (source.number() for _ in range(count))
-    if len(near) == count and near.isascii():  # a byte each
+    if len(near) == count and near.isascii():  # one byte each
         source.at, changes = source.at + count, map(NEAR_CHANGES.__getitem__, near)
     try:
         return array.array("I", accumulate(changes))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The calls of a record as items, of which any subset can run, and one attempt at such a subset.
+"""Turn the calls of a record into items, and attempt to run any subset of them.
 
 An item replaces the numbers of the record by stable names: requests by id, a hit by the request's
 last look-up, blocks by key, batches and operations by their numbers in the record. An attempt
@@ -39,16 +39,16 @@ POSITIONAL = ("hit", "tokens", "done", "epoch")
 EVERY = 256
 """Calls between two comparisons of states in a long attempt."""
 CALL_SECONDS, CHECK_SECONDS = 1.0, 60.0
-"""Processor time after which a call, or a check of all states, does not end."""
+"""Processor time after which a call, or a check of all states, counts as endless."""
 OF_CALLS = ("hang", "crash", "kept")
-"""What is seen at calls alone, not in states; refusals, too."""
+"""Failures that show at calls, not in states; includes refusals."""
 Going = Callable[[int, float], object]
-"""Told at the start of each step: its number, and the seconds that it may take."""
+"""Called at the start of each step with its number and the seconds that it may take."""
 
 
 @attrs.frozen
 class Item:
-    """A recorded call. keys: of the blocks that it names. gave: the numbers that it returned."""
+    """A recorded call. keys: those of the blocks that it names. gave: the numbers it returned."""
 
     name: str
     options: dict[str, Any]
@@ -61,10 +61,10 @@ Items = tuple[Item, ...]
 
 @attrs.frozen
 class Broken:
-    """What fails: "difference", "exception", "hang", "crash", "refused:later", "refused:never", an
+    """A failure: "difference", "exception", "hang", "crash", "refused:later", "refused:never", an
     invariant, or "kept" by a command.
 
-    at: the index of the item after which it was seen.
+    at: the index of the item after which it showed.
     """
 
     name: str
@@ -78,9 +78,9 @@ def read_items(
     going: Going = lambda *_: None,
     last: int | None = None,
 ) -> tuple[Config, Items]:
-    """The configuration of a record and its calls, up to the one in which the process died.
+    """Read the configuration of a record and its calls, up to the one in which the process died.
 
-    last: the number of the last call, which is not made; None: all that came back are made.
+    last: the number of the last call, which is not made; None: make all calls that returned.
     Raises InvalidRecorder for a record that begins in the middle, NotARecord, NewerRecord,
     DamagedRecord.
     """
@@ -107,7 +107,7 @@ def read_items(
 def _add(
     items: list[Item], call: RecordedCall, rows: dict[int, str], attempt: Attempt, *, is_made: bool
 ) -> None:
-    """Make a call that was read, if it is made, and add it as an item with what it gave."""
+    """Add a recorded call as an item; make it if requested, and keep the numbers it returned."""
     options = dict(call.arguments)
     hit = options.get("hit")
     if hit is not None and not isinstance(hit, LastHit):
@@ -165,7 +165,7 @@ class Attempt:
         return values
 
     def call_of(self, item: Item) -> Call:
-        """The call that an item is here, which is added to `calls`."""
+        """Return the call of an item in this attempt, and add it to `calls`."""
         rest = self._resolved(item)
         given = tuple(rest.pop(field) for field in SHAPES[item.name].fields)
         given += tuple(rest.pop(name) for name in POSITIONAL if name in rest)
@@ -180,7 +180,7 @@ class Attempt:
         ]
 
     def learn(self, item: Item, value: Any) -> None:
-        """Learn which numbers here stand for those of the record."""
+        """Record which numbers here correspond to those of the record."""
         kind = "batch" if item.name == "take_batch" else "operation"
         self.here |= {
             (kind, there): here for there, here in zip(item.gave, _numbers(value), strict=False)
@@ -328,7 +328,7 @@ def _checked(run: Attempt, states: list[bytes], at: int, name: str | None) -> Br
         except InvariantViolation as error:
             if name in (None, error.name):
                 return Broken(error.name, error.detail, at)
-        except Exception as error:  # the state is so wrong that its check fails
+        except Exception as error:  # the state is so damaged that its check raises
             if name in (None, "exception"):
                 return Broken("exception", f"the check of the state raises {error!r}", at)
     return None

@@ -71,12 +71,12 @@ def _run_variants(given: argparse.Namespace) -> int:
 
 
 def to_table(done: WhatIf) -> str:
-    """The recorded run and the variants, a row each."""
+    """Format the recorded run and the variants, one row each."""
     return "\n".join([f"{done.num_calls:,} calls", *table(rows_of(done)), *_left_out(done)])
 
 
 def to_html(done: WhatIf, record: str) -> Iterator[str]:
-    """The same as a page, in parts."""
+    """Yield the parts of a page with the recorded run and the variants."""
     yield head(f"What if: {record}")
     yield paragraph(f"{done.num_calls:,} calls, with other configurations", "faint")
     yield to_rows(rows_of(done))
@@ -86,7 +86,7 @@ def to_html(done: WhatIf, record: str) -> Iterator[str]:
 
 
 def rows_of(done: WhatIf) -> list[tuple[str, ...]]:
-    """The recorded run and the variants, behind what their figures are."""
+    """Return a row of headings, then one row for the recorded run and for each variant."""
     columns = [["", "recorded", *(each.name for each in done.variants)]]
     for field in attrs.fields(Tally):
         if field.name != "in_place":
@@ -102,7 +102,7 @@ def rows_of(done: WhatIf) -> list[tuple[str, ...]]:
 
 
 def _left_out(done: WhatIf) -> list[str]:
-    """What the variants begin without."""
+    """Return sentences about what the variants begin without."""
     if not done.num_left_out and not done.num_cold:
         return []
     left_out, cold = f"{done.num_left_out:,}", f"{done.num_cold:,}"
@@ -114,7 +114,7 @@ def _left_out(done: WhatIf) -> list[str]:
 
 
 def to_text(done: Rerun) -> str:
-    """The result as text."""
+    """Format the result as text."""
     lines = [f"{done.num_calls:,} calls in {done.num_segments:,} files"]
     if done.has_tail:
         lines.append("the last step was not closed: its calls have no checksum")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A manager with another configuration, and how it makes a recorded call.
+"""A manager with another configuration that makes recorded calls.
 
 Until the runs differ, it makes the call as recorded, with the hits of its own look-ups. Afterwards
 it aims for the result of the recorded call: an allocation goes as far, blocks are found by their
@@ -22,7 +22,7 @@ BY_BLOCKS = ("pin", "unpin", "store", "evict_blocks")
 STEPS = ("allocate_slots", "load", "append", "swap_in")
 """Calls that schedule slots, or wait for blocks before some can be scheduled."""
 FORGETS = ("cancel", "rewind", "truncate")
-"""Calls by which others than those they name may stop running."""
+"""Calls that may stop requests which they do not name."""
 AVOIDED = object()
 """Marks a recorded free or swap that made space: its request was allocated again later."""
 
@@ -47,7 +47,7 @@ class Made:
     """A recorded call of one request, or of none.
 
     target: computed tokens of the request after the recorded call. value: its value or error. keys:
-    of the blocks that it names.
+    those of the blocks that it names.
     """
 
     number: int
@@ -81,7 +81,7 @@ class Counterpart:
         self.operations: dict[int, int] = {}
 
     def make(self, call: Made) -> Any:
-        """Make a call as it was recorded; its value, or the error."""
+        """Make a call as it was recorded; returns its value or error."""
         name = call.name
         if name in BY_BLOCKS and not self.same:
             return call.value if is_wrong(call.value) else self._by_blocks(call)
@@ -91,7 +91,7 @@ class Counterpart:
         return value
 
     def run(self, name: str, arguments: dict[str, Any], target: int = 0) -> Any:
-        """Make a call with the hit that was found here; its value, or the error."""
+        """Make a call with the hit that was found here; returns its value or error."""
         if "hit" in arguments:
             arguments = self._with_hit(arguments)
         try:
@@ -197,7 +197,7 @@ class Counterpart:
         return value
 
     def note(self, name: str, arguments: dict[str, Any], value: Any, target: int) -> None:
-        """Keep what a call did: who runs, and the figures."""
+        """Record the effects of a call: the running requests, and the figures."""
         tally = self.tally
         if isinstance(value, Refused):
             return
@@ -227,7 +227,7 @@ class Counterpart:
                     self.running[each] = []
 
     def forget_idle(self) -> None:
-        """Remove requests that hold nothing any more from the running ones."""
+        """Remove requests that hold no more blocks from the running ones."""
         for request_id in list(self.running):
             if self.manager.status(request_id) is not Status.RUNNING:
                 self.running.pop(request_id, None)
@@ -244,5 +244,5 @@ def request_of(call: Made) -> str:
 
 
 def is_wrong(value: Any) -> bool:
-    """Whether a call was misuse."""
+    """Return whether a call was misuse."""
     return isinstance(value, KvcoreError)

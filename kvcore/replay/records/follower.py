@@ -32,20 +32,20 @@ RETURNS = {
     "unpin_prefix",
     *("complete_operation", "remove_skipped_blocks", "rewind", "unschedule"),
 }
-"""Calls that may give blocks back."""
+"""Calls that may free blocks."""
 
 
 class Follower(Counterpart):
-    """A manager that follows. `parted_at`: the first call that differs."""
+    """A manager that follows a recorded one. `parted_at`: the first call that differs."""
 
     def __init__(self, manager: KVCacheManager, running: Iterable[str], *, same: bool) -> None:
         super().__init__(manager, running, same=same)
         self.parted_at: int | None = None
         self.num_judged = self.appended = 0
         self.queues: dict[str, deque[Made]] = {}
-        """The delayed, oldest first, and what each has still to do."""
+        """The delayed requests, oldest first, each with its queued calls."""
         self.refused: dict[str, tuple[int, int]] = {}
-        """Of the delayed, what the last refusal needed, and the blocks that were free behind it."""
+        """Delayed request -> blocks that its last refusal needed, and blocks free then."""
         self.stepped: set[str] = set()
         """The delayed requests that have scheduled slots in the open batch."""
         self.gone: set[str] = set()
@@ -83,7 +83,7 @@ class Follower(Counterpart):
         return not isinstance(value, KvcoreError | Refused | Appended)
 
     def _append_as_recorded(self, call: Made) -> bool:
-        """The same of an `append` that did not reach all of its requests."""
+        """Make an `append` as recorded that did not reach all of its requests."""
         done, arguments = call.value.done, call.arguments
         for part in (slice(done), slice(done, None))[done == 0 :]:
             named, tokens = arguments["requests"][part], arguments.get("tokens")
@@ -105,14 +105,14 @@ class Follower(Counterpart):
         return False
 
     def _fits(self, arguments: dict[str, Any]) -> bool:
-        """Whether an allocation would not be refused."""
+        """Return whether an allocation would fit."""
         try:
             return self.manager.can_allocate(**self._with_hit(arguments)) is Verdict.OK
         except KvcoreError:
             return False
 
     def _undo(self) -> Callable[[], None]:
-        """A function that undoes the next call."""
+        """Return a function that undoes the next call."""
         state, tally, is_idle = self.manager.encode(), attrs.evolve(self.tally), self.is_idle
         running = {name: list(places) for name, places in self.running.items()}
 
@@ -236,7 +236,7 @@ class Follower(Counterpart):
         return any(self._preempt(each) for each in reversed(list(self.running)))
 
     def _preempt(self, request_id: str) -> bool:
-        """Take a request's blocks back, and queue its calls from its admission on again."""
+        """Free a request's blocks, and queue its calls from its admission on again."""
         reached = self.manager.num_computed_tokens(request_id)
         try:
             self.manager.free(request_id)
@@ -250,8 +250,10 @@ class Follower(Counterpart):
         return True
 
     def _go_on(self, *, all_of_them: bool = False) -> None:
-        """Try the delayed again: who runs, oldest first, then who waits. Whose refusal needed more
-        blocks than are free, and as few were free then, is left out, but for all of them.
+        """Try the delayed requests again: running ones, oldest first, then waiting ones.
+
+        all_of_them: also try a request whose last refusal needed more blocks than are free now, if
+        no more are free than then.
         """
         for request_id in [*filter(self.queues.__contains__, self.running), *self.queues]:
             if request_id not in self.queues or request_id in self.unborn:
@@ -262,7 +264,7 @@ class Follower(Counterpart):
                 self._catch_up(request_id)
 
     def _note_refusal(self, request_id: str, call: Made, refused: Refused) -> None:
-        """Note what a call of the device's blocks was refused for."""
+        """Record why a call for device blocks was refused."""
         if call.name != "swap_out":
             self.refused[request_id] = refused.needed, self.manager.num_free_blocks
 
@@ -319,7 +321,7 @@ def _again(request_id: str, target: int) -> Made:
 
 
 def _is_same(mine: Any, other: Any) -> bool:
-    """Whether two runs have in common what they must."""
+    """Return whether the values of two runs are equal where they must be."""
     if type(mine) is not type(other):
         return False
     if isinstance(mine, Appended):

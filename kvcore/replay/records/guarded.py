@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An attempt in a child process, so that a call that never ends, or ends the process, is a failure.
+"""Make an attempt in a child process, so that an endless call or a crash counts as a failure.
 
-The child gets a timer of its own processor time before each step; the signal ends it even inside
-compiled code. It notes its steps in memory that both processes have. Where no process can be
+Before each step the child sets a timer of its own processor time; the signal ends it even inside
+compiled code. It records its steps in memory that both processes share. If no process can be
 forked, the attempt is made in this one.
 """
 
@@ -41,7 +41,7 @@ HANG, CRASH = "hang", "crash"
 
 @attrs.frozen
 class Tried:
-    """What came of an attempt. calls, is_misuse: of the calls that were made, if asked for."""
+    """The result of an attempt. calls, is_misuse: those of the calls made, if requested."""
 
     broken: Broken | None
     calls: tuple[Call, ...] = ()
@@ -68,7 +68,7 @@ def tried(
 ) -> Tried:
     """Make items as `attempt` does, in a child process; "hang" and "crash" are failures, too.
 
-    tells_calls: whether the calls are wanted. folder: where the last manager is recorded.
+    tells_calls: whether to return the calls. folder: where the last manager is recorded.
     """
 
     def work(going: Going) -> Tried:
@@ -96,7 +96,7 @@ def tried(
 
 
 def read_in_child(path: str | os.PathLike[str], backend: Backend) -> tuple[Config, Items]:
-    """The items of a record, up to a call that does not come back. Raises as `read_items`."""
+    """Read the items of a record, up to a call that does not return. Raises as `read_items`."""
     done = in_child(lambda going: read_items(path, backend, going))
     if isinstance(done, Killed):
         last = done.step
@@ -106,10 +106,10 @@ def read_in_child(path: str | os.PathLike[str], backend: Backend) -> tuple[Confi
 
 
 def in_child(work: Callable[[Going], T]) -> T | Killed:
-    """What `work` gives, in a child process; or which signal ended that.
+    """Run `work` in a child process; returns its result, or the signal that ended the process.
 
-    work: takes what it must call at the start of each step, with the step's number and the seconds
-    of processor time that it may take. Raises what it raises, a KvcoreError or an OSError.
+    work: gets a function to call at the start of each step, with the step's number and the seconds
+    of processor time that it may take. Raises its KvcoreError or OSError.
     """
     if not hasattr(os, "fork"):
         return work(lambda *_: None)
@@ -129,7 +129,7 @@ def in_child(work: Callable[[Going], T]) -> T | Killed:
         return Killed(os.WTERMSIG(status), struct.unpack("q", place)[0])
     if status:
         raise RuntimeError("an attempt raised in its child process; its traceback is above")
-    given, error = pickle.loads(data)  # of our own child
+    given, error = pickle.loads(data)  # written by our own child
     if error is not None:
         raise error
     result: T = given
@@ -137,7 +137,7 @@ def in_child(work: Callable[[Going], T]) -> T | Killed:
 
 
 def _be_child(work: Callable[[Going], object], place: mmap, writes: int) -> None:
-    """Work, write what it gives, and leave."""
+    """Run `work`, write its result, and exit."""
     code = 1
     try:
         gc.disable()

@@ -46,12 +46,12 @@ Told = Callable[[str], object]
 
 
 class _TimeIsOver(Exception):
-    """The search has had its time."""
+    """The time for the search is over."""
 
 
 @attrs.frozen
 class Shrunk:
-    """The shortest run found. num_calls: of the record. first_at: the call that failed in it."""
+    """The shortest run found. num_calls: of the record. first_at: the call that failed there."""
 
     config: Config
     calls: tuple[Call, ...]
@@ -72,8 +72,8 @@ def shrink(
     """Return the shortest run found in time that fails like the record; None if nothing fails.
 
     keep: "difference", "exception", "hang", "crash", "refused:later", "refused:never" or an
-    invariant's name; None: the first of them but refusals. keep_if: a command of the shell; what
-    counts is that it exits with 0, given the folder of the record of a run. tell: takes a line of
+    invariant's name; None: the first of them but refusals. keep_if: a shell command that gets the
+    folder of a run's record; the run counts if it exits with 0. tell: called with a line of
     progress. Raises as `read_items`.
     """
     ends = time.monotonic() + seconds
@@ -97,7 +97,7 @@ def shrink(
 
 @attrs.define
 class Search:
-    """The shortest run so far, which fails by this name, or as a command says."""
+    """Searches for the shortest run that fails by a name, or for which a command exits with 0."""
 
     config: Config
     items: Items
@@ -110,7 +110,7 @@ class Search:
     """Whether allocations are limited to the request's tokens, so that prompts can be cut."""
 
     def fails(self, items: Items, config: Config | None = None) -> bool:
-        """Whether a run fails in the same way; if so, it is kept. Raises _TimeIsOver."""
+        """Return whether a run fails in the same way, and keep it if so. Raises _TimeIsOver."""
         if time.monotonic() > self.ends:
             raise _TimeIsOver
         if self.tried(items, config).broken is None:
@@ -121,7 +121,7 @@ class Search:
     def tried(
         self, items: Items, config: Config | None = None, *, tells_calls: bool = False
     ) -> Tried:
-        """What comes of a run."""
+        """Return the result of a run."""
         make = partial(tried, config or self.config, items, self.backends)
         make = partial(make, clamps=self.clamps, tells_calls=tells_calls)
         if self.keep_if is None:
@@ -137,7 +137,7 @@ class Search:
         return attrs.evolve(done, broken=Broken(KEPT, "the command exits with 0", len(items) - 1))
 
     def go(self) -> None:
-        """Shrink until nothing more goes. Raises _TimeIsOver."""
+        """Shrink until nothing more can be removed. Raises _TimeIsOver."""
         self.items = self._last_requests()
         before = None
         while before != (self.items, self.config):
@@ -162,7 +162,7 @@ class Search:
         self._keep([_renamed(item, words) for item in self.items])
 
     def _can_clamp(self) -> bool:
-        """Whether it fails as well if allocations ask for no more than there is."""
+        """Return whether the run also fails if allocations request at most the tokens left."""
         self.clamps = True
         try:
             return self.fails(self.items)
@@ -183,7 +183,7 @@ class Search:
         return self.items
 
     def _cut(self) -> None:
-        """Nothing behind the failure, no misuse, and no batch right behind another."""
+        """Remove calls after the failure, misuse, and batches directly after another one."""
         done = self.tried(self.items, tells_calls=True)
         if done.broken is not None:
             self.items = self.items[: done.broken.at + 1]

@@ -75,7 +75,7 @@ def write_record(done: Shrunk, folder: Path, backend: Backend) -> None:
                 getattr(manager, call.name)(*call.args, **call.options)
             except (KeyboardInterrupt, SystemExit):
                 raise
-            except BaseException:  # a panic of the twin, too: the record has it as an outcome
+            except BaseException:  # also a panic of the twin, which the record keeps as an outcome
                 continue
         manager.stop_recording()
 
@@ -112,14 +112,14 @@ def _parser() -> argparse.ArgumentParser:
     kept.add_argument(
         "--keep",
         metavar="NAME",
-        help="what must go on failing: difference, exception, hang (a call that does not end), "
+        help="the failure to keep: difference, exception, hang (a call that does not end), "
         "crash (one that ends the process), refused:later, refused:never, or an invariant's name; "
         "by default what fails first, but for refusals",
     )
     kept.add_argument(
         "--keep-if",
         metavar="COMMAND",
-        help="a command of the shell that gets the folder of a shorter record, and exits with 0 "
+        help="a shell command that gets the folder of a shorter record, and exits with 0 "
         "if the failure is still there",
     )
     parser.add_argument(

@@ -36,7 +36,7 @@ LOOK_UP = "get_computed_blocks"
 ADMITS, GIVES_BACK = ("allocate_slots", "load", "swap_in"), ("free", "swap_out")
 ENDS = {*ADMITS, "remove_request"}
 AHEAD_MAX = 1 << 16
-"""Calls that are read ahead at most."""
+"""The largest number of calls to read ahead."""
 COUNTED = ("allocate_slots", "load", "fork")
 NOT_WORDED = ("groups", "hash_seed")
 WORDED = {
@@ -251,8 +251,10 @@ def _split(made: Made, room_for_others: set[tuple[int, str]]) -> Iterator[Made]:
 def _with_room_for_others(
     calls: Iterable[RecordedCall], found: set[tuple[int, str]]
 ) -> Iterator[RecordedCall]:
-    """The calls. Once one that gives blocks back comes, `found` has its number and each of its
-    requests that was allocated again later, within AHEAD_MAX calls.
+    """Yield the calls.
+
+    Before a call that frees blocks, adds to `found` its number with each of its requests that is
+    allocated again within AHEAD_MAX calls.
     """
     ahead, undecided = deque[RecordedCall](), dict[str, int]()
     for call in calls:
