@@ -16,6 +16,7 @@ import pytest
 
 from benches.peers import install
 from benches.vllm.__main__ import FAMILY, PATHS, ROOT
+from benches.vllm.judge import Judge
 from benches.vllm.options import MODES
 from benches.vllm.report import Step, summary, verdict_of
 from benches.vllm.rules import Watch, explain, unexplained_keys
@@ -163,3 +164,75 @@ def test_what_no_rule_explains_has_none() -> None:
         kvcore.keys.discard(4)
         assert explain(own, ours) == ""
         assert unexplained_keys(own, ours, 5) == {4}
+
+
+class Shadowed:
+    """Both managers of a shadow, as far as a judge looks at them; their answers are not compared.
+
+    kvcore gives blocks 1 and 2 to a request, and 2 loses its key when that is freed.
+    """
+
+    def __init__(self, theirs: list[int], mine: list[int]) -> None:
+        self.own, (self.kvcore, watch) = Table(theirs), watched([1, 2], mine, withdraws=(2,))
+        self.kvcore.compat = SimpleNamespace(append=None)
+        self.told: list[str] = []
+        self.judge = Judge(self, watch)
+        first = SimpleNamespace(request_id="r", num_computed_tokens=0)
+        self.kvcore.allocate_slots(first, 8)
+        self.kvcore.free(first)
+        assert watch.lost == {2: "unwritten"}
+
+    def answer(self, *, is_look_up: bool) -> tuple[Any, Any]:
+        """The answers of vLLM's manager and of kvcore about a second request."""
+        request = SimpleNamespace(request_id="s", num_computed_tokens=0)
+        if is_look_up:
+            return self.own.get_computed_blocks(request), self.kvcore.get_computed_blocks(request)
+        return self.own.allocate_slots(request, 8), self.kvcore.allocate_slots(request, 8)
+
+    def part(self, name: str, *_: Any) -> None:
+        self.told.append(name)
+
+    def _same_blocks(self, *_: Any) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("theirs", "mine", "is_look_up", "rule"),
+    [
+        ([1, 3], [1, 3], True, None),
+        ([1, 2], [1], True, "unwritten"),  # kvcore cannot find the block without a key
+        ([1, 3], [1], True, ""),  # the block still has its key
+        ([1, 3, 2], [1], True, ""),  # only the first block that differs counts
+        ([3], [3, 2], True, ""),  # kvcore finds a block that has no key
+        ([3, 4], [2, 3], False, "unwritten"),  # kvcore uses the block again since it has no key
+        ([3, 4], [4, 2], False, ""),
+        ([2, 3], [3, 4], False, ""),  # vLLM uses it again: no key is missing there
+    ],
+)
+def test_the_shadow_excuses_only_a_block_whose_key_went_by_a_rule(
+    theirs: list[int], mine: list[int], is_look_up: bool, rule: str | None
+) -> None:
+    shadowed = Shadowed(theirs, mine)
+    own, ours = shadowed.answer(is_look_up=is_look_up)
+    if is_look_up and theirs != mine:
+        shadowed.part("get_computed_blocks", "s", own, ours)
+        assert shadowed.told == ["get_computed_blocks"]
+    else:
+        shadowed._same_blocks(*(answer[0] if is_look_up else answer for answer in (own, ours)))
+    assert shadowed.judge.rule == rule
+    assert shadowed.judge.is_unexplained == (rule == "")
+
+
+def test_the_shadow_excuses_no_other_difference_and_judges_the_first() -> None:
+    refused = Shadowed([3, 4], [2, 3])
+    own, _ = refused.answer(is_look_up=False)
+    refused.part("allocate_slots", "s", own, None)
+    assert refused.judge.is_unexplained
+    moved = Shadowed([3, 4], [2, 3])
+    moved._same_blocks(*moved.answer(is_look_up=False))
+    # What follows comes from where the blocks lie now.
+    moved.judge.watch.calls.append(("get_computed_blocks", "t", [9]))
+    moved._same_blocks(None, None)
+    moved.part("allocate_slots", "t", None, None)
+    assert moved.judge.rule == "unwritten"
+    assert not moved.judge.is_unexplained
