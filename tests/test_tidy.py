@@ -304,7 +304,7 @@ def test_the_lock_pins_every_package_by_hash() -> None:
 
 
 def test_kvcore_is_imported_in_a_moment() -> None:
-    """By the modules that an import brings: seconds would measure the neighbours as well."""
+    """The modules of an import are counted: seconds would measure other processes as well."""
     code = "import sys; known = {*sys.modules}; import kvcore; print(len({*sys.modules} - known))"
     command = [sys.executable, "-c", code]
     told = subprocess.run(command, capture_output=True, text=True, check=True).stdout

@@ -99,7 +99,7 @@ def test_a_block_that_the_last_output_fills_is_found_later(
 def test_a_session_may_replace_the_token_that_nobody_computed(
     manager: KVCacheManager, kind: Any
 ) -> None:
-    """As vLLM's streaming sessions do: the last sampled token goes when the next input comes."""
+    """In vLLM's streaming sessions the last sampled token goes when the next input comes."""
     request = kind("r", [1, 2, 3, 4, 5, 6])
     schedule(manager, request, 6)
     schedule(manager, request, 1)
@@ -119,7 +119,7 @@ def test_a_session_may_replace_the_token_that_nobody_computed(
 def test_rejected_drafts_move_what_is_scheduled_behind_them(
     manager: KVCacheManager, kind: Any, num_accepted: int
 ) -> None:
-    """Two steps of a token and three drafts, whose ids the scheduler never sees."""
+    """Two steps have a token and three drafts, whose ids the scheduler never sees."""
     request = kind("r", [1, 2, 3, 4, 5, 6])
     request.spec_token_ids = [-1, -1, -1]
     schedule(manager, request, 6)

@@ -216,7 +216,7 @@ def of_the_site(name: str) -> list[str]:
 
 
 def test_the_site_has_every_method_of_the_manager() -> None:
-    """Inherited ones, too."""
+    """Inherited methods are included."""
     public = [name for name in dir(KVCacheManager) if not name.startswith("_")]
     assert sorted(of_the_site("METHODS")) == sorted(public)
 

@@ -149,7 +149,7 @@ def test_the_sum_finds_seeded_bugs(bug: Any, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_call_that_is_not_seen_leaves_no_gap() -> None:
-    """What the observer thinks findable, and the hit lacks, is told as not taken."""
+    """What the observer thinks findable, and the hit lacks, counts as not taken."""
     engine = Engine()
     engine.run("a", A + B)
     real: Any = engine.manager

@@ -87,7 +87,7 @@ def test_a_pool_that_never_evicts_gives_the_ideal(
 def test_every_token_is_computed_once_or_found(
     crowd: tuple[list[TraceRequest], Options],
 ) -> None:
-    """What `apply` is given: all of a request's slots, in order, within budget and rows."""
+    """`apply` gets all of a request's slots, in order, within budget and rows."""
     need_twin()
     requests, options = crowd
     computed: dict[str, int] = {}
@@ -287,7 +287,7 @@ def test_costs_are_of_the_calls_that_were_made() -> None:
 
 
 def test_one_append_serves_all_who_decode() -> None:
-    """Where nobody is refused a block, a step appends once."""
+    """If no request is refused a block, a step appends once."""
     requests = [ask(line, 4, 20, line) for line in range(1, 9)]
     result = replay(requests, Options(num_blocks=200, block_size=4), backend="python")
     counts = {each.name: each.count for each in result.costs}

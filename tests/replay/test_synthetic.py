@@ -93,7 +93,7 @@ def test_shared_prompts_are_found_up_to_the_system_prompt() -> None:
 
 
 def test_a_conversation_grows_by_its_own_prompt() -> None:
-    """Some prompt goes on where another ended: behind all its full chunks."""
+    """Some prompt begins with another one, up to all its full chunks."""
     requests = made("turns")
     full = {tuple(each.hash_ids[: each.prompt_len // 512]) for each in requests}
     longer = [each for each in requests if len(each.hash_ids) > 8]
@@ -105,7 +105,7 @@ def test_a_conversation_grows_by_its_own_prompt() -> None:
 
 
 def test_agents_branch() -> None:
-    """Three prompts or more go on in different ways behind one long prefix."""
+    """Three prompts or more continue one long prefix in different ways."""
     following: dict[tuple[int, ...], set[int]] = {}
     for each in made("agents"):
         ids = tuple(each.hash_ids)

@@ -308,7 +308,7 @@ def test_one_word_in_different_places_is_different_keys(backend: Backend) -> Non
 
 
 def test_no_message_of_one_hashing_is_one_of_another() -> None:
-    """Byte 35 tells: the count's high byte, or the head of an array."""
+    """Byte 35 differs: it is the count's high byte, or the head of an array."""
     for num_tokens in (0, 1, 16, 23, 24, 256, 2**24, 2**31 - 1):
         assert num_tokens.to_bytes(4, "little")[3] < 0x80
         assert head(4, num_tokens)[0] >= 0x80

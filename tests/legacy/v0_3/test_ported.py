@@ -156,7 +156,7 @@ def test_an_engine_compares_answers_with_its_own_statuses(backend: Backend) -> N
 
 
 def test_statuses_of_both_kinds_may_stand_in_a_group_of_ours() -> None:
-    """An engine's sequences in `SequenceGroup`."""
+    """An engine's sequences are in a `SequenceGroup`."""
     seqs: list[Any] = [EngineSequence(0, 1), legacy.Sequence(1, "", [1], 4), EngineSequence(2, 1)]
     seqs[2].status = SequenceStatus.RUNNING
     group = legacy.SequenceGroup("g", seqs)
@@ -277,7 +277,7 @@ def test_a_group_may_be_admitted_before_it_is_forked(backend: Backend) -> None:
 
 
 def test_a_fork_replaces_a_table_on_another_device(backend: Backend) -> None:
-    """And leaves alone what its child owns as one that did not wait when its group came."""
+    """A child that did not wait when its group came keeps its blocks."""
     manager = legacy.BlockSpaceManager(2, 4, 4, watermark=0.0, backend=backend)
     seqs = [legacy.Sequence(number, "", [1, 2], 2) for number in range(3)]
     status = legacy.SequenceStatus

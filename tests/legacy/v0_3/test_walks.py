@@ -39,7 +39,7 @@ def test_both_backends_walk_alike(seed: int) -> None:
 
 
 def test_the_walks_come_by_everything() -> None:
-    """Each call, and each error that a caller can provoke, happens at least so often."""
+    """Each call, and each error that a caller can provoke, happens at least this often."""
     seen: Counter[str] = Counter()
     for seed in range(NUM_WALKS):
         for entry in walked(seed).record:

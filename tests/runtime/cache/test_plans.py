@@ -79,7 +79,7 @@ def test_a_sequence_is_forgotten_whatever_it_waits_for(backend: Backend) -> None
 
 
 def test_after_a_cancel_everybody_is_where_the_manager_says(backend: Backend) -> None:
-    """A new token is given to the manager where it is computed anew, and stays else."""
+    """A new token is given to the manager if it is computed anew, and stays else."""
     world = World(backend, num_blocks=9, num_host_blocks=3)
     scheduler, manager = world.scheduler, world.manager
     decoding = world.running("decoding", 3, computed=3)
@@ -230,7 +230,7 @@ def test_a_preemption_is_a_move(backend: Backend) -> None:
 
 
 def test_runners_come_first_and_who_is_refused_keeps_all_others_out(backend: Backend) -> None:
-    """In a plan that refuses a running sequence nobody comes back and nobody new is admitted."""
+    """A plan that refuses a running sequence neither resumes nor admits another."""
     world = World(backend, num_blocks=7, num_host_blocks=2, max_in_flight=1)
     scheduler, manager = world.scheduler, world.manager
     busy = world.running("busy", 3, computed=3)

@@ -133,7 +133,7 @@ def test_a_layer_sees_exactly_what_its_group_keeps(visibility: Visibility) -> No
 def test_paged_windows_equal_the_full_history_masked(
     visibility: Visibility, block_size: int, invariant: bool, dtype: torch.dtype
 ) -> None:
-    """However the sequences are cut into steps and batched."""
+    """They are equal however the sequences are cut into steps and batched."""
     model = make_model(visibility, invariant=invariant, dtype=dtype)
     draw = random.Random(block_size)
     pool = Pool(model, block_size, seed=block_size)
@@ -179,7 +179,7 @@ def test_attention_is_the_softmax_over_what_each_query_sees(
 
 @pytest.mark.parametrize("invariant", [True, False])
 def test_windows_change_what_the_model_says(invariant: bool) -> None:
-    """Else the tests above would hold for a runtime that ignores them."""
+    """Otherwise the tests above would hold for a runtime that ignores windows."""
     tokens = list(range(40))
     said = [
         one_shot(make_model(kind, invariant=invariant, dtype=torch.float64), tokens)

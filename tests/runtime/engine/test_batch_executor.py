@@ -129,7 +129,7 @@ def test_batches_run_in_order_each_with_its_pass(executor: BatchExecutor, machin
 def test_nothing_runs_behind_an_error_until_it_is_cleared(
     executor: BatchExecutor, machine: Machine, fault: str, calls: list[str], ended: list[int]
 ) -> None:
-    """A batch fails after its store has ended, which is told; or its step cannot be set up."""
+    """A batch fails after its store has ended and is reported, or its step cannot be set up."""
     getattr(machine, fault).add(1)
     for number in range(3):
         submit(executor, number)

@@ -131,7 +131,7 @@ def test_refusals_come_first_and_explain_a_lack_of_pressure(
 def test_the_tiny_model_answers_with_an_option_too(
     capsys: pytest.CaptureFixture[str], options: list[str]
 ) -> None:
-    """Not all that its own pool brings about happens then; only --require-all demands it."""
+    """With an option, less happens than with its own pool; only --require-all demands it."""
     argv = ["--tiny", "--backend", "python", *options]
     assert command.main(argv) == 0
     captured = capsys.readouterr()
