@@ -34,7 +34,7 @@ ANY_SHAPE = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBack
 
 
 def any_shape(device: torch.device) -> AbstractContextManager[None]:
-    """A context in which attention costs the same for a new length as for a known one.
+    """Make attention cost the same for a new length as for a known one, within a context.
 
     It changes torch's choice of kernels for the whole process; on the CPU it does nothing.
     """
@@ -88,16 +88,16 @@ class RaggedStep:
         return sum(self.query_lens)
 
     def pairs(self) -> Iterable[tuple[int, int]]:
-        """(query_len, seq_len) of each sequence."""
+        """Pair up (query_len, seq_len) of each sequence."""
         return zip(self.query_lens, self.seq_lens, strict=True)
 
     def positions(self) -> Tensor:
-        """Position of each row in its sequence, [T] int64."""
+        """Compute the position of each row in its sequence, [T] int64."""
         starts = [s - n for n, s in self.pairs()]
         return torch.from_numpy(flat_ranges(starts, self.query_lens)).to(self.device)
 
     def last_rows(self) -> Tensor:
-        """Row of each sequence's last token, [num_seqs] int64: the rows to sample from."""
+        """Find the row of each sequence's last token, [num_seqs] int64: the rows to sample from."""
         lens = torch.tensor(self.query_lens, dtype=torch.int64, device=self.device)
         return lens.cumsum(0) - 1
 
@@ -195,7 +195,7 @@ def _attend_tiles(
 def _attention(
     q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, causal: bool = False
 ) -> Tensor:
-    """Scaled dot-product attention of one sequence, heads first, with grouped key-value heads."""
+    """Compute scaled dot-product attention of one sequence, heads first, with grouped KV heads."""
     return functional.scaled_dot_product_attention(
         q, keys, values, attn_mask=mask, is_causal=causal, enable_gqa=True
     )

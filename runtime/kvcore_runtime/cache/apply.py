@@ -135,15 +135,15 @@ class Runtime:
         return finished
 
     def check_reads(self, reads: Reads) -> None:
-        """In guard mode check what the forward pass of the last batch will read. Raises StaleRead.
+        """Check, in guard mode, what the forward pass of the last batch will read.
 
-        Otherwise does nothing.
+        Raises StaleRead. Without guard mode does nothing.
         """
         if self.guard is not None:
             self.guard.check_reads(self.tables, reads, self.next_number - 1)
 
     def check_content(self, reads: Reads) -> None:
-        """In guard mode check that the forward pass of the last batch left no slot unwritten.
+        """Check, in guard mode, that the forward pass of the last batch left no slot unwritten.
 
         Raises StaleRead. Without guard mode does nothing.
         """

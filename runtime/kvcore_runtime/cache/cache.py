@@ -127,7 +127,7 @@ class Cache:
         return self.groups[group_id].layer(layer)
 
     def side_stream(self) -> torch.cuda.Stream:
-        """The stream for swaps, besides the current one; only on a GPU."""
+        """Return the CUDA stream for swaps, which is not the current one; requires a GPU."""
         if self._side_stream is None:
             self._side_stream = torch.cuda.Stream(self.device)
         return self._side_stream

@@ -104,7 +104,7 @@ class ParcelMismatch(CacheError):
     message = "blocks of {sent} were sent to an engine with blocks of {expected}"
 
     def shown(self) -> dict[str, object]:
-        """The fields as the message shows them: shapes and types."""
+        """Describe the fields for the message: shapes and types."""
         return {
             name: ", ".join(f"{list(each.page_shape)} {each.dtype}" for each in layouts)
             for name, layouts in self.fields.items()

@@ -122,7 +122,7 @@ def _last_of_each_place(changes: Numbers, set_order: Numbers, max_blocks: int) -
 
 
 def _sorted_cuts(changes: Numbers, cut_order: Numbers, max_blocks: int) -> _Cuts:
-    """The CutTables by row; a key is row * n + place in program order, so keys rise."""
+    """Sort the CutTables by row; a key is row * n + place in program order, so keys rise."""
     keys = changes[ROW, cut_order] * changes.shape[1] + cut_order
     by_row = np.argsort(keys)
     rows = changes[ROW, cut_order[by_row]]

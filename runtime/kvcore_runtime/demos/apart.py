@@ -73,13 +73,13 @@ def make_engine(tiny: bool, place: str) -> Engine:
 def other_process(
     tiny: bool, place: str
 ) -> contextlib.AbstractContextManager[subprocess.Popen[str]]:
-    """The process that computes prompts; it says `ready`, and ends with its input."""
+    """Start the process that computes prompts; it prints `ready` and exits when its input ends."""
     arguments = ["--place", place, *(["--tiny"] if tiny else [])]
     return python_process("kvcore_runtime.demos.apart", arguments)
 
 
 def _prefill(engine: Engine) -> None:
-    """Answer each line, a request, with a line, its hand-over."""
+    """Read one request per line and print its hand-over as one line."""
     print("ready", flush=True)
     for line in sys.stdin:
         request = make_request(**json.loads(line))
@@ -127,7 +127,7 @@ def make_request(
 
 
 def timed(engine: Engine, request: GenerationRequest) -> tuple[float, tuple[int, ...], int]:
-    """Seconds to the first token that this engine samples, all tokens, positions computed."""
+    """Time a request: seconds to the first token sampled here, all tokens, computed positions."""
     before = engine.metrics.num_computed_tokens
     num_before = engine.metrics.num_generated_tokens
     started = time.perf_counter()

@@ -105,7 +105,7 @@ class Node:
         return _read(self.process)
 
     def scrape(self) -> list[str]:
-        """The lines of its metrics that the story shows."""
+        """Fetch the lines of its metrics that the demonstration shows."""
         with urllib.request.urlopen(self.url, timeout=WAIT_S) as answer:
             lines = answer.read().decode().splitlines()
         return [line for line in lines if line.startswith(SHOWN)]
@@ -117,10 +117,10 @@ class Node:
 
 
 class Index(Protocol):
-    """Who has how many leading blocks of a prompt, by name."""
+    """Number of leading blocks of a prompt that each node has, by name."""
 
     def find(self, prompt: list[int]) -> dict[str, int]:
-        """The blocks per node, 0 for none."""
+        """Count the leading blocks of a prompt that each node has, 0 for none."""
 
 
 def _tell(*, tiny: bool, stay: bool, own_index: bool) -> int:
@@ -209,7 +209,7 @@ class NodeEnded(KvcoreRuntimeError):
 
 
 def _serve(place: str, folder: str, *, tiny: bool) -> None:
-    """A node: answer each line, a prompt, with a line."""
+    """Run a node: read one prompt per line and print its answer as one line."""
     client = load_client()
     model = load_model(tiny=tiny, invariant=True)
     tier = ThreadedTier(make_store(place))

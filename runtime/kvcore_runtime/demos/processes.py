@@ -22,22 +22,22 @@ WAIT_S = 10.0
 
 
 def free_port() -> int:
-    """A port of the loopback interface that nobody uses now."""
+    """Find an unused port of the loopback interface."""
     with socket.create_server(("127.0.0.1", 0)) as found:
         port: int = found.getsockname()[1]
     return port
 
 
 def make_store(place: str) -> BlockingStore:
-    """The store at a place of `page_store`."""
+    """Open the store at a place of `page_store`."""
     return RedisStore(place) if place.startswith("redis") else DirectoryStore(Path(place))
 
 
 @contextlib.contextmanager
 def page_store(*, directory: bool = False) -> Iterator[str]:
-    """A place for pages that all processes reach, gone at the end.
+    """Provide a place for pages that all processes can reach, and remove it at the end.
 
-    A server of Redis or Valkey if there is a program for it, else a directory.
+    The place is a Redis or Valkey server if one is installed, else a directory.
     """
     program = None if directory else shutil.which("redis-server") or shutil.which("valkey-server")
     if program is None:
@@ -56,7 +56,7 @@ def page_store(*, directory: bool = False) -> Iterator[str]:
 
 @contextlib.contextmanager
 def python_process(module: str, arguments: Sequence[str]) -> Iterator[subprocess.Popen[str]]:
-    """A process of this Python with pipes, out of reach of Ctrl-C, ended at the end."""
+    """Run a module in a Python process with pipes, shielded from Ctrl-C, and kill it at the end."""
     process = subprocess.Popen(
         [sys.executable, "-m", module, *arguments],
         stdin=subprocess.PIPE,
@@ -74,7 +74,7 @@ def python_process(module: str, arguments: Sequence[str]) -> Iterator[subprocess
 
 @contextlib.contextmanager
 def ended(process: subprocess.Popen[bytes]) -> Iterator[subprocess.Popen[bytes]]:
-    """A process that is ended at the end, by force if it must be."""
+    """Terminate a process at the end, or kill it if it does not stop in time."""
     try:
         yield process
     finally:

@@ -58,7 +58,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _wait(ranks: list[subprocess.Popen[bytes]]) -> int:
-    """The exit code of the first rank that fails, once the others have had time to end."""
+    """Wait for the ranks; return the exit code of the first that fails, after a grace period."""
     while True:
         codes = [each.poll() for each in ranks]
         if all(code == 0 for code in codes):
@@ -107,7 +107,7 @@ def _run_rank(options: argparse.Namespace) -> int:
 def _answer_apart(
     engine: Engine, links: Links, tokenizer: Tokenizer, prompts: list[Prompt]
 ) -> Held:
-    """The answers of all ranks, and what the steps between them took."""
+    """Answer the prompts with all ranks; print the traffic and time per step."""
     with Leader(engine, links) as leader:
         held = hold_conversations(engine, tokenizer, prompts)
         metrics, num_steps = engine.metrics, leader.num_steps
@@ -137,7 +137,7 @@ def _name(answer: Answer) -> tuple[str, int]:
 
 
 def _sizes(*, tiny: bool) -> tuple[Config, EngineOptions]:
-    """A pool that is too small for all prompts at once."""
+    """Choose a pool that is too small for all prompts at once."""
     num_blocks, num_host_blocks = (64, 40) if not tiny else (40, 12)
     config = Config(num_blocks, 16, num_host_blocks=num_host_blocks, hash_seed=b"ranks")
     return config, EngineOptions(token_budget=256, max_sequences=16)

@@ -112,7 +112,7 @@ class BatchExecutor:
 
 
 def runs_in_fork(device: torch.device) -> bool:
-    """Whether batches run in a process, so that cache and tables must be in shared memory."""
+    """Tell whether batches run in a process, so that cache and tables must be in shared memory."""
     return device.type == "cpu" and sys.platform == "linux"
 
 

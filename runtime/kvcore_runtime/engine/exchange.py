@@ -28,9 +28,9 @@ class Exchange:
         return False
 
     def is_fetching(self, sequence: Sequence) -> bool:
-        """Whether a waiting sequence is to wait on, since what can be had of it is still fetched.
+        """Tell whether a waiting sequence must keep waiting, since tokens are still fetched for it.
 
-        Asked in every step; others are admitted meanwhile.
+        Called in every step; other sequences are admitted meanwhile.
         """
         del sequence
         return False
@@ -79,5 +79,5 @@ class Exchange:
 
 
 def is_null(config: Config, block: int) -> bool:
-    """Whether a table entry stands for a block that has left a window."""
+    """Tell whether a table entry stands for a block that has left a window."""
     return config.null_block and block == PADDING_BLOCK

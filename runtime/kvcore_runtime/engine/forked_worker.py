@@ -104,7 +104,7 @@ class ForkedWorker:
         return reply
 
     def tell(self, method: Callable[..., Any], *arguments: Any) -> None:
-        """Like `submit`, but without a reply. The fork ends if the method raises."""
+        """Call a method like `submit`, but without a reply. The fork ends if the method raises."""
         self._send(method, arguments, None)
 
     def _send(
@@ -198,7 +198,7 @@ class ForkedWorker:
 
 
 def shared_bytes(num_bytes: int) -> mmap.mmap:
-    """Bytes that this process and its forks see. Raises ExecutorNotStarted."""
+    """Map bytes that this process shares with its forks. Raises ExecutorNotStarted."""
     try:
         return mmap.mmap(-1, num_bytes)
     except OSError as error:
@@ -206,7 +206,7 @@ def shared_bytes(num_bytes: int) -> mmap.mmap:
 
 
 def _pipe(opened: contextlib.ExitStack) -> tuple[io.BufferedReader, io.BufferedWriter]:
-    """A pipe's two ends. opened: gets both."""
+    """Open a pipe and register both ends with `opened`."""
     reading, writing = os.pipe()
     ends = os.fdopen(reading, "rb"), os.fdopen(writing, "wb")
     for end in ends:
@@ -243,7 +243,7 @@ def _end(
 def _run(
     target: object, calls: io.BufferedReader, replies: io.BufferedWriter, bell: memoryview
 ) -> NoReturn:
-    """The main function of the fork: serve calls until there are no more."""
+    """Run the fork: serve calls until there are no more."""
     try:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         gc.freeze()  # a garbage collection would copy the pages of all the caller's objects

@@ -288,7 +288,7 @@ class Forward:
     def _inputs(
         self, parts: Sequence[list[int]], reads: _ReadLists, draws: _DrawLists
     ) -> StepInputs:
-        """A step as plain data: its own numbers and those of its plans."""
+        """Convert a step to plain data: its own numbers and those of its plans."""
         plans = self._plan(*reads[:3])
         own = np.array([*itertools.chain(*parts)], dtype=np.int64)
         plan_sizes = (each.number_sizes for each in plans)

@@ -45,7 +45,7 @@ class EngineScheduler(batching.Scheduler[Sequence]):
         self.fetching: list[Sequence] = []
 
     def schedule(self, in_flight: bool = False) -> list[ScheduledChunk]:
-        """As in `kvcore.scheduler`, without the sequences that fetch."""
+        """Choose the chunks of a step as `kvcore.scheduler` does, skipping sequences that fetch."""
         candidates = sorted((*self.waiting, *self.fetching), key=lambda each: each.age)
         self.fetching, self.waiting = [], []
         for each in candidates:
@@ -57,7 +57,7 @@ class EngineScheduler(batching.Scheduler[Sequence]):
         return chunks
 
     def unfinished(self) -> list[Sequence]:
-        """All unfinished sequences, those that hold device blocks first."""
+        """List all unfinished sequences, those that hold device blocks first."""
         return [*self.running, *self.loading, *self.swapped, *self.fetching, *self.waiting]
 
     def add(self, sequence: Sequence) -> None:
@@ -107,8 +107,9 @@ class EngineScheduler(batching.Scheduler[Sequence]):
             self._place(self._queue(status), sequence)
 
     def _ready(self) -> list[Sequence]:
-        """With a drafter, all decoding sequences wait for the newest token of each, since drafts
-        follow it. If the exchange will read a prompt's blocks, its sequence waits until then.
+        """List the sequences to decode. With a drafter, all of them wait for the newest token of
+        each, since drafts follow it. If the exchange reads a prompt's blocks, its sequence waits
+        until then.
         """
         ready = super()._ready()
         if self._drafter is not None:
@@ -119,8 +120,8 @@ class EngineScheduler(batching.Scheduler[Sequence]):
         return ready
 
     def _decode(self) -> None:
-        """With a drafter, also schedule drafts after the token while the pool has space for
-        them.
+        """Schedule one token per sequence and, with a drafter, also drafts after it while the pool
+        has space for them.
         """
         if self._drafter is None:
             super()._decode()

@@ -131,6 +131,6 @@ def derive_sampling(request: GenerationRequest, sample: int) -> Sampling:
 
 
 def as_core_request(request: GenerationRequest, name: str) -> Request:
-    """The request as the manager takes it, under the name of one of its samples."""
+    """Convert a request to the manager's type, under the name of one of its samples."""
     tokens = (*request.prompt, *request.answered)
     return Request(name, tokens, cache_salt=request.cache_salt)

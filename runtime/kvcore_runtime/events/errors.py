@@ -21,5 +21,5 @@ class PublisherClosed(KvcoreRuntimeError):
 
 
 def load_zmq() -> ModuleType:
-    """The module zmq. Raises PackageMissing."""
+    """Import zmq. Raises PackageMissing."""
     return load_extra("zmq", what="events", package="pyzmq", extra="events")

@@ -99,7 +99,7 @@ def read_arguments(argv: list[str]) -> Arguments:
 
 
 def _is_as_preset(given: argparse.Namespace) -> bool:
-    """Whether no option was given that changes the effect of a preset's prompts on its pool."""
+    """Tell whether no given option changes the effect of a preset's prompts on its pool."""
     plain = vars(make_parser().parse_args([]))
     return all(getattr(given, name) == plain[name] for name in plain if name not in NEUTRAL)
 

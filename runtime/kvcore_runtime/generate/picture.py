@@ -50,7 +50,7 @@ def draw_pool(record: PoolRecord, path: Path, *, title: str, first_block: int = 
 
 
 def request_colours(num_requests: int) -> list[Colour]:
-    """This many colours, neighbours far apart in hue; none is dark or grey."""
+    """Choose this many colours, neighbours far apart in hue; none is dark or grey."""
     colours = []
     for index in range(num_requests):
         hue = (0.58 + index * GOLDEN_RATIO) % 1.0
@@ -78,7 +78,7 @@ def _draw_blocks(
 
 
 def _draw_lives(axes: Axes, record: PoolRecord, colours: list[Colour]) -> None:
-    """A line per request: a bar while it runs, hollow if swapped out, a thread while it waits."""
+    """Draw a line per request: a bar while it runs, hollow if swapped out, dots while it waits."""
     for number, colour in enumerate(colours):
         for life, first, last in _spans(record, number):
             place, width = first - 0.5, last - first + 1
@@ -96,7 +96,7 @@ def _draw_lives(axes: Axes, record: PoolRecord, colours: list[Colour]) -> None:
 
 
 def _spans(record: PoolRecord, number: int) -> list[tuple[Life, int, int]]:
-    """The activities of a request, each from a step to a step, in order."""
+    """List the activities of a request in order, each with its first and last step."""
     spans: list[tuple[Life, int, int]] = []
     for step, lives in enumerate(record.lives):
         life = lives.get(number)

@@ -75,7 +75,7 @@ class PoolRecord:
         self.lives.append(life)
 
     def blocks(self) -> NDArray[np.int16]:
-        """All frames, [num_steps, num_blocks]."""
+        """Stack all frames, [num_steps, num_blocks]."""
         return np.stack(self.frames)
 
     def _number(self, sequence: Sequence) -> int:

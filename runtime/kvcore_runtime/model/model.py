@@ -213,7 +213,7 @@ def tiny_config(
     *,
     visibilities: tuple[Visibility, ...] = (),
 ) -> LlamaConfig:
-    """The shape of the tiny test model: hidden 64, 4 query and 2 key-value heads.
+    """Describe the tiny test model: hidden 64, 4 query and 2 key-value heads.
 
     visibilities: one per layer; () for two layers of full attention.
     """

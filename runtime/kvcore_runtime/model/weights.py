@@ -43,7 +43,7 @@ class GgufFile:
         return field.contents()
 
     def has_tensor(self, name: str) -> bool:
-        """Whether the file has a tensor with this name."""
+        """Tell whether the file has a tensor with this name."""
         return name in self._tensors
 
     def tensor(self, name: str) -> Tensor:

@@ -75,7 +75,7 @@ class BlockCounts:
         self._note_pool()
 
     def states(self) -> BlockStates:
-        """The blocks by state, after the batch that was followed last. Does not ask the manager."""
+        """Count the blocks by state after the batch that was followed last, without the manager."""
         free, quarantined = self._num_free, self._quarantined
         cached = int(np.count_nonzero(self._is_idle))
         if quarantined:
@@ -101,7 +101,7 @@ class BlockCounts:
         self._is_idle[blocks] = becomes_idle  # in order: the last row of a block counts
 
     def _were_idle(self, blocks: Column, becomes_idle: Flags, rows: Places) -> Flags:
-        """Whether the blocks of these rows were idle just before their rows."""
+        """Tell whether the blocks of these rows were idle just before their rows."""
         self._first[blocks[::-1]] = np.arange(len(blocks) - 1, -1, -1, dtype=np.int32)
         found = self._is_idle[blocks[rows]]
         for at in np.flatnonzero(self._first[blocks[rows]] < rows):

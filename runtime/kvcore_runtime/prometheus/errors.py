@@ -27,7 +27,7 @@ class NamesTaken(KvcoreRuntimeError):
 
 
 def load_client() -> Any:
-    """The module prometheus_client, with its `core`. Raises PackageMissing."""
+    """Import prometheus_client with its `core`. Raises PackageMissing."""
     names = {"what": "metrics", "package": "prometheus-client", "extra": "prometheus"}
     load_extra("prometheus_client.core", **names)
     return load_extra("prometheus_client", **names)

@@ -50,7 +50,7 @@ class _Seconds:
             self.total += each
 
     def buckets(self) -> list[tuple[str, float]]:
-        """Pairs of an upper bound and the number of values up to it."""
+        """Pair each upper bound with the number of values up to it."""
         pairs, num_so_far = [], 0
         for bound, count in zip((*map(str, BOUNDS), "+Inf"), self.counts, strict=True):
             num_so_far += count
@@ -139,7 +139,7 @@ class Exporter:
             return
 
     def collect(self) -> Iterator[Family]:
-        """The metrics as they are now, for the registry."""
+        """Yield the metrics as they are now, for the registry."""
         with self._lock:
             values = self._values | self._block_values()
             tables = dict(self._tables)
@@ -163,7 +163,7 @@ class Exporter:
                 yield family
 
     def describe(self) -> Iterator[Family]:
-        """The metrics' names, for the registry: those too that have no value yet."""
+        """Yield the names of all metrics for the registry, including those without a value yet."""
         for metric in self._metrics:
             yield self._families[metric.kind](metric.name, metric.help)
 
