@@ -2,6 +2,7 @@
 """A forked worker: what goes in and comes back, errors, and the end of either process."""
 
 import errno
+import gc
 import mmap
 import os
 import signal
@@ -154,6 +155,7 @@ def test_an_error_that_cannot_be_sent_is_told_by_another() -> None:
 
 
 def num_open() -> int:
+    gc.collect()  # files of earlier tests would be closed in between
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
@@ -169,7 +171,7 @@ def test_a_worker_that_the_system_refuses_can_be_tried_again(
         patch.setattr(module, name, refuse)
         with pytest.raises(ExecutorNotStarted, match=r"started: .*Cannot allocate memory"):
             worker.submit(DESK.tell, 1)
-    assert num_open() == before
+    assert num_open() <= before
     assert worker.submit(DESK.tell, 2).result() == [2]
 
 
