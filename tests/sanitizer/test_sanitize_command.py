@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import json
 import os
@@ -214,10 +215,11 @@ def test_an_engine_that_is_not_there_leaves_no_pipe_open(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("KVCORE_PEERS", str(tmp_path))
+    gc.collect()  # files of earlier tests would be closed in between
     before = len(list(Path("/proc/self/fd").iterdir()))
     for _ in range(3):
         assert main(["transformers"]) == 2
-    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    assert len(list(Path("/proc/self/fd").iterdir())) <= before
 
 
 def test_a_hunt_that_is_terminated_ends_its_engine_and_leaves_no_folder(tmp_path: Path) -> None:
