@@ -42,7 +42,7 @@
 
 use twox_hash::XxHash3_128;
 
-use crate::hashing::hash_message::{Message, USUAL_TOKENS, xxh3_chain};
+use crate::hashing::hash_message::{Message, USUAL_TOKENS, cbor_chain, xxh3_chain};
 use crate::types::extra_inputs::{ExtraKey, ExtraKeys, MAX_EXTRA_KEYS};
 use crate::types::keys::{BlockHash, HASH_SIZE, Hashing};
 use crate::types::values::room_for;
@@ -128,11 +128,16 @@ pub(crate) fn extend_chain(
     let room = if hashes.is_empty() { room_for(tokens.len()) } else { tokens.len() };
     hashes.reserve(room / block_size as usize);
     let is_usual = block_size as usize == USUAL_TOKENS && extra_keys.is_empty();
-    if hashing == Hashing::Xxh3 && is_usual {
-        let found = |digest| hashes.push(xxh3_hash(digest));
-        return xxh3_chain(xxh3_digest(&parent), tokens.as_chunks().0, found);
+    match hashing {
+        Hashing::Xxh3 if is_usual => {
+            let found = |digest| hashes.push(xxh3_hash(digest));
+            xxh3_chain(xxh3_digest(&parent), tokens.as_chunks().0, found);
+        }
+        Hashing::Sha256Cbor if is_usual => {
+            cbor_chain(parent, tokens.as_chunks().0, |hash| hashes.push(hash));
+        }
+        _ => hashes.extend(hash_blocks(parent, tokens, block_size, start, extra_keys, hashing)),
     }
-    hashes.extend(hash_blocks(parent, tokens, block_size, start, extra_keys, hashing));
 }
 
 /// The hash of a block whose extra keys are `num_extra[u8] (tag[u8] size[u32] bytes)...`.

@@ -28,10 +28,12 @@ const SHA256_START: [u32; 8] = [
 
 /// Bytes that the padding takes at least: a one bit and the message's length in bits.
 const PADDING_MIN: usize = 9;
+/// Bytes that may be written to pad a message: stores of a fixed size are faster.
+const PADDING_ROOM: usize = CHUNK + PADDING_MIN;
 /// Bytes of which `put_head` writes all, whatever the head's size.
 const HEAD_ROOM: usize = 8;
 /// Room for all of a block's encoding but its tokens and extra keys, and for the padding.
-const CBOR_ROOM: usize = 48 + CHUNK + PADDING_MIN;
+const CBOR_ROOM: usize = 48 + PADDING_ROOM;
 
 const UNSIGNED: u8 = 0x00;
 const NEGATIVE: u8 = 0x20;
@@ -90,7 +92,7 @@ impl Message {
         extra_keys: &[u8],
     ) {
         let end = N + 4 + 4 * tokens.len();
-        let room = self.reserve(end + extra_keys.len() + CHUNK + PADDING_MIN);
+        let room = self.reserve(end + extra_keys.len() + PADDING_ROOM);
         room[..N].copy_from_slice(parent);
         room[N..N + 4].copy_from_slice(&(tokens.len() as u32).to_le_bytes());
         for (place, token) in room[N + 4..end].as_chunks_mut().0.iter_mut().zip(tokens) {
@@ -195,19 +197,8 @@ impl Message {
 
     /// SHA-256 of the message.
     pub(crate) fn sha256(&mut self) -> [u8; 32] {
-        let (end, num_bits) = (self.end, 8 * self.end as u64);
-        let padded = (end + PADDING_MIN).next_multiple_of(CHUNK);
-        let padding = &mut self.reserve(CHUNK + PADDING_MIN)[..padded - end];
-        padding[0] = 0x80;
-        padding[1..].fill(0);
-        padding[padded - end - 8..].copy_from_slice(&num_bits.to_be_bytes());
-        let mut state = SHA256_START;
-        for chunk in self.room[..padded].chunks_exact(CHUNK) {
-            compress256(&mut state, std::slice::from_ref(GenericArray::from_slice(chunk)));
-        }
-        let mut digest = [0; 32];
-        digest.copy_from_slice(state.map(u32::to_be_bytes).as_flattened());
-        digest
+        self.reserve(PADDING_ROOM);
+        sha256(&mut self.room, self.end)
     }
 }
 
@@ -242,6 +233,47 @@ pub(crate) fn xxh3_chain(
         digest = XxHash3_128::oneshot(message).to_be_bytes();
         found(digest);
     }
+}
+
+/// Bytes of vLLM's encoding of such a block before its tokens.
+const CBOR_TOKENS: usize = 36;
+const USUAL_CBOR: usize = CBOR_TOKENS + 5 * USUAL_TOKENS + 1 + PADDING_ROOM;
+
+/// Call with the hash in vLLM's encoding of each block of the usual size without extra keys, in
+/// order.
+pub(crate) fn cbor_chain(
+    mut parent: [u8; 32],
+    tokens: &[[u32; USUAL_TOKENS]],
+    mut found: impl FnMut([u8; 32]),
+) {
+    let mut room = [0; USUAL_CBOR];
+    room[..3].copy_from_slice(&[ARRAY | 3, BYTES | 24, 32]);
+    room[CBOR_TOKENS - 1] = ARRAY | USUAL_TOKENS as u8;
+    for block in tokens {
+        room[3..CBOR_TOKENS - 1].copy_from_slice(&parent);
+        let mut end = CBOR_TOKENS;
+        for token in block {
+            end += put_head(&mut room[end..], UNSIGNED, *token);
+        }
+        room[end] = NULL;
+        parent = sha256(&mut room, end + 1);
+        found(parent);
+    }
+}
+
+/// SHA-256 of the first bytes; what is behind them, at least `PADDING_ROOM`, is overwritten.
+fn sha256(room: &mut [u8], end: usize) -> [u8; 32] {
+    let padded = (end + PADDING_MIN).next_multiple_of(CHUNK);
+    room[end..end + PADDING_ROOM].fill(0);
+    room[end] = 0x80;
+    room[padded - 8..padded].copy_from_slice(&(8 * end as u64).to_be_bytes());
+    let mut state = SHA256_START;
+    for chunk in room[..padded].chunks_exact(CHUNK) {
+        compress256(&mut state, std::slice::from_ref(GenericArray::from_slice(chunk)));
+    }
+    let mut digest = [0; 32];
+    digest.copy_from_slice(state.map(u32::to_be_bytes).as_flattened());
+    digest
 }
 
 /// Write the head of a kind and a number; returns its size. No branches, which the mixed sizes of
