@@ -119,7 +119,7 @@ bench: setup ## measure the twin, the Python API, the engine and the copies
 	@set -e; for file in $(filter-out benches/record.py,$(wildcard benches/*.py)); do \
 		echo "== $$file"; $(BIN)/python -m benches.$$(basename "$$file" .py); done
 
-bench-peers: setup ## compare with vLLM, SGLang and kvbm-logical; ARGS=--quick takes a minute
+bench-peers: setup ## compare with vLLM, SGLang and kvbm-logical; ARGS=--quick takes three minutes
 	$(BIN)/python -m benches.peers $(ARGS)
 
 bench-engines: setup ## measure engines' steps over kvcore and over their own managers (10 minutes)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,8 +21,10 @@ from benches.peers.cases import CASES, PEERS, SAME_HITS, recorded
 from benches.peers.measure import Side, compare
 from benches.peers.table import print_table
 
-TRACE = Path(__file__).parents[3] / "shared" / "traces" / "mooncake_conversation.jsonl"
 BASE = "vllm033"
+GENERATED = """
+These are figures of a generated workload, in which most prompts repeat. The requirements hold for
+the Mooncake conversation trace: name it with --trace FILE or KVCORE_TRACE to compare with them."""
 QUICK_CASES = ("16k",)
 QUICK_PEERS = (BASE, "kvcore-rust", "kvcore-calls", "kvcore-batched")
 NULLS = ("null", "null-rust")
@@ -58,7 +61,11 @@ def read_options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--requests", type=int, default=300, help="requests of the trace")
     parser.add_argument(
-        "--trace", type=Path, help="a trace in Mooncake's JSONL; by default a generated one"
+        "--trace",
+        type=Path,
+        default=os.environ.get("KVCORE_TRACE"),
+        metavar="FILE",
+        help="a trace in Mooncake's JSONL ($KVCORE_TRACE; without one, a generated workload)",
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every step's times")
     parser.add_argument(
@@ -75,8 +82,8 @@ def read_options(arguments: Sequence[str] | None) -> argparse.Namespace:
         unknown = set(given) - set(known)
         if unknown:
             parser.error(f"no {kind} are called {', '.join(sorted(unknown))}")
-    if options.trace is None and TRACE.exists():
-        options.trace = TRACE
+    if options.trace is not None and not options.trace.is_file():
+        parser.error(f"there is no trace {options.trace}")
     return options
 
 
@@ -154,6 +161,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Install, compare, print."""
     options = read_options(arguments)
     every = {name for case in options.cases for name in peers_of(case, options.peers)}
+    show(f"installing what is missing into {install.home()}, some minutes the first time")
     install.install({PEERS[name].family for name in every})
     sides: dict[str, Side] = {}
     differing = []
@@ -167,7 +175,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         differing += differing_hits(name, side)
         sides[name] = side
     found = list(numbers.rows(sides))
-    if found:
+    if options.trace is None:
+        print(GENERATED)
+    elif found:
         print()
         print_table(["", "required", "aim", "measured"], found, markdown=options.markdown)
     print("\nhit tokens: " + ("\n".join(differing) or "each look-up hits what it is to hit"))
