@@ -304,60 +304,62 @@ class KVCacheManager(Recordable, Questions, Timed):
         return self._core.take_new_block_ids()
 
     def get_blocks(self, request_id: str) -> KVCacheBlocks:
-        """The device blocks of a request, one tuple per group. Changes nothing."""
+        """Return the device blocks of a request, one tuple per group. Changes nothing."""
         return self._core.get_blocks(request_id)
 
     def get_block_ids(self, request_id: str) -> tuple[list[int], ...]:
-        """The device blocks of a request, one list per group. Changes nothing."""
+        """Return the device blocks of a request, one list per group. Changes nothing."""
         return tuple(list(ids) for ids in self._core.get_blocks(request_id).blocks)
 
     def get_block_keys(self, request_id: str) -> tuple[tuple[bytes, ...], ...]:
-        """The keys of a request's full blocks, of 36 bytes, a tuple per group. Changes nothing."""
+        """Return the 36-byte keys of a request's full blocks, a tuple per group. Changes
+        nothing.
+        """
         return self._core.get_block_keys(request_id)
 
     def has_key(self, block: int) -> bool:
-        """Whether a device block is findable, as the null block always is. Changes nothing."""
+        """Return whether a device block is findable, as the null block is. Changes nothing."""
         return self._core.has_key(block)
 
     def get_block_key(self, block: int) -> bytes | None:
-        """The key of a device block, None if it has none. Changes nothing."""
+        """Return the key of a device block, None if it has none. Changes nothing."""
         return self._core.get_block_key(block)
 
     def get_cached_block(self, key: bytes) -> int | None:
-        """The device block of a key, or None. Raises InvalidKey. Changes nothing."""
+        """Return the device block of a key, or None. Raises InvalidKey. Changes nothing."""
         check_kind("key", key, bytes)
         return self._core.get_cached_block(key)
 
     def num_owners(self, block: int) -> int:
-        """Number of tables, pins and operations that hold a device block. Changes nothing."""
+        """Count the tables, pins and operations that hold a device block. Changes nothing."""
         return self._core.num_owners(block)
 
     def get_num_common_prefix_blocks(self, request_id: str) -> list[int]:
-        """Number of leading blocks that all running requests share, per group. Changes nothing."""
+        """Count the leading blocks that all running requests share, per group. Changes nothing."""
         return self._core.get_num_common_prefix_blocks(request_id)
 
     def num_tokens(self, request_id: str) -> int:
-        """Number of tokens of a request, without drafts. Changes nothing."""
+        """Count the tokens of a request, without drafts. Changes nothing."""
         return self._core.num_tokens(request_id)
 
     def num_output_placeholders(self, request_id: str) -> int:
-        """Number of scheduled positions of a request without tokens yet. Changes nothing."""
+        """Count the scheduled positions of a request without tokens yet. Changes nothing."""
         return self._core.num_output_placeholders(request_id)
 
     def num_draft_tokens(self, request_id: str) -> int:
-        """Number of draft tokens of a request. Changes nothing."""
+        """Count the draft tokens of a request. Changes nothing."""
         return self._core.num_draft_tokens(request_id)
 
     def num_computed_tokens(self, request_id: str) -> int:
-        """Number of computed or scheduled tokens and drafts of a request. Changes nothing."""
+        """Count the computed or scheduled tokens and drafts of a request. Changes nothing."""
         return self._core.num_computed_tokens(request_id)
 
     def get_row(self, request_id: str) -> int:
-        """The row of a request, as `add_request` returned it. Changes nothing."""
+        """Return the row of a request, as `add_request` returned it. Changes nothing."""
         return self._core.get_row(request_id)
 
     def status(self, request_id: str) -> Status:
-        """The tier of a request's blocks. Changes nothing."""
+        """Return the tier of a request's blocks. Changes nothing."""
         return self._core.status(request_id)
 
     @property

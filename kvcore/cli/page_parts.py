@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parts of HTML pages that need nothing beside them: the head with its style, tables, paragraphs.
-
-What is given as text is escaped.
+"""Parts of self-contained HTML pages: the head with its style, tables, paragraphs. Texts are
+escaped.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ svg { display: block; width: 100%; height: auto; }
 
 
 def head(title: str) -> str:
-    """The start of a page, with its style and its headline."""
+    """Return the start of a page, with its style and its headline."""
     title = escape(title)
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8"/>\n'
@@ -35,12 +34,12 @@ def head(title: str) -> str:
 
 
 def end() -> str:
-    """The end of a page."""
+    """Return the end of a page."""
     return "</body>\n</html>\n"
 
 
 def to_rows(rows: Sequence[Sequence[str]], *, head: bool = True, words: bool = False) -> str:
-    """Rows as a table, the first as its head; words: they fill the last column."""
+    """Format rows as a table. head: the first row is its head. words: the last column is text."""
     opened = '<table class="figures">' if words else "<table>"
     lines = [f'<div class="wide">{opened}']
     for place, row in enumerate(rows):
@@ -51,6 +50,6 @@ def to_rows(rows: Sequence[Sequence[str]], *, head: bool = True, words: bool = F
 
 
 def paragraph(text: str, kind: str = "") -> str:
-    """A paragraph."""
+    """Format a paragraph."""
     opened = f'<p class="{kind}">' if kind else "<p>"
     return f"{opened}{escape(text)}</p>\n"

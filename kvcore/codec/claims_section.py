@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The section of canonical bytes for what is kept whatever it costs: pins of prefixes.
+"""The section of canonical bytes for pins of prefixes.
 
 Twin: rust/src/codec/claims_section.rs.
 """
@@ -16,7 +16,9 @@ from kvcore.types.wire import Reader, Writer
 
 
 def write_pins(out: Writer, state: State) -> None:
-    """Write the most that may be pinned, and 1, or 0 for the default; then the pins by name."""
+    """Write the most blocks that may be pinned, and 1, or 0 for the default; then the pins by
+    name.
+    """
     most = state.config.max_pinned_blocks
     out.u32(0 if most is None else most + 1)
     out.u32(len(state.named_pins))
@@ -27,7 +29,7 @@ def write_pins(out: Writer, state: State) -> None:
 
 
 def read_pins(source: Reader, state: State) -> State:
-    """The state with the pins of the next bytes. Raises DamagedState."""
+    """Read pins; return the state with them. Raises DamagedState."""
     most, pins, last = source.u32(), dict[str, NamedPin](), ""
     for _ in range(source.u32()):
         name, epoch = source.name(), source.u32()

@@ -36,7 +36,7 @@ OWN_POLICY = 255
 """Stands for a user-defined eviction policy, which cannot be encoded."""
 DUPLICATES: tuple[Duplicates, ...] = ("keep", "merge")
 PUBLISH: tuple[Publish, ...] = ("scheduled", "completed")
-"""Stands for the null block in host tables."""
+"""Values of `Config.publish`, by their numbers in the bytes."""
 OWNERS_END = 2**31
 """Exclusive bound of a block's number of owners."""
 BATCHES_END = 2**63

@@ -24,7 +24,7 @@ from kvcore.types.wire import Reader, Writer
 
 
 def has_retention(state: State) -> bool:
-    """Whether any value differs from its default."""
+    """Return whether any value differs from its default."""
     known = state.device.retention
     return known is not None and bool(known.now or len(known.kept) or any(_with_wishes(state)))
 

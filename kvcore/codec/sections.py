@@ -284,14 +284,14 @@ def _counting(state: State) -> Iterator[RequestState]:
 
 
 def _with_output(state: State) -> Iterator[RequestState]:
-    """Return the requests that do not take output of every batch, in row order."""
+    """Yield the requests that do not take output of every batch, in row order."""
     for name in state.rows:
         if name is not None and state.requests[name].output_from:
             yield state.requests[name]
 
 
 def _with_ends(state: State) -> Iterator[RequestState]:
-    """Return the requests whose extra keys have an end to write, in row order."""
+    """Yield the requests whose extra keys have an end to write, in row order."""
     for name in state.rows:
         keys = None if name is None else state.requests[name].extra_keys
         if name is not None and keys is not None and (keys.num_rows or keys.media_cut):
@@ -299,7 +299,9 @@ def _with_ends(state: State) -> Iterator[RequestState]:
 
 
 def _has_levels(state: State) -> bool:
-    """Whether levels differ from their defaults. Their module is imported only if there are any."""
+    """Return whether levels differ from their defaults. Their module is imported only if there are
+    any.
+    """
     if state.device.retention is None:
         return False
     from kvcore.codec.retention_section import has_retention
@@ -320,7 +322,7 @@ def _read_levels(source: Reader, state: State) -> State:
 
 
 def _has_pins(state: State) -> bool:
-    """Whether there are pins of prefixes, or a number for them; few managers have any."""
+    """Return whether there are pins of prefixes, or a limit for them; few managers have any."""
     return bool(len(state.named_pins)) or state.config.max_pinned_blocks is not None
 
 

@@ -121,7 +121,7 @@ class DecodedTokens:
         return new[0] if is_one and self._publishes else b""
 
     def _is_in_block(self, request: Any, count: Any) -> bool:
-        """Whether the core has all full blocks of a decoding request up to `count`."""
+        """Return whether the core has all full blocks of a decoding request up to `count`."""
         try:
             known = self._known[request.request_id]
         except (AttributeError, KeyError, TypeError):

@@ -102,12 +102,12 @@ def read_hashes(request: EngineRequest) -> Sequence[bytes] | None:
 
 
 def skips_reading(request: EngineRequest) -> bool:
-    """Whether the request declines hits."""
+    """Return whether the request declines hits."""
     return bool(getattr(request, "skip_reading_prefix_cache", False))
 
 
 def is_finished(request: EngineRequest) -> bool:
-    """Whether the request has finished, by `is_finished()` or by a status named
+    """Return whether the request has finished, by `is_finished()` or by a status named
     FINISHED_something.
     """
     asked = getattr(request, "is_finished", None)

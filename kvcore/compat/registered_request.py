@@ -13,13 +13,12 @@ class RegisteredRequest:
     """A request as the core knows it.
 
     row: in the core. last_token: the last of its tokens, None if it was not read. is_read: whether
-    the tokens by which it continues are read; else the core has zeros for them. num_hashes: number
-    of its own hashes, None if the core hashes. last_hash: the last of those, empty if there is
-    none. drafts: after its tokens. counted: lower bound of the engine's count when it was last
-    scheduled. end: the most tokens that were scheduled since it holds blocks. num_computed: the
-    core's count if it can continue by `append`, else 0; num_ahead of those are to come. decodes:
-    whether it continued so since counted and end were noted. batch: mark of the last batch in which
-    it continued.
+    its new tokens are read; else the core has zeros for them. num_hashes: number of its own hashes,
+    None if the core hashes. last_hash: the last of those, empty if there is none. drafts: after its
+    tokens. counted: lower bound of the engine's count when it was last scheduled. end: the most
+    tokens that were scheduled since it got blocks. num_computed: the core's count if it can
+    continue by `append`, else 0; num_ahead of those are to come. decodes: whether it continued by
+    `append` since counted and end were noted. batch: mark of the last batch in which it did.
     """
 
     request: EngineRequest
@@ -37,7 +36,7 @@ class RegisteredRequest:
     batch: object = None
 
     def look_at(self) -> None:
-        """Note what was left to note while it decoded; it does not until its counts are noted."""
+        """Note the counts that the fast path left out, and end it until counts are noted again."""
         if self.decodes:
             self.counted = self.num_computed - 1
             self.end = max(self.end, self.num_computed)
@@ -45,12 +44,12 @@ class RegisteredRequest:
 
     @property
     def least_computed(self) -> int:
-        """The engine's count when the request was scheduled last; less was lowered."""
+        """The engine's count when the request was scheduled last; a lower one was lowered since."""
         return self.num_computed - 1 if self.decodes else self.counted
 
     def is_another(self, request: EngineRequest) -> bool:
-        """Whether this object is not the request that is known, or its own hashes changed: those
-        before the last follow from it.
+        """Return whether this object is another request than the known one, or its own hashes
+        changed. Comparing the last known hash suffices, since it depends on those before it.
         """
         hashes = read_hashes(request)
         if request is not self.request or hashes is None or not self.num_hashes:

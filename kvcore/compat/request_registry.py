@@ -4,10 +4,11 @@
 A request is added when it is first seen; afterwards only new tokens and hashes are passed on. A
 finished request is removed when it is freed. A request that holds no blocks for another reason
 (preempted, never admitted) rests: its tokens and keys stay, so that it comes back without hashing,
-until MAX_RESTING others rest after it; then it is added anew when it is seen again. A resting id
-that comes with another object is another request. Drafts are settled when their request is seen
-after its batch: those that the engine's new tokens repeat are accepted, the others dropped. What
-was scheduled before its token is known stays until the engine has the token or counts less.
+until MAX_RESTING others rest after it; then it is added anew when it is seen again. If the id of a
+resting request comes with another object, it is another request. Drafts are settled when their
+request is seen after its batch: those that the engine's new tokens repeat are accepted, the others
+dropped. What was scheduled before its token is known stays until the engine has the token or counts
+less.
 """
 
 from __future__ import annotations

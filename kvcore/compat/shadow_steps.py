@@ -9,7 +9,7 @@ EVERY = "KVCORE_SHADOW_EVERY"
 
 
 def stopped() -> int:
-    """Stands for the clock in steps that are not timed."""
+    """Return 0, in place of the clock, in steps that are not timed."""
     return 0
 
 

@@ -31,8 +31,8 @@ class Steps:
     """Closes the core's batches.
 
     keep_commands: whether closed batches are kept for `take`, at most MAX_UNREAD_BATCHES. are_told:
-    whether the engine says when each is over, so that no count needs to show it. first: the request
-    that the open batch scheduled first, if any. mark: stands for the open batch.
+    whether the engine reports the end of each step, so that it need not be found by counts. first:
+    the request that the open batch scheduled first, if any. mark: stands for the open batch.
     waiting: requests of the batch that each get a slot in a block of their own, not yet passed to
     the core, with their new tokens (all or none). hashes: own hashes of the blocks that these fill.
     told: requests of the batch whose token the core already has, to be noted in the same way.
@@ -82,7 +82,7 @@ class Steps:
         self.first, self._changed = scheduled, True
 
     def has_key(self, block_id: int) -> bool:
-        """Whether a block is findable, after all calls so far."""
+        """Return whether a block is findable, after all calls so far."""
         self.settle()
         return self._core.has_key(block_id)
 

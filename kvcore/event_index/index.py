@@ -57,7 +57,7 @@ class _Feed:
 
 
 class EventIndex:
-    """Which worker has which blocks. Not thread-safe.
+    """An index of the blocks that each worker has. Not thread-safe.
 
     held_max: batches kept per worker while earlier ones are missing. Further ones are dropped,
     since a replay brings them again.
@@ -114,12 +114,12 @@ class EventIndex:
         return found
 
     def is_partial(self, worker: str, rank: int) -> bool:
-        """Whether batches of this worker are missing. True for an unknown worker."""
+        """Return whether batches of this worker are missing. True for an unknown worker."""
         feed = self._feeds.get((worker, rank))
         return feed is None or bool(feed.held) or feed.expected == 0
 
     def expected(self, worker: str, rank: int) -> int:
-        """The number of the next batch; 0 for an unknown worker."""
+        """Return the number of the next batch; 0 for an unknown worker."""
         feed = self._feeds.get((worker, rank))
         return feed.expected if feed else 0
 
@@ -207,7 +207,7 @@ def _short(name: Name) -> int:
 
 
 def _bits(mask: int) -> Iterable[int]:
-    """The bits of a mask, each as a number, from the lowest."""
+    """Yield the bits of a mask, each as a number, from the lowest."""
     while mask:
         bit = mask & -mask
         yield bit

@@ -57,7 +57,7 @@ def decode_events(payload: bytes) -> EventBatch:
 
 
 def is_cleared(event: EventMap) -> bool:
-    """Whether the event clears the whole index."""
+    """Return whether the event clears the whole index."""
     return bool(event["type"] == "AllBlocksCleared")
 
 

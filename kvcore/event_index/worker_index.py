@@ -38,7 +38,7 @@ class Content:
 
 
 class WorkerIndex:
-    """What one worker announced. with_contents: keep what `announcements` needs."""
+    """The blocks that one worker announced. with_contents: keep what `announcements` needs."""
 
     def __init__(self, *, with_contents: bool = False) -> None:
         self._with_contents = with_contents
@@ -123,7 +123,7 @@ class WorkerIndex:
 
 
 def _contents(event: EventMap) -> Iterator[tuple[Name, Content]]:
-    """Return the blocks of a stored event, each with its content."""
+    """Yield the blocks of a stored event, each with its content."""
     names, size = event["block_hashes"], event["block_size"]
     shared = {key: value for key, value in event.items() if key not in PER_BLOCK}
     keys = event.get("extra_keys") or [None] * len(names)
@@ -155,7 +155,7 @@ def _of(blocks: Mapping[Name, Content | None], name: Name) -> Content:
 
 
 def _continues(before: tuple[Name, Content], content: Content) -> bool:
-    """Whether one event can hold a block and the block before it."""
+    """Return whether one event can hold a block and the block before it."""
     name, last = before
     return content.parent == name and content.salt is None and content.shared == last.shared
 

@@ -11,7 +11,7 @@ LENGTHS = (
     *("known", "same_extra_keys", "computed", "this_epoch", "whole_blocks", "one_left"),
     *("drafts_dropped", "once_findable", "in_each_group", "found", "used"),
 )
-"""What the lengths are of. The first is the ideal, the last the hits."""
+"""What each length counts. The first is the ideal, the last the hits."""
 CAUSES = (
     *("namespace", "not_computed", "old_epoch", "partial_block", "last_token", "draft_drop"),
     *("not_published", "evicted", "withdrawn", "groups_disagree", "unused", "external"),

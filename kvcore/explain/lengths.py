@@ -122,7 +122,7 @@ def spans_of(
 def lost_spans(
     marks: array[int], size: int, start: int, end: int, removals: Sequence[Removal]
 ) -> Iterator[Span]:
-    """Return, run by run, why the blocks at tokens [start, end) of a group are not findable.
+    """Yield, run by run, why the blocks at tokens [start, end) of a group are not findable.
 
     A findable block gets the cause of the missing one before it, or else after it.
     """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a manager with `explain_entries` remembers beside its state, to explain misses.
+"""What a manager with `explain_entries` remembers besides its state, to explain misses.
 
 Each transition is observed before and after, to learn which keys it removed, and for which request.
 A miss is explained as of the look-up before a request's first slots; until it has slots, as of now.

@@ -78,7 +78,7 @@ class AdmissionObserver:
             note(outcome, *args, **options)
 
     def notes(self, name: str) -> bool:
-        """Whether the observer needs the calls of this name."""
+        """Return whether the observer needs the calls of this name."""
         return name in self._notes
 
     def findable_blocks(self) -> set[int]:

@@ -111,7 +111,7 @@ def available_to(state: State, call: SlotRequest) -> int:
 
 
 def _is_gated(state: State, call: SlotRequest) -> bool:
-    """Whether the full-sequence gate refuses the call, before its windows are trimmed."""
+    """Return whether the full-sequence gate refuses the call, before its windows are trimmed."""
     tx = Transaction(state)
     return call.full_sequence_must_fit and isinstance(plan_allocation(tx, call), Refusal)
 
@@ -168,7 +168,7 @@ def _holders(state: State, call: SlotRequest) -> Iterator[Holder]:
 
 
 def _kept_free(state: State, call: SlotRequest, before: int) -> Iterator[Holder]:
-    """Return how many blocks a call must leave free: its own reserve, and the watermark of an
+    """Yield, as holders, what a call must leave free: its own reserve, and the watermark of an
     admission.
     """
     watermark, reserve = state.config.watermark_blocks, call.reserved_blocks

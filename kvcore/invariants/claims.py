@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The properties of a state in which content is kept whatever it costs.
+"""The property of a state that has pins of prefixes.
 
 Twin: rust/src/invariants/claims.rs.
 """
@@ -13,7 +13,7 @@ from kvcore.state.state import State
 
 
 def wrong_pins(state: State) -> Iterator[str]:
-    """The pins of prefixes that are of no epoch, or whose blocks are not held so often."""
+    """Yield what is wrong with pins of prefixes: their blocks, their epoch, their owners."""
     pool, first, most = state.device, state.config.epoch, state.config.most_pinned
     held = Counter(operation.block for operation in state.operations.values())
     named = {block for pin in state.named_pins.values() for block in pin.blocks}

@@ -45,7 +45,7 @@ def check(state: State) -> None:
 
 
 def pools(state: Pools) -> list[tuple[str, BlockPool]]:
-    """Yield each tier with its pool."""
+    """Return each tier with its pool."""
     tiers = [("device", state.device)]
     return tiers if state.host is None else [*tiers, ("host", state.host)]
 
@@ -152,7 +152,7 @@ def leak(state: State) -> Iterator[str]:
 
 
 def _used_by(pool: BlockPool, number: int) -> bool:
-    """Whether a batch uses a quarantined block."""
+    """Return whether a batch uses a quarantined block."""
     waiting = pool.quarantine
     return waiting is not None and any(number in waiting.busy.get(b, ()) for b in waiting)
 
@@ -350,7 +350,7 @@ def operations(state: State) -> Iterator[str]:
 
 
 def _is_target(state: State, operation: Operation) -> bool:
-    """Whether the block that a load fills is at the position of its key."""
+    """Return whether the block that a load fills is at the position of its key."""
     request = state.requests[str(operation.request_id)]
     for index, group in enumerate(state.config.groups):
         position = operation.first_token // group.block_size

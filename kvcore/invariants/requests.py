@@ -18,12 +18,12 @@ Property = Callable[[State], Iterator[str]]
 
 
 def held_tables(request: RequestState) -> tuple[Table, ...]:
-    """A request's tables in the tier that it is in."""
+    """Return a request's tables in the tier that it is in."""
     return request.host_tables or request.tables
 
 
 def is_null(state: State, request: RequestState, block: int) -> bool:
-    """Whether an entry of a request's tables is the null block."""
+    """Return whether an entry of a request's tables is the null block."""
     return block == NO_HOST_BLOCK if request.host_tables else block < state.device.first_block
 
 
@@ -172,7 +172,7 @@ def computed_bound(state: State) -> Iterator[str]:
 def _same_prefix(
     state: State, one: RequestState, other: RequestState, group_id: int, position: int
 ) -> bool:
-    """Whether two requests have one prefix, as far as both count tokens of a block.
+    """Return whether two requests have one prefix, as far as both count tokens of a block.
 
     Equal hashes of the engine's own mean equal content, whatever the tokens are. Tokens after the
     last block that both have hashed are then not compared.

@@ -220,7 +220,7 @@ class ContentOracle(SlotStore):
         return False
 
     def holds_spoilt(self, row: int, position: int) -> bool:
-        """Whether a position of a row was computed from a failed load."""
+        """Return whether a position of a row was computed from a failed load."""
         return any(
             self.get(table[position // group.block_size])[position % group.block_size] == SPOILT
             for _, group, table in self._layers(row)

@@ -59,7 +59,7 @@ class SlotStore:
         self._nothing: Slots = (None,) * max(sizes)
 
     def get(self, place: Place) -> Slots:
-        """The contents of a block's slots."""
+        """Return the contents of a block's slots."""
         return self.contents.get(place, self._nothing)
 
     def forget(self, block: int) -> None:
@@ -103,12 +103,12 @@ class SlotStore:
 
 
 def group_of(key: bytes) -> int:
-    """The id of the group in a block's key."""
+    """Decode the id of the group from a block's key."""
     return int.from_bytes(key[HASH_SIZE:], "big")
 
 
 def run_of(nodes: Sequence[object], group_id: int) -> Slots:
-    """The contents of slots in which a group wrote these nodes."""
+    """Build the contents of slots in which a group wrote these nodes."""
     return tuple(zip(nodes, repeat(group_id)))
 
 
@@ -133,7 +133,7 @@ def copy(contents: Contents, command: Command, block_size: int) -> None:
 
 
 def read(contents: Contents, source: Place | None, block_size: int) -> Slots:
-    """The contents that a command copies from `source`; zeros if it has no source."""
+    """Return the contents that a command copies from `source`; zeros if it has no source."""
     if source is None:
         return (ZEROS,) * block_size
     return contents.get(source, (None,) * block_size)

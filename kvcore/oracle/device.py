@@ -47,7 +47,7 @@ class Device(Protocol):
         """Simulate the forward pass of the batch applied last."""
 
     def arrive(self, operation: int, nodes: Sequence[int] | None) -> None:
-        """Finish an executed load: these numbers fill its block. None: it failed."""
+        """Finish an executed load: these numbers fill its block. None: the load failed."""
 
 
 MakeDevice = Callable[[DeviceSize], Device]

@@ -119,7 +119,7 @@ def orders(_: Pools, commands: Sequence[Command], numbers: Sequence[int]) -> Ite
 def segments_of(
     commands: Sequence[Command], numbers: Sequence[int]
 ) -> Iterator[tuple[int, Copies]]:
-    """Each segment with its commands that read or write a place, in order."""
+    """Yield each segment with its commands that read or write a place, in order."""
     if COPIES.isdisjoint(map(type, commands)):
         return
     found: dict[int, Copies] = {}

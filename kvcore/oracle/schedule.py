@@ -2,9 +2,9 @@
 """The engine's view of the open batch: the positions that its forward pass will write.
 
 This is a second opinion on the code: it was written from the rules of docs/engines.md on computed
-counts, drafts and leaving the open batch. A request's count before the batch is the one before its
-first slots in the batch, and before its hits. If a cut needs a window that was given back, the
-count becomes 0. Encoder tokens are written by the step that supplies them.
+counts, drafts and leaving the open batch. A request's count before the batch is taken before its
+first slots in the batch and before its hits. If a cut needs a window that was given back, the count
+becomes 0. Encoder tokens are written by the step that supplies them.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class Schedule:
         self._writes = list(writes)
 
     def writes(self) -> tuple[Write, ...]:
-        """The writes of the open batch, in the order of the calls."""
+        """Return the writes of the open batch, in the order of the calls."""
         return tuple(self._writes)
 
     def follow(
@@ -154,7 +154,7 @@ class Schedule:
             del self.epochs[request_id]
 
     def loads(self) -> list[Write]:
-        """The writes of the open batch that load external tokens, in the order of the calls."""
+        """List the open batch's writes that load external tokens, in the order of the calls."""
         return [write for write in self._writes if write.loaded > write.start]
 
     def scheduled(self) -> dict[str, int]:
@@ -266,9 +266,7 @@ class Schedule:
             self._cut(state, request_id, count)
 
     def _came(self, state: StateLike, request_id: str) -> int:
-        """Return the tokens of a request before the first that waits for a load or failed
-        to load.
-        """
+        """Count a request's tokens before the first one that waits for a load or failed to load."""
         mine = (op for op in state.operations.values() if op.request_id == request_id)
         counts = [self.computed[request_id], *(operation.first_token for operation in mine)]
         return min([*counts, self.failed.get(request_id, counts[0])])
@@ -313,7 +311,7 @@ class Schedule:
 
 
 def shortened(write: Write, request_id: str, num_tokens: int) -> Write | None:
-    """The write without a request's positions from num_tokens on; None if nothing is left."""
+    """Return a write without a request's positions from num_tokens on; None if nothing is left."""
     if write.request_id != request_id:
         return write
     if write.start >= num_tokens:
@@ -323,7 +321,7 @@ def shortened(write: Write, request_id: str, num_tokens: int) -> Write | None:
 
 
 def moved_up(write: Write, count: int) -> Write:
-    """The same write, this many positions earlier."""
+    """Move a write this many positions earlier."""
     start, loaded, end = write.start - count, write.loaded - count, write.end - count
     return attrs.evolve(
         write, start=start, loaded=loaded, end=end, num_slots=write.num_slots - count
@@ -331,7 +329,7 @@ def moved_up(write: Write, count: int) -> Write:
 
 
 def next_token(request_id: str, start: int) -> Write:
-    """The write of one token."""
+    """Make the write of one token."""
     end = start + 1
     return Write(request_id=request_id, start=start, loaded=start, end=end, num_slots=end)
 
@@ -351,8 +349,8 @@ def encoders_of(state: StateLike) -> dict[str, Encoder]:
 
 
 def resumes(state: StateLike, request_id: str, num_tokens: int) -> bool:
-    """Whether a request still has, in every group, the blocks that the query after this many tokens
-    sees or shares.
+    """Return whether a request has, in every group, the blocks that the query after this many
+    tokens sees or shares.
     """
     tables = state.requests[request_id].tables
     for group, table in zip(state.config.groups, tables, strict=True):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the schedule reads of a state: the oracle's room imports no state."""
+"""Protocols for what the schedule reads of a state, since the oracle does not import the state."""
 
 from __future__ import annotations
 

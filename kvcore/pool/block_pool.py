@@ -99,7 +99,7 @@ def make_pool(
     order: Sequence[int] | None = None,
     quarantine: bool = False,
 ) -> BlockPool:
-    """An empty pool.
+    """Make an empty pool.
 
     order: ids in the order in which they are first taken; default: lowest first. quarantine:
     whether blocks can be released while a batch uses them.
@@ -147,7 +147,7 @@ class PoolTransaction:
         self.effects = effects
 
     def freeze(self) -> BlockPool:
-        """The pool as a value."""
+        """Return the pool as an immutable value."""
         old, quarantine = self.pool, None if self.quarantine is None else self.quarantine.freeze()
         ref_counts, keys = self.ref_counts.persistent(), self.keys.persistent()
         queue, index = self.queue.freeze(), self.index.freeze()
@@ -186,12 +186,12 @@ class PoolTransaction:
         return 0 if self.quarantine is None else self.quarantine.queue.length
 
     def is_queued(self, block: int) -> bool:
-        """Whether a block is in the free queue."""
+        """Return whether a block is in the free queue."""
         waits = self.quarantine is not None and block in self.quarantine.queue
         return not self.ref_counts[block] and not waits
 
     def is_busy(self, block: int) -> bool:
-        """Whether a block would be quarantined on its release."""
+        """Return whether a block would be quarantined on its release."""
         return self.quarantine is not None and block in self.quarantine.busy
 
     def take(self, count: int) -> list[int]:

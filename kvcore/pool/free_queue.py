@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The free queue: blocks without owner, in the order in which they are taken.
+"""The free queue: blocks without an owner, in the order in which they are taken.
 
 Invariants: the front leaves first. The queue is several rings of links, and all blocks of a ring
 leave before those of the next. Each ring is closed by its own sentinel, an id above the last block,
-so removing a block from the middle takes O(1) and ends are no special case. A block outside the
-queue links to itself, so no number stands for "none". The caller decides which ring a freed block
-joins, and in which order.
+so removing a block from the middle takes O(1) and the ends need no special case. A block outside
+the queue links to itself, so no number stands for "none". The caller decides which ring a freed
+block joins, and in which order.
 Source: S001-10 to S001-20. Twin: rust/src/pool/free_queue.rs.
 """
 
@@ -57,7 +57,7 @@ def make_free_queue(
 
 
 def num_older(queue: FreeQueue) -> int:
-    """Blocks in the ring of older epochs."""
+    """Count the blocks in the ring of older epochs."""
     following, sentinel = queue.following, queue.num_blocks + OLDER
     count, block = 0, following[sentinel]
     while block != sentinel:
@@ -81,7 +81,7 @@ class FreeQueueTransaction:
         self.num_blocks = queue.num_blocks
 
     def freeze(self) -> FreeQueue:
-        """The queue as a value."""
+        """Return the queue as an immutable value."""
         queue, following = self.queue, self.following.persistent()
         if following is queue.following and self.length == queue.length:
             return queue
@@ -94,16 +94,16 @@ class FreeQueueTransaction:
         return _walk(self.following, self.num_blocks)
 
     def sentinel(self, ring: int = CURRENT) -> int:
-        """The id that closes a ring."""
+        """Return the id that closes a ring."""
         return self.num_blocks + ring
 
     def first_ring(self) -> int:
-        """The ring whose front leaves next: the first that is not empty, or the last ring."""
+        """Find the ring whose front leaves next: the first that is not empty, or the last ring."""
         *others, last = range(self.queue.num_rings)
         return next((ring for ring in others if self.sentinel(ring) in self), last)
 
     def front(self) -> int:
-        """The block that leaves next; a sentinel if the queue is empty."""
+        """Return the block that leaves next; a sentinel if the queue is empty."""
         return self.following[self.sentinel(self.first_ring())]
 
     def remove(self, block: int) -> None:

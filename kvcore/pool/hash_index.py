@@ -51,7 +51,7 @@ class HashIndex(Mapping[bytes, tuple[int, ...]]):
         return len(self.firsts)
 
     def ranks(self) -> dict[int, int]:
-        """The place of each block among those of its key; 0 for the one that a look-up returns.
+        """Number each block among those of its key; 0 is the one that a look-up returns.
         O(blocks).
         """
         return {block: rank for blocks in self.values() for rank, block in enumerate(blocks)}
@@ -73,7 +73,7 @@ class HashIndexTransaction:
         self.preceding = index.preceding.mutate()
 
     def freeze(self) -> HashIndex:
-        """The index as a value."""
+        """Return the index as an immutable value."""
         if not self.is_touched:
             return self.index
         return HashIndex(self.firsts.finish(), self.following.finish(), self.preceding.finish())
@@ -83,7 +83,7 @@ class HashIndexTransaction:
         return self.firsts.get(key)
 
     def blocks(self, key: bytes) -> list[int]:
-        """The blocks under a key, first published first."""
+        """List the blocks under a key, first published first."""
         block = first = self.firsts.get(key)
         blocks = []
         while block is not None:

@@ -3,7 +3,7 @@
 
 The map is a table of chains in one persistent vector, by linear hashing: when there are more keys
 than chains, one chain is split in two, so no call pays for the whole table. It never shrinks, so
-equality is of contents.
+equal maps can have different tables, and equality compares the items.
 Why: its entries are not tracked by the garbage collector. The nodes of a general persistent map
 are, and creating them started collections so often that these took 40 % of a long run, since each
 collection visits the tokens of every running request. The twin has a plain hash map, since it
@@ -43,7 +43,7 @@ class KeyMap(Mapping[bytes, int]):
 
     @classmethod
     def of(cls, items: Mapping[bytes, int]) -> KeyMap:
-        """The map with these items."""
+        """Build a map from these items."""
         tx = cls().mutate()
         for key, block in items.items():
             tx[key] = block
@@ -92,7 +92,7 @@ class KeyMapTransaction:
         self.length = length
 
     def finish(self) -> KeyMap:
-        """The map as a value."""
+        """Return the map as an immutable value."""
         return KeyMap(self.slots.persistent(), self.length)
 
     def get(self, key: bytes) -> int | None:
@@ -139,19 +139,19 @@ class KeyMapTransaction:
 
 
 def slot(key: bytes, num_slots: int) -> int:
-    """The chain of a key in a table of `num_slots` chains."""
+    """Choose the chain of a key in a table of `num_slots` chains."""
     most = 1 << (num_slots - 1).bit_length()
     place = hash(key) & (most - 1)
     return place if place < num_slots else place - (most >> 1)
 
 
 def find(slots: Any, key: bytes) -> Entry | None:
-    """The entry of a key in a table."""
+    """Find the entry of a key in a table."""
     return find_in(slots[slot(key, len(slots))], key)
 
 
 def find_in(chain: Entry | None, key: bytes) -> Entry | None:
-    """The entry of a key in a chain."""
+    """Find the entry of a key in a chain."""
     while chain is not None and chain.key != key:
         chain = chain.more
     return chain

@@ -2,10 +2,9 @@
 """A pool whose free queue is ordered by an eviction policy (`types/policy.py`).
 
 Invariants: free blocks without a key are in front, the one freed last first; then come those with a
-key, in the order of their places, and first in, first out if places are equal. A free block that
-loses its key moves to the front. So the queue is the order of leaving, unless a policy decides
-otherwise in `take`. Blocks of older epochs have no place: they leave first, without a call of the
-policy.
+key, ordered by place, and first in, first out among equal places. A free block that loses its key
+moves to the front. So the queue is the order of leaving, unless a policy decides otherwise in
+`take`. Blocks of older epochs have no place: they leave first, without a call of the policy.
 Why: the queue stays a ring of links. `tails` has the last block of each place, so a block is
 inserted after the tail of its own place or of the next lower one.
 Twin: rust/src/pool/policy_pool.rs.
@@ -68,7 +67,7 @@ class PolicyTransaction(PoolTransaction):
         self.next_number = state.next_number
 
     def freeze(self) -> BlockPool:
-        """The pool as a value."""
+        """Return the pool as an immutable value."""
         old, new = self.pool.policy, super().freeze()
         places = self.places.persistent()
         assert old is not None
@@ -125,7 +124,7 @@ class PolicyTransaction(PoolTransaction):
         return self.queue.front()
 
     def _fronts(self) -> Iterator[Front]:
-        """Return the front block of each section."""
+        """Yield the front block of each section."""
         before = self.queue.sentinel()
         for section in sorted(self.lengths):
             front = self.queue.following[before]

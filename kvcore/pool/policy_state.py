@@ -27,8 +27,8 @@ class PolicyState(Struct, frozen=True, gc=False):
     places: place of each block in the queue, KEYLESS for other blocks. tails: each place that has
     blocks, in order, with its last block. lengths: section -> number of its blocks. dues: key ->
     due numbers of the waiting requests that will look it up, in order. uses: uses of each block
-    with a key, if the policy remembers them. ghosts: contents evicted most recently, by key. left:
-    number of an eviction -> key. next_number: of the next eviction.
+    with a key, if the policy remembers them. ghosts: uses of the contents evicted most recently, by
+    key. left: number of an eviction -> evicted key. next_number: of the next eviction.
     """
 
     memory: Memory
@@ -65,8 +65,8 @@ def make_policy_state(policy: EvictionPolicy, num_blocks: int, free: Sequence[in
 
 
 def with_places(state: PolicyState, places: Mapping[int, Place]) -> PolicyState:
-    """Return the state in which free blocks have these places. places: in queue order, never
-    falling.
+    """Return the state in which free blocks have these places. places: in queue order, ascending;
+    equal ones are allowed.
     """
     return replace(
         state,

@@ -26,7 +26,7 @@ NO_PRIORITY = (NEVER, 0)
 
 
 def make_transaction(pool: BlockPool, effects: Effects) -> PoolTransaction:
-    """A transaction on a pool that keeps its policy."""
+    """Begin a transaction on a pool that keeps its policy."""
     return (
         PriorityPoolTransaction(pool, effects)
         if pool.eviction == "priority"
@@ -45,7 +45,7 @@ class PriorityPoolTransaction(PoolTransaction):
         self.last_placed = pool.last_placed
 
     def freeze(self) -> BlockPool:
-        """The pool as a value."""
+        """Return the pool as an immutable value."""
         old, new = self.pool, super().freeze()
         if new is old and self.priorities is old.priorities:
             return old
@@ -113,7 +113,7 @@ class PriorityPoolTransaction(PoolTransaction):
         return queue.sentinel()
 
     def leaves_before(self, block: int, sort_key: tuple[float, int, int]) -> bool:
-        """Whether a free block, or the sentinel, is before a sort key."""
+        """Return whether a free block, or the sentinel, comes before a sort key."""
         is_cached = block != self.queue.sentinel() and self.keys[block] is not None
         return not is_cached or self.sort_key(block) < sort_key
 

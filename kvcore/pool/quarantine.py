@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Quarantine: blocks without owner that a batch in flight still reads or writes.
+"""Quarantine: blocks without an owner that a batch in flight still reads or writes.
 
 Invariants: quarantined blocks keep their content and can be hit, but are not available. `busy`
 names the batches that still use a block, because a table dropped the block while they ran, or
@@ -35,7 +35,7 @@ class Quarantine(Struct, frozen=True, gc=False):
 
 
 def make_quarantine(num_blocks: int) -> Quarantine:
-    """An empty quarantine for blocks 0 to num_blocks - 1."""
+    """Make an empty quarantine for blocks 0 to num_blocks - 1."""
     return Quarantine(make_free_queue(num_blocks, []))
 
 
@@ -53,7 +53,7 @@ class QuarantineTransaction:
         self.busy = quarantine.busy
 
     def freeze(self) -> Quarantine:
-        """The quarantine as a value."""
+        """Return the quarantine as an immutable value."""
         old, queue = self.quarantine, self.queue.freeze()
         if queue is old.queue and self.busy is old.busy:
             return old

@@ -33,7 +33,7 @@ class RetentionTransaction(PoolTransaction):
         self.kept = pool.retention.kept
 
     def freeze(self) -> BlockPool:
-        """The pool as a value."""
+        """Return the pool as an immutable value."""
         old, new = self.pool.retention, super().freeze()
         assert old is not None
         if self.now == old.now and self.kept is old.kept:

@@ -15,8 +15,8 @@ Kept = tuple[int, int, int]
 """Base, level, and the time at which the level ends."""
 NOTHING: Kept = (0, 0, 0)
 NUM_RINGS = CURRENT + LEVEL_MAX + 1
-"""Rings of a free queue with levels: the first has the blocks without content, then those of older
-epochs; each other ring is a level.
+"""Rings of a free queue with levels: the first has the blocks without content, then the blocks of
+older epochs; each other ring is a level.
 """
 
 

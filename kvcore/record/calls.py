@@ -65,7 +65,7 @@ KINDS = {
 }
 """How an argument is written, by its type in the signature of the transition."""
 OF_REQUESTS = {"request_id", "parent_id"}
-"""Texts that name a request which is there."""
+"""Arguments of type str that name an existing request."""
 
 
 @attrs.frozen
@@ -82,7 +82,7 @@ class Shape:
 
 
 def _shape(opcode: int, name: str) -> Shape:
-    """The shape of a call, from the signature of its transition."""
+    """Derive the shape of a call from the signature of its transition."""
     shape = Shape(opcode)
     for each in list(signature((TRANSITIONS | QUERIES)[name]).parameters.values())[1:]:
         if each.kind is each.VAR_KEYWORD:
@@ -117,7 +117,7 @@ def write_call(out: bytearray, name: str, arguments: Mapping[str, Any], known: K
 
 
 def _is_given(kind: Field, value: Any) -> bool:
-    """Whether an option is not at its default. Raises NoForm."""
+    """Return whether an option is not at its default. Raises NoForm."""
     if value is None:
         return False
     if kind is FLAG:

@@ -9,7 +9,7 @@
     3 and more   misuse, by its place in ERRORS
     255          another exception
 
-An error keeps its number for ever. Twin: rust/src/record/outcomes.rs.
+The number of an error never changes. Twin: rust/src/record/outcomes.rs.
 """
 
 from __future__ import annotations

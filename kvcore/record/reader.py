@@ -35,7 +35,7 @@ class RecordedCall:
 
 
 def is_record(path: str | os.PathLike[str]) -> bool:
-    """Whether the path is a segment, or a folder with one."""
+    """Return whether the path is a segment, or a folder with one."""
     found = Path(path)
     try:
         if found.is_dir():

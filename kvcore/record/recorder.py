@@ -28,7 +28,7 @@ ROOM = 2 * FRAME_BYTES
 
 
 class Recorder:
-    """Where and how to record a manager: `manager.start_recording(Recorder(folder))`.
+    """The files of a record, and how they are written: `manager.start_recording(Recorder(folder))`.
 
     folder: created if missing; must not contain a record yet. tokens: "text" keeps the tokens, the
     extra keys, the ids and the seed of the hashes, which are as secret as the prompts.
@@ -176,7 +176,7 @@ class Manager(Protocol):
 
 
 def record_if_asked(manager: Manager) -> None:
-    """If KVCORE_RECORD names a folder, record a manager in a new folder inside it.
+    """Record a manager if KVCORE_RECORD names a folder, in a new folder inside it.
 
     Each manager gets a numbered folder, so that restarted or parallel processes keep existing
     records. Raises OSError.

@@ -28,8 +28,8 @@ class Arrived:
 class Arrivals:
     """The requests of a trace, by their time.
 
-    most: maximum number to read, None for all. accept: whether a request that was read shall wait;
-    else it is dropped. num_read: requests read so far.
+    most: maximum number to read, None for all. accept: returns whether a request that was read is
+    queued; else it is dropped. num_read: requests read so far.
     """
 
     def __init__(

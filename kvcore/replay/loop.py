@@ -259,7 +259,7 @@ class Batcher(Scheduler[Sequence]):
         return got
 
     def loads_end(self) -> None:
-        """Let those run whose load was in the batch that was taken."""
+        """Let the sequences run whose load was in the batch that was taken."""
         self.far.end()
         self.running += self.loading
         self.loading = []

@@ -136,7 +136,7 @@ def _run(
     widths: array[int],
     num_blocks: int,
 ) -> Iterator[int]:
-    """Return how many blocks MIN finds at each reference; these are the item's first ones."""
+    """Yield how many blocks MIN finds at each reference; these are the item's first ones."""
     cached, next_use = array("I", bytes(4 * len(widths))), array("Q", bytes(8 * len(widths)))
     farthest: list[int] = []
     num_free = num_blocks

@@ -217,7 +217,7 @@ def _legend(axes: Axes) -> None:
 
 
 def _from_zero(samples: Sequence[Sample]) -> list[Sample]:
-    """Prepend a sample of the empty pool at time 0 to the samples."""
+    """Add a sample of the empty pool at time 0 before the samples."""
     empty = dict.fromkeys((each.name for each in attrs.fields(Sample)), 0)
     empty["num_blocks"] = samples[0].num_blocks
     return [Sample(**empty), *samples]

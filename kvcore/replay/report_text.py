@@ -29,7 +29,7 @@ SATURATED = "waits and hit rate are those of a backlog, in which a prefix waits 
 
 
 def to_text(report: Report) -> str:
-    """Yield the lines of the report."""
+    """Format the report as lines."""
     return "\n".join(_lines(report))
 
 
@@ -55,7 +55,7 @@ def setting(result: Result) -> str:
 
 
 def clock_note(options: Options) -> str:
-    """A note on the cost of a step in virtual time."""
+    """Return a note on the cost of a step in virtual time."""
     return (
         f"a step takes {_micro(options.base_seconds)} us, "
         f"{_micro(options.seconds_per_prefill_token)} us per prompt token and "
@@ -83,7 +83,7 @@ def figures(result: Result) -> Iterator[tuple[str, str, str]]:
 
 
 def advice(report: Report) -> str | None:
-    """Yield advice on what would gain most: more blocks, by the sweep, or the most that the bounds
+    """Return advice on what would gain most: more blocks, by the sweep, or the most that the bounds
     allow.
     """
     result, rates = report.result, rates_of(report.result)
@@ -109,7 +109,7 @@ def advice(report: Report) -> str | None:
 
 
 def sweep_rows(report: Report) -> list[tuple[str, ...]]:
-    """Yield a header and a row per pool size, and per policy if there are several."""
+    """Return a header and a row per pool size, and per policy if there are several."""
     several = len({each.options.policy for each in report.sweep}) > 1
     head = (
         *(
@@ -142,7 +142,7 @@ def sweep_rows(report: Report) -> list[tuple[str, ...]]:
 
 
 def cost_rows(costs: Sequence[Cost]) -> list[tuple[str, ...]]:
-    """Yield a header and a row per operation, times in microseconds."""
+    """Return a header and a row per operation, times in microseconds."""
     rows: list[tuple[str, ...]] = [
         ("us of CPU", "count", "mean", "median", "p99", "p99.9", "worst", "total")
     ]

@@ -42,11 +42,11 @@ class Options:
     requests that hold blocks on the device at a time. token_budget: tokens that a step computes at
     most. num_known: waiting requests that the manager knows before their turn. spared: the share of
     the pool that an admission leaves to free blocks that known requests will look up. preempt: a
-    request that gives way loses its blocks, or they go to num_host_blocks host blocks (None: as
-    many as num_blocks) while these have room. num_requests: stop reading behind this many. bounds:
-    count the ideal and the optimum too, whose memory grows with the distinct ids of the trace.
-    far_blocks: of a far tier, which gives and takes blocks in no time; None for no tier.
-    store_policy: which blocks it keeps (far/far_blocks.py).
+    preempted request loses its blocks ("recompute"), or they are swapped to num_host_blocks host
+    blocks (None: as many as num_blocks) while these have room. num_requests: number of requests
+    after which reading stops. bounds: count the ideal and the optimum too, whose memory grows with
+    the distinct ids of the trace. far_blocks: number of blocks of a far tier, whose loads and
+    stores take no time; None for no tier. store_policy: which blocks it keeps (far/far_blocks.py).
     """
 
     num_blocks: int
@@ -134,11 +134,11 @@ class Result:
 
     requests: those read, the refused ones too. prompt_tokens: of all of them. looked_up_tokens,
     hit_tokens: of first look-ups. again_*: of the look-ups of requests that were preempted.
-    ideal_hit_tokens: what an unlimited cache gives to the same first look-ups (ideal.py).
-    optimum_hit_tokens: what no policy passes at this pool size (optimum.py); both None without
-    `Options.bounds`. evictions: blocks that lost their content to another. preemptions: by
+    ideal_hit_tokens: hits of an unlimited cache in the same first look-ups (ideal.py).
+    optimum_hit_tokens: a bound that no policy exceeds at this pool size (optimum.py); both None
+    without `Options.bounds`. evictions: blocks that lost their content to another. preemptions: by
     recompute and by swap; swaps: those by swap. virtual_seconds: when the last step ended.
-    far_hit_tokens: of first look-ups, behind hit_tokens, loaded from the far tier; far_written:
+    far_hit_tokens: of first look-ups, after hit_tokens, loaded from the far tier; far_written:
     blocks that it stored. Both None without a tier.
     """
 

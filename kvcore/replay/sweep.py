@@ -44,7 +44,9 @@ MakeApply = Callable[[Options], Apply]
 def opened(
     path: str, *, skip_bad: bool, several: bool, rate: float | None = None
 ) -> Iterator[OpenTrace]:
-    """Return a function that makes a new reader of a trace at each call. Raises UnreadableTrace."""
+    """Provide a function that makes a new reader of a trace at each call. Raises
+    UnreadableTrace.
+    """
     if path != STDIN or not several:
         yield lambda: TraceReader(path, skip_bad=skip_bad, rate=rate)
         return

@@ -80,7 +80,7 @@ class SessionWriter:
 
 
 def shared(writer: SessionWriter) -> Callable[[], Session]:
-    """One question after one of a few system prompts."""
+    """Make sessions of one question after one of a few system prompts."""
     systems = [writer.extend(GrowingPrompt(), writer.length(2500, 0.6, 16_000)) for _ in range(8)]
 
     def session() -> Session:
@@ -92,7 +92,7 @@ def shared(writer: SessionWriter) -> Callable[[], Session]:
 
 
 def turns(writer: SessionWriter) -> Callable[[], Session]:
-    """Conversations: each prompt is the last one, its answer and a new message."""
+    """Make conversations: each prompt is the last one, its answer and a new message."""
     systems = [writer.extend(GrowingPrompt(), writer.length(900, 0.4, 4_000)) for _ in range(3)]
 
     def session() -> Session:
@@ -113,7 +113,9 @@ def turns(writer: SessionWriter) -> Callable[[], Session]:
 
 
 def agents(writer: SessionWriter) -> Callable[[], Session]:
-    """Agents that call tools step by step, and branch to try several ways at once."""
+    """Make sessions of agents that call tools step by step, and branch to try several ways at
+    once.
+    """
     systems = [writer.extend(GrowingPrompt(), writer.length(5000, 0.5, 20_000)) for _ in range(4)]
 
     def work(text: GrowingPrompt, goes_on: float, branches: float) -> Session:
@@ -139,8 +141,8 @@ def agents(writer: SessionWriter) -> Callable[[], Session]:
 
 
 def documents(writer: SessionWriter) -> Callable[[], Session]:
-    """Questions about documents, some more popular than others; sometimes a new document replaces
-    one.
+    """Make sessions of questions about documents, some more popular than others; sometimes a new
+    document replaces one.
     """
 
     def document() -> GrowingPrompt:
@@ -184,7 +186,7 @@ def generate(
 
 
 def to_lines(requests: Iterable[TraceRequest]) -> Iterator[bytes]:
-    """Each request as a line of Mooncake JSONL."""
+    """Yield each request as a line of Mooncake JSONL."""
     for request in requests:
         row = {
             "timestamp": round(request.arrival * 1000),

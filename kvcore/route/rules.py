@@ -52,7 +52,7 @@ class Router:
         return chosen
 
     def _hashed(self, job: Job, replicas: Sequence[Replica]) -> Replica:
-        """Choose by a hash of the first blocks; if that replica is dead, take the next one."""
+        """Choose by a hash of the first blocks; for a dead replica, the next living one."""
         ids = list(job.request.hash_ids[:HASHED_BLOCKS])
         first = f"{self._options.seed} {ids}".encode()
         place = int.from_bytes(hashlib.sha256(first).digest()[:8], "big")

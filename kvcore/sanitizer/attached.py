@@ -31,7 +31,7 @@ class WrongKv(RuntimeError):
 
 
 def mode() -> str:
-    """The mode that KVCORE_SANITIZER names. Raises ValueError."""
+    """Read the mode from KVCORE_SANITIZER. Raises ValueError."""
     value = os.environ.get("KVCORE_SANITIZER", MODES[0])
     if value not in MODES:
         raise ValueError(f"KVCORE_SANITIZER is {value!r}: it is one of {', '.join(MODES)}")
@@ -39,7 +39,7 @@ def mode() -> str:
 
 
 def every() -> int:
-    """The number that KVCORE_SANITIZER_EVERY names. Raises ValueError."""
+    """Read the interval from KVCORE_SANITIZER_EVERY. Raises ValueError."""
     value = os.environ.get("KVCORE_SANITIZER_EVERY", "1")
     if not value.isdecimal() or int(value) == 0:
         raise ValueError(f"KVCORE_SANITIZER_EVERY is {value!r}: it is a number from 1 on")

@@ -61,7 +61,7 @@ class Chunk:
 
 @attrs.frozen
 class SlotChunk:
-    """The same in one group, given by slots, `block * block_size + offset`.
+    """A chunk in one group, given by slots, `block * block_size + offset`.
 
     writes: one per position from start on; a negative one is not written. reads: of the positions
     up to the chunk's last one; for a ring, up to the one before its first.

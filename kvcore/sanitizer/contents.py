@@ -19,7 +19,7 @@ Place = tuple[str, int, int]
 """A tier, a pool of blocks, and a block."""
 
 NUM_EVENTS = 8
-"""How many events a block keeps, and how many a request."""
+"""How many events are kept of each block, and of each request."""
 DELTA_MAX = 4095
 """The step of a write is known up to this many steps after its event."""
 

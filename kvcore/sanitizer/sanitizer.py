@@ -83,7 +83,7 @@ class Sanitizer(Owners):
         self._last = -1
 
     def __contains__(self, name: str) -> bool:
-        """Whether a request of this name lives."""
+        """Return whether a request of this name lives."""
         return name in self._names.live
 
     @property

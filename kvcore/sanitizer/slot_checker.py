@@ -168,8 +168,8 @@ class SlotChecker(Tables):
         total: int | None,
         step: int,
     ) -> bool:
-        """Whether a slot holds the content that a query expects; also lower the chunk's oldest
-        epoch to the slot's.
+        """Return whether a slot holds the content that a query expects; also lower the chunk's
+        oldest epoch to the slot's.
         """
         group, request = self.groups[group_id], line.request
         _, block_id, offset = place
@@ -223,7 +223,7 @@ class SlotChecker(Tables):
         request.verified, request.oldest_epoch = known, line.oldest_epoch
 
     def _overtakes(self, line: Line, known: int) -> bool:
-        """Whether a chunk overwrote ring slots that the next chunk may see."""
+        """Return whether a chunk overwrote ring slots that the next chunk may see."""
         for group_id, group in enumerate(self.groups):
             if group.ring:
                 length = len(line.request.tables[group_id]) * group.block_size

@@ -44,7 +44,7 @@ from kvcore.sizing.specs import FullAttentionSpec, LayerSpec, Limits, WindowedSp
 
 
 def is_kv_cache_type_uniform(specs: Specs) -> bool:
-    """Whether the blocks of all layers are alike; False without layers."""
+    """Return whether the blocks of all layers are alike; False without layers."""
     return len({spec.type_id for spec in specs.values()}) == 1
 
 

@@ -41,7 +41,7 @@ class Fields:
     values: Mapping[str, Any]
 
     def has(self, name: str) -> bool:
-        """Whether the field exists and is not null."""
+        """Return whether the field exists and is not null."""
         return self.values.get(name) is not None
 
     def find_count(self, name: str, *, least: int = 1, most: int = MAX_VALUE) -> int | None:
@@ -61,7 +61,7 @@ class Fields:
         return value
 
     def find_flag(self, name: str) -> bool | None:
-        """Return Return Return True or False, None if it is missing. Raises InvalidField."""
+        """Return True or False, None if it is missing. Raises InvalidField."""
         value = self.values.get(name)
         if value is not None and not isinstance(value, bool):
             raise self.invalid(name, "true or false")

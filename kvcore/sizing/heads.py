@@ -7,7 +7,7 @@ from kvcore.sizing.errors import HeadsDoNotSplit
 
 
 def heads_per_device(num_heads: int, tensor_parallel: int, heads: str = "key-value heads") -> int:
-    """Heads that one device keeps: a copy of one if there are fewer than devices.
+    """Count the heads that one device keeps: 1, a copy, if there are fewer heads than devices.
 
     heads: what they are called. Raises HeadsDoNotSplit.
     """

@@ -56,7 +56,9 @@ class StateLayer:
     state_dtype: str | None = None
 
     def num_bytes(self, dtype: str, tensor_parallel: int = 1) -> int:
-        """Bytes of a state on one device. dtype: of the model. Raises HeadsDoNotSplit."""
+        """Return the bytes of a state on one device. dtype: of the model. Raises
+        HeadsDoNotSplit.
+        """
         heads = heads_per_device(self.heads, tensor_parallel)
         groups = heads_per_device(self.groups, tensor_parallel) if self.groups else 0
         channels = self.channels // self.heads * heads + groups * self.group_channels
@@ -65,7 +67,7 @@ class StateLayer:
 
 
 def count_layers(fields: Fields, family: str, most: int) -> int:
-    """The number of layers: said, or that of the list that names them."""
+    """Read the number of layers, or count the list that names them."""
     listed = fields.find_list("layers_block_type") if family == "nemotron_h" else None
     if listed is not None and not fields.has("num_hidden_layers"):
         return len(listed)
@@ -73,7 +75,7 @@ def count_layers(fields: Fields, family: str, most: int) -> int:
 
 
 def read_kept(fields: Fields, family: str, num_layers: int) -> tuple[Kept, ...]:
-    """What each layer keeps. Raises MissingField, InvalidField, ContradictoryFields,
+    """Read what each layer keeps. Raises MissingField, InvalidField, ContradictoryFields,
     UnsupportedModel.
     """
     kept = _RULES[family](fields, num_layers)
@@ -85,7 +87,7 @@ def read_kept(fields: Fields, family: str, num_layers: int) -> tuple[Kept, ...]:
 
 
 def read_state(fields: Fields, family: str) -> StateLayer:
-    """The state that the layers of a family keep. Raises MissingField, InvalidField."""
+    """Read the state that the layers of a family keep. Raises MissingField, InvalidField."""
     if family == "lfm2":
         hidden = fields.count("hidden_size", "a short convolution keeps that many inputs per token")
         length = fields.count("conv_L_cache", "it is the length of the convolution", least=2)

@@ -119,7 +119,7 @@ def read_model(path: str | Path) -> Model:
 
 
 def _read_hybrid(fields: Fields, family: str, num_layers: int, num_heads: int) -> Model:
-    """A model with layers that keep states; those that keep nothing are left out."""
+    """Read a model with layers that keep states; those that keep nothing are left out."""
     kept = read_kept(fields, family, num_layers)
     state = read_state(fields, family)
     attention = Layer(
@@ -194,7 +194,7 @@ def weights_dtype(model: Model, reason: str) -> str:
 def _state_spec(
     model: Model, layer: StateLayer, block_size: int, tensor_parallel: int
 ) -> LayerSpec:
-    """A state in the model's own number format, whatever the cache's is."""
+    """Make the spec of a state in the model's own number format, whatever the cache's is."""
     own = weights_dtype(model, "states are kept in it")
     num_bytes = layer.num_bytes(own, tensor_parallel)
     return StateSpec(

@@ -165,7 +165,7 @@ def _state_json(spec: LayerSpec) -> dict[str, Any]:
 
 
 def to_text(report: SizeReport) -> str:
-    """Yield the report as lines for people."""
+    """Format the report as lines for people."""
     lines = [("model", _model_line(report))]
     if report.tensor_parallel > 1:
         lines.append(("devices", _devices_line(report)))
@@ -297,8 +297,8 @@ def _state_lines(report: SizeReport) -> list[tuple[str, str]]:
 
 
 def _token_lines(report: SizeReport) -> list[tuple[str, str]]:
-    """Yield how many tokens the pool holds; with windows, in requests of full length, if
-    one fits.
+    """Format how many tokens the pool holds; with windows, in requests of full length, if one
+    fits.
     """
     num_tokens = num_cache_tokens(report.config, report.limits)
     groups = report.config.groups

@@ -161,13 +161,13 @@ class StateSpec(LayerSpec):
         return self.padded_bytes
 
     def max_blocks(self, limits: Limits) -> int:
-        """The state that is read, and the one that the step writes."""
+        """Return at most 2: the state that is read, and the one that the step writes."""
         return min(blocks_of(limits.max_model_len, self.block_size), 2)
 
 
 @attrs.frozen(kw_only=True)
 class FullAttentionSpec(AttentionSpec):
-    """Every query sees all tokens before it; with `use_mla`, as latent vectors."""
+    """A layer whose queries see all tokens before them; with `use_mla`, as latent vectors."""
 
     name: ClassVar[Kind] = "full_attention"
     keeps_all: ClassVar[bool] = True
@@ -198,30 +198,34 @@ class WindowedSpec(AttentionSpec):
 
 @attrs.frozen(kw_only=True)
 class SlidingWindowSpec(WindowedSpec):
-    """A query sees `window` tokens, itself included."""
+    """A layer whose queries see `window` tokens, the query's own included."""
 
     name: ClassVar[Kind] = "sliding_window"
 
     def max_blocks(self, limits: Limits) -> int:
-        """The window before a step, the step, and one block: a window may start within one."""
+        """Count the blocks of the window and the step, plus one: a window may start within a
+        block.
+        """
         return blocks_of(limits.max_tokens_with(self.window - 1), self.block_size) + 1
 
 
 @attrs.frozen(kw_only=True)
 class ChunkedLocalSpec(WindowedSpec):
-    """A query sees the tokens before it in its chunk of `window` tokens."""
+    """A layer whose queries see the tokens before them in their chunk of `window` tokens."""
 
     name: ClassVar[Kind] = "chunked_local"
 
     def max_blocks(self, limits: Limits) -> int:
-        """The chunk before a step, the step, and one block if a chunk may start within one."""
+        """Count the blocks of the chunk and the step, plus one if a chunk may start within a
+        block.
+        """
         blocks = blocks_of(limits.max_tokens_with(self.window), self.block_size)
         return blocks + int(self.window % self.block_size > 0)
 
 
 @attrs.frozen(kw_only=True)
 class CrossAttentionSpec(AttentionSpec):
-    """A query sees the encoder's tokens, at most `max_encoder_tokens` per request."""
+    """A layer whose queries see the encoder's tokens, at most `max_encoder_tokens` per request."""
 
     max_encoder_tokens: int
 
@@ -232,7 +236,7 @@ class CrossAttentionSpec(AttentionSpec):
         check_count("max_encoder_tokens", self.max_encoder_tokens)
 
     def max_blocks(self, limits: Limits) -> int:  # noqa: ARG002 - the length bounds the decoder
-        """The encoder's tokens, whatever the request's length."""
+        """Count the blocks of the encoder's tokens, whatever the request's length."""
         return blocks_of(self.max_encoder_tokens, self.block_size)
 
 

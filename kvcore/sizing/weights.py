@@ -53,9 +53,9 @@ class Budget:
 
 @attrs.frozen(kw_only=True)
 class _Family:
-    """norms: number per layer. qkv_bias: always present; otherwise all projections have one if the
-    file sets `attention_bias`. head_norms: one over queries, one over keys. tied: the output head
-    is the embedding, unless the file says otherwise.
+    """The parameters of a family's layers. norms: number per layer. qkv_bias: always present;
+    otherwise all projections have one if the file sets `attention_bias`. head_norms: one over
+    queries, one over keys. tied: the output head is the embedding, unless the file says otherwise.
     """
 
     norms: int = 2

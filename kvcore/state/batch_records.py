@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The records of batches in flight, and of loads that may still fail.
 
-External tokens are believed when they are scheduled, so their blocks are findable at once. Until
-a load is confirmed, the state remembers the requests that count or counted its tokens, and the
-blocks with a key that were loaded or computed from them.
-`transitions/in_flight.py` and `transitions/unconfirmed_loads.py` keep these records true. Twin:
-rust/src/state/batch_records.rs.
+External tokens are believed when they are scheduled, so their blocks are findable at once. Until a
+load is confirmed, the state remembers the requests that count or counted its tokens, and the blocks
+with a key that were loaded or computed from them. `transitions/in_flight.py` and
+`transitions/unconfirmed_loads.py` update these records. Twin: rust/src/state/batch_records.rs.
 """
 
 from __future__ import annotations
@@ -85,12 +84,12 @@ class UnconfirmedLoad(Struct, frozen=True, gc=False):
         return next(found, Reporter(request_id, 0, 0))
 
     def is_reported(self, request_ids: Sequence[str], num_tokens: int) -> bool:
-        """Whether a rewind of these requests to num_tokens tokens reports that the load failed."""
+        """Return whether rewinding these requests to num_tokens reports that the load failed."""
         return any(self.reporter(name).most > num_tokens for name in request_ids)
 
 
 def next_order(entries: Map[str, RequestEntry]) -> int:
-    """The order of the next entry."""
+    """Return the order of the next entry."""
     return len(entries)
 
 

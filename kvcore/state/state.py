@@ -85,7 +85,7 @@ class RequestState(Struct, frozen=True, gc=False):
         return 0 if self.drafts else max(0, self.num_computed - len(self.tokens))
 
     def num_hashed(self, config: Config, group_id: int) -> int:
-        """Leading blocks of a group's table that have a hash."""
+        """Count the leading blocks of a group's table that have a hash."""
         return len(self.block_hashes) // config.scales[group_id]
 
     def key(self, config: Config, group_id: int, position: int) -> bytes:
@@ -150,7 +150,7 @@ class State(Struct, frozen=True, gc=False):
 
 
 def make_state(config: Config) -> State:
-    """The empty state of a configuration. Raises WrongArgument, PoolTooLarge."""
+    """Make the empty state of a configuration. Raises WrongArgument, PoolTooLarge."""
     check_kind("config", config, Config)
     hosts, waits = config.num_host_blocks, config.max_in_flight > 0
     check_memory(config.num_blocks + hosts)

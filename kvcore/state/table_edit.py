@@ -149,7 +149,7 @@ class TableEdit:
 
 
 def users(tx: Transaction, request_id: str, group_id: int, position: int) -> list[int]:
-    """The batches in flight whose forward pass uses the block in this place of a table."""
+    """List the batches in flight whose forward pass uses the block in this place of a table."""
     found = []
     for batch in tx.in_flight:
         known = batch.entries.get(request_id)

@@ -161,7 +161,7 @@ class Transaction:
         self.requests[request.request_id] = request
 
     def is_stale(self, request: RequestState) -> bool:
-        """Whether a request counts tokens computed with older weights."""
+        """Return whether a request counts tokens computed with older weights."""
         return request.num_computed > 0 and request.epoch < self.epoch
 
     def host_tier(self) -> PoolTransaction:
@@ -177,7 +177,7 @@ class Transaction:
         return root_hash(self.config.hash_seed, self.config.hashing)
 
     def is_null(self, block: int) -> bool:
-        """Whether a table's entry is the null block."""
+        """Return whether a table's entry is the null block."""
         return block < self.device.first_block
 
     def num_pending(self) -> int:
@@ -191,7 +191,7 @@ class Transaction:
     def num_settled(self, request: RequestState) -> int:
         """Count the accepted tokens that the request had computed before the open batch.
 
-        0 if the window that they need was given back since.
+        0 if the window that they need has been given back since.
         """
         record = self.scheduled.get(request.request_id)
         num_tokens = request.num_accepted

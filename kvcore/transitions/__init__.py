@@ -4,7 +4,7 @@
 The methods of the Python backend, those that a manager takes over from the twin, calls as data, the
 form of calls in a record and text traces are made from this table. Why: a new argument of a
 transition is written in the transition, its twin, the twin's binding and the manager's method, and
-nowhere else. What makes calls, such as the checker's moves, brings it where somebody wants it.
+nowhere else. Code that makes calls, such as the checker's moves, passes it only where it is needed.
 """
 
 from __future__ import annotations

@@ -115,7 +115,7 @@ def read_request_ids(tx: Transaction, rows: list[int]) -> list[str]:
 
 
 def all_own_hashes(tx: Transaction, request_ids: list[str]) -> bool:
-    """Whether all these requests are known and have hashes of their own."""
+    """Return whether all these requests are known and have hashes of their own."""
     found = (tx.requests.get(each) if isinstance(each, str) else None for each in request_ids)
     return all(request is not None and request.own_hashes for request in found)
 

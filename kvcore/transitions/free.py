@@ -116,7 +116,7 @@ def withdraw(
 
 
 def is_unwritten(tx: Transaction, merge: Merge, num_tokens: int, request: RequestState) -> bool:
-    """Whether a merge waits for a block that a request will not write if it keeps num_tokens
+    """Return whether a merge waits for a block that a request will not write if it keeps num_tokens
     tokens.
     """
     end = (merge.position + 1) * tx.config.groups[merge.group_id].block_size

@@ -3,7 +3,7 @@
 
 A pin of a prefix has a name and outlives the request. It holds what a later request must find to
 hit that prefix, each block once, and only what no unfinished batch computes for the request. After
-`advance_epoch` it still holds its blocks, which nobody finds any more.
+`advance_epoch` it still holds its blocks, which no look-up finds any more.
 Twin: rust/src/transitions/pins.rs.
 """
 
@@ -68,8 +68,8 @@ def pin_prefix(state: State, name: str, request_id: str, num_tokens: int) -> Out
     """Hold the blocks that a hit on a request's first tokens needs until `unpin_prefix`; value: the
     tokens that they cover.
 
-    Whole blocks are covered, that are computed by finished batches and found now; its own are held
-    before others of the same content. Raises EmptyPinName,
+    It covers whole blocks that finished batches computed and that a look-up finds now; the
+    request's own blocks are preferred to others of the same content. Raises EmptyPinName,
     RepeatedPin, UnknownRequest, SwappedOut, LoadUnfinished, InvalidCount, StaleRequest,
     NothingToPin, LoadUnconfirmed, TooManyPinned.
     """
@@ -110,15 +110,15 @@ def unpin_prefix(state: State, name: str) -> Outcome[State, None]:
 
 
 def _named(tx: Transaction) -> Iterable[int]:
-    """The blocks that pins of prefixes hold, once for each."""
+    """Return the blocks that pins of prefixes hold, once for each pin."""
     return chain.from_iterable(each.blocks for each in tx.named_pins.values())
 
 
 def _prefix(
     state: State, tx: Transaction, request: RequestState, count: int
 ) -> tuple[int, tuple[int, ...]]:
-    """The longest prefix of at most `count` tokens that is finished and found: its tokens, and the
-    blocks that a hit of it needs, group by group. Raises NothingToPin, LoadUnconfirmed.
+    """Find the longest prefix of at most `count` tokens that is finished and found: its tokens, and
+    the blocks that a hit of it needs, group by group. Raises NothingToPin, LoadUnconfirmed.
     """
     config, record, finished = tx.config, tx.scheduled.get(request.request_id), 0
     if config.enable_caching:

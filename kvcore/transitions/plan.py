@@ -203,7 +203,7 @@ def plan_rewrites(tx: Transaction, request: RequestState, lengths: Lengths) -> t
 def writes_same(
     tx: Transaction, request: RequestState, place: tuple[int, int], lengths: Lengths
 ) -> bool:
-    """Whether the key of a block equals that of the content which the new slots will hold.
+    """Return whether a block's key is that of the content which the new slots will hold.
 
     Loaded tokens may fail, and lookahead tokens are unknown, so these never count as the same.
     """

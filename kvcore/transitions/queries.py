@@ -75,7 +75,7 @@ def get_num_common_prefix_blocks(state: State, request_id: str) -> list[int]:
 
 
 def has_key(state: State, block: int) -> bool:
-    """Whether a device block is findable; the null block counts as found. Raises UnknownBlock."""
+    """Return whether a device block is findable, as the null block is. Raises UnknownBlock."""
     number = find_block(state, block)
     return number is None or state.device.keys[number] is not None
 

@@ -109,7 +109,7 @@ def num_loaded(tx: Transaction, request: RequestState) -> int:
 
 
 def unwritten(tx: Transaction, request: RequestState, num_tokens: int) -> Iterator[int]:
-    """Return the blocks of a request for positions from num_tokens on, up to the first load that it
+    """Yield the blocks of a request for positions from num_tokens on, up to the first load that it
     reports; none if that load begins at or before num_tokens.
     """
     loaded = first_reported(tx, request.request_id, num_tokens)

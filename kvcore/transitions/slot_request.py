@@ -35,7 +35,7 @@ from kvcore.types.values import Hit, KVCacheBlocks
 
 
 class SlotOptions(TypedDict, total=False):
-    """The options of an allocation, besides its tokens and its hit; a new one stands last.
+    """The options of an allocation, besides its tokens and its hit; a new one goes last.
 
     Their order is that of their bits in a record.
     """
@@ -189,12 +189,12 @@ def check_length(tx: Transaction, request: RequestState, slot_request: SlotReque
 
 
 def _num_hit(slot_request: SlotRequest) -> int:
-    """The tokens of the hit."""
+    """Count the tokens of the hit."""
     return 0 if slot_request.hit is None else slot_request.hit.num_tokens
 
 
 def _all_counts(values: Iterable[Any]) -> bool:
-    """Whether all values are plain counts: the usual case, which is cheap to detect."""
+    """Return whether all values are plain counts: the usual case, which is cheap to detect."""
     for value in values:  # noqa: SIM110 - a generator takes twice as long
         if type(value) is not int or value < 0:
             return False

@@ -114,7 +114,7 @@ def num_saved(tx: Transaction, request: RequestState) -> int:
 
 
 def kept(tx: Transaction, request: RequestState, num_tokens: int) -> Iterator[int]:
-    """Return the blocks of a request that hold its first tokens, in table order."""
+    """Yield the blocks of a request that hold its first tokens, in table order."""
     for group_id, table in enumerate(request.tables):
         held = table[: tx.num_kept(group_id, table, num_tokens)]
         yield from (block for block in held if not tx.is_null(block))

@@ -173,7 +173,7 @@ def start(tx: Transaction, operation: Operation) -> int:
 
 
 def complete_operation(state: State, operation: int, done: bool) -> Outcome[State, None]:
-    """Finish a store or load, done or failed; its block is no longer held.
+    """Finish a store or load that is done or failed; its block is no longer held.
 
     With the last operation of a load the request's loaded blocks are published. Raises
     UnknownOperation, InOpenBatch.

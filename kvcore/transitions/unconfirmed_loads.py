@@ -107,7 +107,7 @@ def confirm_loads(loads: tuple[UnconfirmedLoad, ...], number: int) -> tuple[Unco
 
 
 def is_unconfirmed(tx: Transaction, block: int) -> bool:
-    """Whether a block with a key rests on a load."""
+    """Return whether a block with a key rests on a load."""
     return any(block == each for load in tx.loads for each, _ in load.blocks)
 
 
@@ -142,8 +142,8 @@ def spoilt_requests(
 
 
 def reached_requests(tx: Transaction, request_ids: Sequence[str], num_tokens: int) -> Iterator[str]:
-    """Return the requests that ever counted tokens which a report says were not loaded, even if
-    they left.
+    """Yield the requests that ever counted tokens which a report says were not loaded, even if they
+    left.
 
     If such a request counts tokens again, it was rescheduled, and takes only later output.
     """

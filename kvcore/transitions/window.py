@@ -82,7 +82,7 @@ def num_freed(tx: Transaction, request: RequestState, trims: tuple[Trim, ...]) -
 
 
 def _comes_back(tx: Transaction, request: RequestState, group_id: int, position: int) -> bool:
-    """Whether a block that a table drops would join the free queue at once."""
+    """Return whether a block that a table drops would join the free queue at once."""
     block = request.tables[group_id][position]
     if tx.device.ref_counts[block] != 1 or tx.device.is_busy(block):
         return False

@@ -30,11 +30,11 @@ class Command(Struct, frozen=True, gc=False):
     kind: ClassVar[int]
 
     def reads(self) -> tuple[Tier, int] | None:
-        """The block whose content this command reads."""
+        """Return the block whose content this command reads, None if it reads none."""
         return None
 
     def writes(self) -> tuple[Tier, int] | None:
-        """The block whose content this command writes."""
+        """Return the block whose content this command writes, None if it writes none."""
         return None
 
 
@@ -216,13 +216,13 @@ class Batch(Struct, frozen=True, gc=False):
         return len(self.buffer) // (4 * len(COLUMNS))
 
     def column(self, name: str) -> memoryview:
-        """One column as int32 values, without a copy."""
+        """Return one column as int32 values, without a copy."""
         size = 4 * len(self)
         start = COLUMNS.index(name) * size
         return memoryview(self.buffer)[start : start + size].cast("i")
 
     def __iter__(self) -> Iterator[Command]:
-        """The commands, in order. Raises DamagedBatch."""
+        """Yield the commands, in order. Raises DamagedBatch."""
         if len(self.buffer) % (4 * len(COLUMNS)) or len(self.keys) % KEY_SIZE:
             sizes = f"{len(self.buffer)} bytes of columns and {len(self.keys)} bytes of keys"
             raise self.damaged(f"it is cut off: {sizes}")

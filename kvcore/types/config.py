@@ -164,7 +164,7 @@ class Config:
         return num_requests * (self.max_in_flight + 2)
 
     def drops_last_hit(self, group_id: int) -> bool:
-        """Whether a hit leaves this group's last matched block to be computed."""
+        """Return whether a hit leaves this group's last matched block to be computed."""
         flagged = any(each.eagle for each in self.groups)
         return self.use_eagle and (self.groups[group_id].eagle or not flagged)
 

@@ -40,7 +40,7 @@ class Events(Sequence[Event]):
         return made
 
     def to_bytes(self) -> bytes:
-        """The canonical bytes."""
+        """Return the canonical bytes."""
         if self._data is None:
             out = Writer()
             for event in self._read():

@@ -228,7 +228,7 @@ NO_EXTRA_KEYS = ExtraKeys()
 
 
 def is_extra_key(tag: int, value: bytes) -> bool:
-    """Whether the value of an extra key has the form of its tag."""
+    """Return whether the value of an extra key has the form of its tag."""
     if tag == LORA:
         size = 4 + int.from_bytes(value[:4], "little")
         return 4 < size <= len(value) and _is_text(value[4:size]) and _is_text(value[size:])

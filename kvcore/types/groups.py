@@ -104,7 +104,7 @@ def admission_cap(group: Group, max_num_batched: int, max_model_len: int) -> int
 
 
 def _is_count(value: Any, least: int, most: int) -> bool:
-    """Whether a value is an int, not a bool, within these bounds."""
+    """Return whether a value is an int, not a bool, within these bounds."""
     return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
 
 

@@ -41,7 +41,7 @@ class QueueAware(EvictionPolicy):
     sees_waiting = True
 
     def on_release(self, memory: Memory, block: Seen) -> tuple[Memory, Place]:
-        """Place due contents after all others, those due sooner later."""
+        """Place due contents after all others; the sooner a content is due, the later it leaves."""
         place = (
             (FIRST_SECTION, 0) if block.due is None else (DUE_SECTION, ORDERS_END - 1 - block.due)
         )

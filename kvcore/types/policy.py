@@ -110,7 +110,7 @@ class EvictionPolicy:
 
 
 def is_memory(value: object) -> bool:
-    """Whether a value can be a policy's memory: a tuple of unsigned integers of 64 bits."""
+    """Return whether a value can be a policy's memory: a tuple of unsigned 64-bit integers."""
     if not isinstance(value, tuple):
         return False
     return all(type(each) is int and 0 <= each < 2**64 for each in value)

@@ -29,10 +29,10 @@ class Reason(enum.Enum):
     """Why a call was refused."""
 
     LATER = "later"
-    """Retry when blocks were given back."""
+    """Retry after blocks have been given back."""
     NEVER = "never"
-    """More than an empty pool can give, after the blocks that the call must leave (watermark,
-    reserve).
+    """Even an empty pool could not give this many blocks and keep those that must stay free
+    (watermark, reserve).
     """
 
 

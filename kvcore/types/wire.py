@@ -39,7 +39,7 @@ class Reader:
         return DamagedState(reason=reason, offset=self.offset)
 
     def u8(self) -> int:
-        """One byte."""
+        """Read one byte."""
         offset = self.offset
         try:
             value = self.data[offset]
@@ -63,7 +63,7 @@ class Reader:
         return value
 
     def u32(self) -> int:
-        """Four bytes."""
+        """Read four bytes."""
         offset = self.offset
         try:
             value: int = _U32.unpack_from(self.data, offset)[0]
@@ -80,7 +80,7 @@ class Reader:
         return value
 
     def u64(self) -> int:
-        """Eight bytes."""
+        """Read eight bytes."""
         offset = self.offset
         try:
             value: int = _U64.unpack_from(self.data, offset)[0]
@@ -90,7 +90,7 @@ class Reader:
         return value
 
     def numbers(self) -> list[int]:
-        """A count and that many u32."""
+        """Read a count and that many u32."""
         count = self.u32()
         return list(struct.unpack(f"<{count}I", self.take(4 * count))) if count else []
 
@@ -102,7 +102,7 @@ class Reader:
         return values
 
     def sized(self) -> bytes:
-        """A count and that many bytes."""
+        """Read a count and that many bytes."""
         return self.take(self.u32())
 
     def key(self) -> bytes:
@@ -139,30 +139,30 @@ class Writer:
         self.data = bytearray(start)
 
     def u8(self, value: int) -> None:
-        """One byte."""
+        """Write one byte."""
         self.data.append(value)
 
     def u32(self, value: int) -> None:
-        """Four bytes."""
+        """Write four bytes."""
         self.data += value.to_bytes(4, "little")
 
     def u64(self, value: int) -> None:
-        """Eight bytes."""
+        """Write eight bytes."""
         self.data += value.to_bytes(8, "little")
 
     def text(self, value: str | None) -> None:
-        """A flag, and the text if there is one."""
+        """Write a flag, and the text if there is one."""
         self.u8(value is not None)
         if value is not None:
             self.sized(value.encode())
 
     def numbers(self, values: Iterable[int]) -> None:
-        """A count and that many u32."""
+        """Write a count and that many u32."""
         listed = list(values)
         count = len(listed)
         self.data += struct.pack(f"<I{count}I", count, *listed) if count else NONE
 
     def sized(self, value: bytes | bytearray) -> None:
-        """A count and that many bytes."""
+        """Write a count and that many bytes."""
         self.u32(len(value))
         self.data += value

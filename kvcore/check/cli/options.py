@@ -33,7 +33,7 @@ USUAL = "3x2x4"
 
 
 class BadOptions(ValueError):
-    """The options cannot be combined; says why in one sentence."""
+    """The options cannot be combined; the message says why in one sentence."""
 
 
 class Parser(argparse.ArgumentParser):

@@ -112,7 +112,7 @@ class Progress:
         self._visible = sys.stderr.isatty()
 
     def is_over(self) -> bool:
-        """Tell whether the runs end here."""
+        """Return whether the runs end here."""
         if self._options.time is not None:
             return self._late()
         return self._tally.num_runs >= (self._options.runs or 1)

@@ -40,7 +40,7 @@ class CheckedManager:
 
     properties: names of those to check, or your own ones; default: all that hold for every run.
     num_tokens: length to which requests grow, for the properties of runs. world: the world of a
-    user's own scheduler, whose moves are asked for at the end of the run.
+    user's own scheduler, whose moves are tried at the end of the run.
     """
 
     def __init__(
@@ -167,7 +167,7 @@ class CheckedManager:
                 raise
 
     def _follow(self, step: CheckedCall | None) -> None:
-        """Let the ghost follow the previous step; the step after it tells whether a load failed."""
+        """Let the ghost follow the previous step; the step after it shows whether a load failed."""
         if self._waiting is not None:
             self._follower.follow(self._waiting, step)
             self._hear_follower()

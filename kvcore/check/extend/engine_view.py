@@ -133,7 +133,7 @@ def made(manager: Any, view: View, call: Call) -> tuple[View, Outcome[View, Any]
 
 
 def refused(value: Any) -> bool:
-    """Whether a value is a manager's refusal."""
+    """Return whether a value is a manager's refusal."""
     if isinstance(value, Appended):
         return value.done == 0
     return value is None or value is False or isinstance(value, Refused)

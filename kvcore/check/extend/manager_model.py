@@ -232,7 +232,7 @@ class ManagerModel:
         return Call(call.name, (*args, hit) if num_tokens else args)
 
     def _goes_on(self, node: Managed, request: RequestView) -> bool:
-        """Whether some call lets a request progress by a token."""
+        """Return whether some call lets a request progress by a token."""
         manager, name = self.duplicate(node.manager), request.request_id
         if request.is_running:
             call = Call("append", ([name], [0]))
@@ -250,7 +250,7 @@ class ManagerModel:
         return Managed(manager, view)
 
     def _fits(self, request: RequestView) -> bool:
-        """Whether a request has a next token that an empty pool can hold."""
+        """Return whether a request has a next token that an empty pool can hold."""
         more = len(request.tokens) + request.is_running
         return more <= self.num_tokens and self.config.blocks_for(more) <= self._num_free
 

@@ -72,7 +72,7 @@ def batched(found: Iterable[Move], view: View, planned: tuple[str, ...]) -> Iter
 
 
 def others_run(view: View) -> bool:
-    """Whether a request runs that this step has not served."""
+    """Return whether a request runs that this step has not served."""
     return any(
         each.is_running and each.request_id not in view.writes for each in view.requests.values()
     )

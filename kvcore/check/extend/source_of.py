@@ -21,7 +21,7 @@ from kvcore.check.world.world import World
 
 
 class NotWritable(ValueError):
-    """The violation cannot be written as a file; says why in one sentence."""
+    """The violation cannot be written as a file; the message says why in one sentence."""
 
 
 @attrs.frozen

@@ -97,7 +97,7 @@ class Manager:
         return self.get_block_ids(names[0])
 
     def fits(self, state: Any, count: int) -> bool:
-        """Whether the cache can store this many tokens, if necessary by evicting cached ones."""
+        """Return whether the cache can store these tokens, if necessary by evicting cached ones."""
         self.cache.pool.try_to_free_sectors()
         if not self.cache.can_store_request_tokens(state, count):
             if not self.cache.evict_cached_blocks():
@@ -181,7 +181,7 @@ class Manager:
 
 @attrs.define
 class State:
-    """A request as the cache asks about it."""
+    """A request, with the attributes that the cache reads."""
 
     request_id: str
     initial_tokens: list[int]

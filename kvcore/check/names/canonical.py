@@ -37,7 +37,7 @@ FINGERPRINT_BYTES = 16
 NAMES_KEPT = 15_000
 LOST = 9999
 OLD = 9998
-"""The rank of a block that is not found under its key: a broken state has a name, too."""
+"""The rank of a block that is not found under its key, since a broken state needs a name, too."""
 
 
 def canonical(
@@ -275,7 +275,7 @@ class Renaming:
         return self._rows.setdefault(row, len(self._rows))
 
     def has_request(self, row: int) -> bool:
-        """Tell whether a row has a request."""
+        """Return whether a row has a request."""
         return row in self._taken
 
     def key(self, key: bytes) -> Name:

@@ -37,10 +37,10 @@ from kvcore.types.commands import (
 from kvcore.types.errors import InvariantViolation
 
 OF_OWNERS = (Touch, Free, Evict, EvictAll)
-"""Commands that tell owners and findable blocks, and change no memory."""
+"""Commands that change owners and findable blocks, but no memory."""
 COPIES = (CopyOnWrite, SwapOut, SwapIn, Store, Load)
 NUM_SPECIALS = 50
-"""Contents that are not prefixes have numbers below this one."""
+"""Exclusive bound of the numbers of contents that are not prefixes."""
 
 
 Unreported = tuple[int, str, int]
@@ -286,7 +286,7 @@ def _commands(commands: Iterable[Command], names: Renaming) -> Name:
 
 
 def _counts(command: Command, names: Renaming) -> bool:
-    """Tell whether a command changes memory, or a table of a request or of a batch that writes."""
+    """Return whether a command changes memory, or a table of a request or of a writing batch."""
     if isinstance(command, CutTable) and command.length == 0:
         return names.has_request(command.row)
     return not isinstance(command, OF_OWNERS)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Named worlds with pinned prefixes: their content is kept at any cost.
+"""Named worlds with pinned prefixes, whose content must be kept.
 
 Blocks hold one token unless stated otherwise. A pool leaves room for one request beside the pinned
 blocks, so that no request waits for a pin to end.

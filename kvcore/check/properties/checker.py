@@ -88,7 +88,7 @@ class Checker:
         self._hit: tuple[State | None, str] = (None, "")
 
     def counts(self, name: str) -> bool:
-        """Tell whether a property is selected."""
+        """Return whether a property is selected."""
         return name in self._known
 
     def run_guarded(self, steps: Sequence[CheckedCall], make: Callable[[], T]) -> T | None:
@@ -222,7 +222,7 @@ def broken(error: Exception, steps: tuple[CheckedCall, ...]) -> Broken:
 
 
 def note(notes: Notes, call: Call, outcome: Outcome[State, Any]) -> None:
-    """Count what an exploration must reach to show anything."""
+    """Count what a call reached, since an exploration shows something only if it reaches it."""
     notes["call", f"{call.name}: {said(outcome.value)}"] += 1
     if outcome.commands:
         for kind in set(map(type, outcome.commands)):
@@ -238,7 +238,7 @@ def note(notes: Notes, call: Call, outcome: Outcome[State, Any]) -> None:
 
 
 def is_full(config: Config, hit: Hit, num_tokens: int) -> bool:
-    """Tell whether a hit has all of this many tokens except those that must be computed."""
+    """Return whether a hit has all of this many tokens except those that must be computed."""
     ends = [
         ((num_tokens - 1) // group.block_size - config.drops_last_hit(index)) * group.block_size
         for index, group in enumerate(config.groups)

@@ -64,7 +64,7 @@ def pin_hit(before: State, call: Call, outcome: Outcome[State, Any]) -> Iterator
 
 
 def is_found(state: State, request: RequestState, length: int) -> bool:
-    """Tell whether a look-up can find this many tokens of a request in all groups."""
+    """Return whether a look-up can find this many tokens of a request in all groups."""
     config = state.config
     return all(
         first_missing(state, request, group_id, needed(config, group_id, length)) is None

@@ -82,7 +82,7 @@ def _tried(state: State, name: str) -> State:
 
 
 def _served(state: State, name: str) -> bool:
-    """Tell whether a request goes on in the open batch."""
+    """Return whether a request goes on in the open batch."""
     request = state.requests[name]
     whole = len(request.tokens) + len(request.drafts)
     return name in state.batch.scheduled and request.num_computed == whole

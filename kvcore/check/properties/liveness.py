@@ -199,7 +199,7 @@ def schedule_all(state: State, request: RequestState, world: World | None = None
 
 
 def _progresses(world: World, state: State, requests: list[RequestState]) -> bool:
-    """Tell whether some call lets one of these requests progress by a token now."""
+    """Return whether some call lets one of these requests progress by a token now."""
     for request in requests:
         name, value = request.request_id, None
         if request.num_loading or request.num_computed > len(request.tokens):
@@ -222,14 +222,14 @@ def _progresses(world: World, state: State, requests: list[RequestState]) -> boo
 
 
 def _can_go_on(world: World, request: RequestState, state: State) -> bool:
-    """Tell whether a request has tokens to come that an empty pool could hold."""
+    """Return whether a request has tokens to come that an empty pool could hold."""
     num_tokens = len(request.tokens)
     done = request.num_computed >= num_tokens == world.num_tokens
     return not done and fits(state, min(world.num_tokens, num_tokens + 1), world.num_encoder)
 
 
 def fits(state: State, num_tokens: int, num_encoder: int = 0) -> bool:
-    """Tell whether an empty pool can give one call this many tokens, and keep its reserve free."""
+    """Return whether an empty pool can give one call these tokens, and keep its reserve free."""
     config = state.config
     most = config.num_usable_blocks - config.watermark_blocks
     return call_need(config, num_tokens, num_encoder) <= most

@@ -102,7 +102,7 @@ def longest_hit(state: State, request: RequestState) -> int:
 
 
 def _resumes(state: State, request: RequestState, index: int, length: int) -> bool:
-    """Tell whether a group finds what the query at a length sees, and any block that it drops."""
+    """Return whether a group finds what the query at a length sees, and any block that it drops."""
     config, group = state.config, state.config.groups[index]
     end = length // group.block_size
     needed = [
@@ -162,7 +162,7 @@ def _check_admission(before: State, call: Call, outcome: Outcome[State, Any]) ->
 
 
 def _takes(before: State, outcome: Outcome[State, Any]) -> bool:
-    """Tell whether a call took a block out of the device's free queue."""
+    """Return whether a call took a block out of the device's free queue."""
     return any(
         isinstance(each, Allocate)
         or (isinstance(each, Touch) and each.block in before.device.queue)

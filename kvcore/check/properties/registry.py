@@ -4,8 +4,9 @@
 A property has one name and one sentence, in code, messages and docs/invariants.md alike. Its scope
 says what it is checked on: a state, one call (transition), the commands of a batch, or a run that
 starts in a state. Its severity says what a break costs: wrong KV, a crash, a leak, progress, or
-only hits and work (quality). Observable properties need no look inside: a user sees them break. If
-`holds` is None, the search checks the property by the contents that it follows along an edge.
+only hits and work (quality). A break of an observable property can be seen without reading the
+manager's state. If `holds` is None, the search checks the property by the contents that it follows
+along an edge.
 """
 
 from __future__ import annotations
@@ -107,7 +108,7 @@ def select(
     """Return the properties to check a world of such calls by: the named ones, or all that it can
     express.
 
-    observable: only those that a user sees break.
+    observable: only those whose break a user can see.
     """
     if names is not None:
         unknown = sorted(names - set(PROPERTIES))

@@ -95,7 +95,7 @@ def _check_misuse(found: list[Call | Move], state: State) -> None:
         assert isinstance(move, Call)
         try:
             value = perform(state, move).value
-        except Exception:  # a crash is told where the call is made
+        except Exception:  # a crash is reported where the call is made
             return
         if not isinstance(value, Misuse):
             return

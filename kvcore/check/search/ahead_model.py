@@ -51,7 +51,7 @@ Closing = list[CheckedCall]
 
 @attrs.frozen
 class DeviceTokens:
-    """The tokens of a request on the device. known: the last one was the last to be sampled."""
+    """The tokens of a request on the device. known: whether the last is the newest sampled one."""
 
     tokens: tuple[int, ...]
     known: bool
@@ -246,7 +246,7 @@ class AheadModel(FlightModel):
             return attrs.evolve(after, outputs=outputs)
 
         def told(output: Output, fell: Sequence[str]) -> bool:
-            """Tell whether the report reaches the request of an output, if it is left."""
+            """Return whether the report makes an output stale."""
             after = closing[-1].outcome.state.requests[output.request_id]
             reached = after.output_from != node.state.requests[output.request_id].output_from
             left = reached and not after.num_computed
@@ -321,7 +321,7 @@ def feed_next(pending: list[Pending], number: int, name: str, text: tuple[int, .
 
 
 def gives(move: Call | Move, names: Container[str]) -> bool:
-    """Tell whether a move gives a token of the engine's own to one of these requests."""
+    """Return whether a move gives one of these requests a token of the engine's own."""
     if not isinstance(move, Call):
         return False
     given = move.args[0][0] if move.name == "append" else move.args[0] if move.args else None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Coverage: what an exploration never reached, so that properties may hold vacuously there.
+"""Coverage: what an exploration never reached, and where properties may hold vacuously.
 
 It covers calls with their outcomes, kinds of commands, and goals; what a world's options make
 impossible is not expected. If something is missing, the world is too small for it, or a guard is

@@ -22,7 +22,7 @@ from kvcore.check.world.model import Broken, CheckedCall, Edge, Model, Violation
 
 Found = tuple[bytes, int, bytes, Counter[tuple[str, str]]]
 """A new node's name, the number of the edge that leads there, the node as bytes, and what it shows.
-The process that keeps the node notes that, so that no node is counted by several processes.
+Only the process that keeps the node notes what it shows, so no node is counted twice.
 """
 
 

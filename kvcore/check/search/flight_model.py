@@ -183,7 +183,7 @@ class FlightModel(CoreModel):
         return self._closed(waiting, settled, start)
 
     def _is_full(self, node: Node) -> bool:
-        """Tell whether no other batch can be taken."""
+        """Return whether no other batch can be taken."""
         return len(node.state.in_flight) >= self.world.config.max_in_flight
 
     def _endings(self, node: Node) -> Iterator[Ending]:
@@ -346,7 +346,7 @@ def forgotten(batch: Pending, request_id: str) -> Pending:
 
 
 def in_flight(commands: Iterable[Command]) -> list[Command]:
-    """Return commands without those that tell the owners of blocks."""
+    """Return commands without those that change only the owners of blocks."""
     return [command for command in commands if not isinstance(command, OF_OWNERS)]
 
 
@@ -362,7 +362,7 @@ def executed(state: State, number: int) -> CheckedCall:
 
 
 def fills(start: State, opened: State) -> bool:
-    """Tell whether moves put something into the open batch."""
+    """Return whether moves have put anything into the open batch."""
     batch = opened.batch
     more = len(batch.commands) > len(start.batch.commands)
     return more or len(batch.scheduled) > 0 or len(batch.merges) > 0 or len(batch.entries) > 0

@@ -38,7 +38,9 @@ def whole(value: Any) -> Any:
 
 
 class Parts:
-    """The bytes of configs, pools and requests of states; most calls leave most of them alone."""
+    """A cache of the bytes of configs, pools and requests, most of which a call leaves
+    unchanged.
+    """
 
     def __init__(self) -> None:
         self._known: dict[int, tuple[object, bytes]] = {}

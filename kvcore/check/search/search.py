@@ -114,7 +114,7 @@ def check(
 
 
 def crosses(world: World) -> bool:
-    """Tell whether a world has a group of encoder tokens."""
+    """Return whether a world has a group of encoder tokens."""
     return any(group.is_cross for group in world.config.groups)
 
 
@@ -305,7 +305,7 @@ class Search:
 
 
 def _travels(make: Callable[[], Expander]) -> bool:
-    """Tell whether the explored model can be sent to other processes."""
+    """Return whether the explored model can be sent to other processes."""
     try:
         pickle.dumps(make)
     except (AttributeError, TypeError, pickle.PicklingError):

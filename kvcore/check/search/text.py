@@ -59,7 +59,9 @@ def _moves(report: Report) -> dict[str, int]:
 
 
 def _asked(report: Report) -> Iterator[str]:
-    """Yield the differences from the defaults: properties left out, names not renamed."""
+    """Yield the differences from the defaults: unchecked properties, and names that are not
+    renamed.
+    """
     kept = [name for name, on in attrs.asdict(report.symmetry).items() if not on]
     if kept:
         words = " and ".join(kept)

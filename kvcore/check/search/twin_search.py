@@ -23,7 +23,7 @@ from kvcore.state.state import State, make_state
 from kvcore.trace.calls import Call, perform
 
 TwinCall = tuple[str, tuple[Any, ...], dict[str, Any]]
-"""A call as the twin tells it: name, arguments, options."""
+"""A call in the twin's form: name, arguments, options."""
 
 
 def explore_twin(

@@ -3,8 +3,8 @@
 
 Nodes are sent in chunks, in order, to any idle process, and the results are merged in that order:
 the counts are those of one process. The meanings of the hashes in a node are sent along, since the
-process that gets it may never have met the request that carried them. A process that dies is an
-error, not a result.
+receiving process may never have met the request that had them. A process that dies is an error, not
+a result.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Result:
 
 @contextmanager
 def leaving_interrupts() -> Iterator[None]:
-    """Let processes that are started inside leave interrupts to this one from the start."""
+    """Let the processes that are started inside leave interrupts to this process."""
     if threading.current_thread() is not threading.main_thread():
         yield  # only the main thread gets interrupts, or may change their handler
         return
@@ -80,7 +80,7 @@ class Workers:
         self._told = [0] * num_workers
 
     def learn(self, expander: Expander) -> None:
-        """Send all of them what another expander has learnt so far."""
+        """Send all processes what another expander has learnt so far."""
         prefixes = getattr(expander.model, "prefixes", None)
         self._learnt += [] if prefixes is None else prefixes.news()
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The moves of batches: taken, executed late, completed, cancelled.
+"""The moves on batches: they are taken, executed late, completed or cancelled.
 
 They follow moves.py. A batch that the device has not executed cannot be completed.
 """

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An engine with continuous batching, and everything that goes wrong around one.
+"""An engine with continuous batching, and the failures that it must handle.
 
-In each step the device may advance, trouble may happen (aborts, preemptions, cancelled batches,
-failed transfers, pins, evictions), requests are admitted, prompts are scheduled in chunks and
-answers in one call, and the batch is taken. A refused request preempts others, the last admitted
-first. Every choice comes from the run's random generator and from the answers of the managers. An
-engine that makes no progress first releases everything that it holds; if that does not help, the
-run is stuck (DEADLOCK-FREE).
+In each step the device may advance, disturbances may happen (aborts, preemptions, cancelled
+batches, failed transfers, pins, evictions), requests are admitted, prompts are scheduled in chunks
+and answers in one call, and the batch is taken. A refused request preempts others, the last
+admitted first. Every choice comes from the run's random generator and from the answers of the
+managers. An engine that makes no progress first releases everything that it holds; if that does not
+help, the run is stuck (DEADLOCK-FREE).
 """
 
 from __future__ import annotations

@@ -227,7 +227,7 @@ def unpin(play: Play, index: int) -> Any:
 
 
 def evict(play: Play, name: str, group_id: int, position: int) -> Any:
-    """Make a block of a request unfindable."""
+    """Withdraw the key of a block of a request."""
     block = _block(play, name, group_id, position)
     return None if block is None else play.call("evict_blocks", [block])
 
@@ -334,7 +334,7 @@ def fail(play: Play, name: str, offset: int) -> Any:
 
 
 def _runs(play: Play, name: str) -> bool:
-    """Tell whether a request holds device blocks and waits for no load."""
+    """Return whether a request holds device blocks and waits for no load."""
     return play.status(name) is Status.RUNNING and not play.loading(name)
 
 

@@ -158,7 +158,7 @@ class Play:
         return len(known.tokens) + len(known.drafts) - self.manager.num_computed_tokens(name)
 
     def loading(self, name: str) -> bool:
-        """Tell whether a request waits for a load."""
+        """Return whether a request waits for a load."""
         return any(each.waits == name for each in self.transfers.values())
 
     def schedule(
@@ -241,7 +241,7 @@ class Play:
             self.settle(name)
 
     def has_run(self, number: int) -> bool:
-        """Tell whether a batch was executed, or never will be."""
+        """Return whether a batch was executed, or never will be."""
         return number < self.number and all(each.number != number for each in self.waiting)
 
     def _uses(self, batch: Batch, passes: Sequence[Pass]) -> dict[str, set[int]]:

@@ -128,7 +128,7 @@ def _check_owners(state: State, memory: ContentOracle) -> None:
 
 
 def _check_queues(play: Play, state: State) -> None:
-    """No block that a batch in flight uses is free."""
+    """Check that no block is free that a batch in flight uses."""
     for tier, pool in (("device", state.device), ("host", state.host)):
         if pool is None or not play.unfinished:
             continue

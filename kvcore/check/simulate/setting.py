@@ -25,7 +25,7 @@ TRIES = 100
 
 @attrs.frozen(kw_only=True)
 class Fixed:
-    """The settings of a run that a caller fixed; None is drawn.
+    """The settings of a run that a caller fixed; those that are None are drawn.
 
     num_blocks: usable device blocks. num_requests: most requests at a time. config: the whole
     configuration. cross: whether a group of encoder tokens may be drawn.

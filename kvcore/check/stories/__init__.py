@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Counterexamples, told call by call and drawn."""
+"""Counterexamples, written and drawn call by call."""

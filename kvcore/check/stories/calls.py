@@ -55,12 +55,12 @@ class WrittenStep:
 
     @property
     def is_numbered(self) -> bool:
-        """Tell whether it counts as a call: closing a batch and executing it do not."""
+        """Return whether it counts as a call: closing a batch and executing it do not."""
         return self.words != "take_batch" and not self.words.startswith(("(", "execute "))
 
     @property
     def is_empty(self) -> bool:
-        """Tell whether it is a batch without commands."""
+        """Return whether it is a batch without commands."""
         said = "".join((*self.value, *self.emitted))
         return self.words == "take_batch" and (not said or " 0 commands" in said)
 

@@ -135,7 +135,7 @@ class Follower:
 
     def _check_contents(self, state: State) -> None:
         """Check the contents that a state counts on after everything is executed. Owners are not
-        checked, since a cancel drops the commands that told of them.
+        checked, since a cancel drops the commands that changed them.
         """
         self.ghost.owned, self.ghost.cached = owners(state)
         self.ghost.check(state, self._schedule.encoders)
@@ -158,13 +158,13 @@ class Follower:
                 self._hear(self.ghost.check, batch.state, self._schedule.encoders)
 
     def _hear(self, made: object, *args: object) -> None:
-        """Make a call that may find an error: the story goes on after it."""
+        """Make a call that may find an error, after which the story goes on."""
         try:
             made(*args)  # type: ignore[operator] # one of the ghost's methods
         except InvariantViolation as error:
             self.wrong.append(error)
         except (KeyError, IndexError, AttributeError):
-            pass  # a state too broken to be followed: the story shows what is there
+            pass  # the state is too broken to be followed: the story shows it as it is
 
 
 class SceneNames(TraceNames):

@@ -183,7 +183,7 @@ def owners(state: State) -> tuple[set[int], set[int]]:
 
 
 def _holds(contents: Contents, wanted: Contents) -> bool:
-    """Tell whether each slot that is counted on holds its expected content."""
+    """Return whether each slot that is counted on holds its expected content."""
     for place, slots in wanted.items():
         held = contents.get(place)
         if held == slots:

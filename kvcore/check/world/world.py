@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A world: how far an exploration goes, by which moves, and which names it folds together.
+"""Worlds: how far an exploration goes, by which moves, and which names it folds together.
 
 A world is plain data, so that the same world is explored in both languages. A move is what an
 engine does at once: one call, or a few that belong together.

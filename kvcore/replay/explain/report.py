@@ -96,7 +96,7 @@ def _by_evictor(explained: Explained, _: Counter[str]) -> list[tuple[str, ...]]:
 
 
 def _by_request(explained: Explained, _: Counter[str]) -> list[tuple[str, ...]]:
-    """Yield the requests that missed most, each with its largest cause."""
+    """List the requests that missed most, each with its largest cause."""
     rows: list[tuple[str, ...]] = [("request", "prompt", "ideal", "hits", "missed", "mostly")]
     firsts = [each for each in explained.kept if not each.again]
     for each in sorted(firsts, key=lambda each: each.hits - each.ideal)[:TOP]:

@@ -31,7 +31,7 @@ MEANING = {
 
 
 def cause_rows(totals: Totals, split: Counter[str] | None = None) -> list[tuple[str, ...]]:
-    """Yield missed tokens by cause; evicted ones also by the taking call, and by the split."""
+    """List missed tokens by cause; evicted ones also by the taking call, and by the split."""
     split = split or Counter()
     missed = totals.ideal - totals.hits
     rows: list[tuple[str, ...]] = [("cause", "tokens", "of missed", "")]
@@ -52,7 +52,7 @@ def cause_rows(totals: Totals, split: Counter[str] | None = None) -> list[tuple[
 
 
 def evictor_rows(totals: Totals, most: int = TOP) -> list[tuple[str, ...]]:
-    """Yield the requests whose blocks cost others most."""
+    """List the requests whose blocks cost others most."""
     evicted = sum(totals.evictors.values())
     rows: list[tuple[str, ...]] = [("evictor", "tokens", "of evicted")]
     for name, tokens in totals.evictors.most_common(most):

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The blocks of a far tier in a replay: by key, the one used longest ago leaves first.
+"""The blocks of a far tier in a replay, by key; the least recently used leaves first.
 
-Only blocks of prompts are kept: no later prompt of a trace holds the answers of an earlier one.
+Only blocks of prompts are kept: no later prompt of a trace contains the answers of an earlier one.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ class FarBlocks:
         self.num_written = 0
 
     def count(self, keys: Sequence[bytes], start: int, end: int) -> int:
-        """How many blocks of [start, end) are there in a row; they are used now."""
+        """Count the stored blocks from `start` on, up to `end` or the first gap; mark them as
+        used.
+        """
         position = start
         while position < end and keys[position] in self._blocks:
             self._blocks.move_to_end(keys[position])

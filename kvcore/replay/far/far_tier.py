@@ -10,7 +10,7 @@ from kvcore.types.values import Hit, Refused
 
 
 class FarTier:
-    """A far tier below a manager; without `Options.far_blocks` it has and takes nothing."""
+    """A far tier below a manager; without `Options.far_blocks` it is empty and stores nothing."""
 
     def __init__(self, manager: KVCacheManager, options: Options) -> None:
         self._manager = manager
@@ -26,7 +26,9 @@ class FarTier:
         return None if self._blocks is None else self._blocks.num_written
 
     def begin(self, sequence_id: str, num_known: int, hit: Hit, reserved: int) -> int | Refused:
-        """Load what is there behind a hit, but one of the known tokens; returns the tokens."""
+        """Load the blocks after a hit that the tier has, leaving one known token to compute; return
+        the number of loaded tokens.
+        """
         if self._blocks is None:
             return 0
         (keys,) = self._manager.get_block_keys(sequence_id)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Turn the calls of a record into items, and attempt to run any subset of them.
+"""Turns the calls of a record into items, and attempts to run any subset of them.
 
 An item replaces the numbers of the record by stable names: requests by id, a hit by the request's
 last look-up, blocks by key, batches and operations by their numbers in the record. An attempt
@@ -41,7 +41,7 @@ EVERY = 256
 CALL_SECONDS, CHECK_SECONDS = 1.0, 60.0
 """Processor time after which a call, or a check of all states, counts as endless."""
 OF_CALLS = ("hang", "crash", "kept")
-"""Failures that show at calls, not in states; includes refusals."""
+"""Failures that appear at calls, not in states; includes refusals."""
 Going = Callable[[int, float], object]
 """Called at the start of each step with its number and the seconds that it may take."""
 

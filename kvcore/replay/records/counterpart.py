@@ -118,7 +118,7 @@ class Counterpart:
             return error
 
     def _try(self, call: Made) -> Any:
-        """Like `perform`, but let errors pass."""
+        """Do what `perform` does, but let errors pass."""
         name, arguments, manager = call.name, call.arguments, self.manager
         if name in ("allocate_slots", "load"):
             return self._allocate(call)

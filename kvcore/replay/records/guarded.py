@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Make an attempt in a child process, so that an endless call or a crash counts as a failure.
+"""Makes an attempt in a child process, so that an endless call or a crash counts as a failure.
 
 Before each step the child sets a timer of its own processor time; the signal ends it even inside
 compiled code. It records its steps in memory that both processes share. If no process can be

@@ -2,7 +2,7 @@
 """The adapter for SGLang 0.5.23: its compiled prefix tree, and the events that it publishes.
 
 SGLang's scheduler cannot be imported without a GPU, so this file has its own loop around the tree:
-match and lock, insert after each chunk and at the end, evict, retract. A finding is one of the
+match and lock, insert after each chunk and at the end, evict, retract. So a finding is a bug of the
 tree.
 """
 

@@ -113,7 +113,7 @@ class Adapter(Protocol):
 
     @staticmethod
     def refusal(error: BaseException) -> bool:
-        """Whether this error is the engine's documented refusal of a call or an option."""
+        """Return whether this error is the engine's documented refusal of a call or an option."""
 
 
 @attrs.frozen

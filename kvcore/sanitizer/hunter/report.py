@@ -38,7 +38,7 @@ READS = "What a query reads must be what was written for its prefix"
 
 
 def invariant(name: str) -> str:
-    """The rule that a finding breaks."""
+    """Name the rule that a finding breaks."""
     return HEADERS.get(name, READS)
 
 

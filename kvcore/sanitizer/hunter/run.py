@@ -160,7 +160,7 @@ class _Run:
                 self.engine.step()
 
     def _refusable(self, call: Callable[[], Any]) -> bool:
-        """Whether the engine accepted a call. Errors other than its documented refusal are
+        """Try a call; return whether the engine accepted it. Errors other than its refusal are
         raised.
         """
         try:
@@ -255,7 +255,7 @@ class _Run:
         return self._found("crash", f"{type(error).__name__} in {_site(error)}", _tail(error))
 
     def _is_of_the_adapter(self, file: str) -> bool:
-        """Whether a file drives the engine whose own class is in another file."""
+        """Return whether a file drives the engine whose own class is in another file."""
         engine = getattr(self.engine, "target", None)
         return file == _file(self.adapter.Engine) != _file(type(engine))
 

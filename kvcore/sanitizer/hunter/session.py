@@ -23,7 +23,7 @@ import kvcore
 from kvcore.sanitizer.hunter.adapter import python_of
 
 SILENT_SECONDS = 60.0
-"""A run of this length hangs, since normal ones take milliseconds."""
+"""A run of this length counts as hanging, since normal runs take milliseconds."""
 START_SECONDS = 600.0
 """Most time for importing an engine."""
 FLOOD_BYTES = 16 << 20
@@ -68,7 +68,7 @@ def events(job: Mapping[str, Any]) -> Generator[Event]:
 
 
 def _death(job: Mapping[str, Any], ended: Event) -> Iterator[Event]:
-    """Return the finding of a process's death, shrunk if the world alone repeats it."""
+    """Yield the finding of a process's death, shrunk if the world alone repeats it."""
     try:
         world = json.loads(Path(job["unfinished"]).read_text().partition("\n")[0])
     except (OSError, ValueError):

@@ -54,7 +54,7 @@ def _options(axes: Axes, fixed: Mapping[str, Any], size: int) -> Iterator[dict[s
 
 
 def _says_something(kinds: tuple[str, ...]) -> bool:
-    """Whether moves are useful: they begin with an arrival, abort only after an arrival, and have a
+    """Return whether moves are useful: they begin with an arrival, abort only after one, and have a
     step.
     """
     arrived = False

@@ -80,7 +80,7 @@ class HuntWorld:
 
 
 def world_from_json(data: Mapping[str, Any]) -> HuntWorld:
-    """The inverse of `HuntWorld.to_json`."""
+    """Decode a world that `HuntWorld.to_json` encoded."""
     return HuntWorld(**{**data, "moves": tuple(_move(each) for each in data["moves"])})
 
 
@@ -189,7 +189,7 @@ class Generator:
 
 
 def _changed(rng: random.Random, world: HuntWorld, move: Move) -> Move:
-    """Sometimes change the length or priority of a request."""
+    """Change the length or priority of a request, at random."""
     if not isinstance(move, Arrive) or rng.random() < 0.7:
         return move
     longer = rng.choice((rng.randint(-2, 2), -world.block_size, world.block_size))
@@ -204,8 +204,8 @@ def _changed(rng: random.Random, world: HuntWorld, move: Move) -> Move:
 
 
 class _Moves:
-    """Draws the moves of one world. Each world draws how likely each kind of move is: some have no
-    aborts at all, some hardly a step between two arrivals.
+    """Draws the moves of one world. Each world draws the probability of each kind of move: some
+    have no aborts at all, some hardly a step between two arrivals.
     """
 
     def __init__(self, rng: random.Random, world: HuntWorld) -> None:
@@ -230,7 +230,7 @@ class _Moves:
         self.tenants = rng.choice((1, 1, 3))
 
     def draw(self) -> list[Move]:
-        """Draw Draw 6, 12, 25 or 50 moves, an arrival first."""
+        """Draw 6, 12, 25 or 50 moves, an arrival first."""
         length = self.random.choice((6, 12, 25, 50))
         moves: list[Move] = [self._arrival()]
         while len(moves) < length:

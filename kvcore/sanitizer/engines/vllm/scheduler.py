@@ -121,7 +121,7 @@ class _Watched:
         self._num_followed = 0
 
     def add_request(self, request: Any) -> None:
-        """vLLM's own, and keep the request until it is followed.
+        """Add a request as vLLM does, and keep it until it is followed.
 
         The next part of a streamed prompt is not kept: vLLM puts it into the request that it has.
         """
@@ -131,7 +131,7 @@ class _Watched:
             self._arrived[request.request_id] = request
 
     def update_from_output(self, planned: Any, result: Any) -> Any:
-        """Check what ran, then do vLLM's own. Raises WrongKv behind it."""
+        """Check what ran, then update as vLLM does. Raises WrongKv afterwards."""
         step, self._num_followed = self._num_followed, self._num_followed + 1
         found = self._guard.observe(
             lambda sanitizer: follow(sanitizer, step, self._arrived, planned, result)
