@@ -90,7 +90,7 @@ def reached(name: str) -> dict[bytes, None]:
 
 
 def walked(where: World, seed: int) -> dict[bytes, None]:
-    """States with batches in flight, on a random walk."""
+    """Return encoded states, some with batches in flight, from a random walk."""
     choose = random.Random(seed)
     state, prefixes = make_state(where.config), Prefixes(where.config)
     found = {encode(state): None}
@@ -107,7 +107,7 @@ def walked(where: World, seed: int) -> dict[bytes, None]:
 
 
 def time_calls(state: State) -> Iterator[Call]:
-    """Closing and finishing batches and operations, taking them back."""
+    """Yield calls that take, complete and cancel batches, and complete operations."""
     yield Call("take_batch")
     for batch in state.in_flight:
         yield Call("complete", (batch.number,))

@@ -108,7 +108,7 @@ class Engine:
         return self.budget - sum(chunk.end - chunk.first for chunk in chunks.values())
 
     def _allocate(self, request: EngineRequest, count: int) -> KVCacheBlocks | None:
-        """Slots for a running request; it starts anew where its window is gone."""
+        """Allocate slots for a running request, from its start if its window is gone."""
         try:
             return self.manager.allocate_slots(request, count, num_lookahead_tokens=1)
         except BehindWindow:
@@ -225,7 +225,7 @@ class Engine:
         self._propose(request)
 
     def _propose(self, request: EngineRequest) -> None:
-        """Guess what comes next, mostly right."""
+        """Guess the next tokens, mostly right."""
         right = answer(request.all_token_ids, self.dice.randrange(4))
         request.spec_token_ids = [
             token if self.dice.randrange(4) else self.dice.randrange(VOCABULARY) for token in right

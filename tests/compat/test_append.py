@@ -153,7 +153,7 @@ def test_a_token_reads_itself_and_the_one_before(backend: Backend) -> None:
 
 
 def num_calls(call: Callable[[], object]) -> int:
-    """Functions that a call calls, itself included, of Python and of C."""
+    """Count the functions of Python and C that a call runs, including itself."""
     seen: list[str] = []
     sys.setprofile(lambda _frame, event, _what: seen.append(event))
     call()
@@ -218,7 +218,7 @@ GROUPS = {
 def serve(
     manager: KVCacheManager, kind: type[EngineRequest], seed: int, *, late: bool, num_steps: int
 ) -> list[Any]:
-    """Random traffic of decoding requests: what calls return, and what the core has step by step.
+    """Serve random decoding requests; return the results, and the core's state at each step.
 
     late: a token is known a step after its slot was scheduled.
     """

@@ -26,7 +26,7 @@ WAVE = 5  # requests a wave, the forked one included
 
 
 def small(backend: Backend) -> KVCacheManager:
-    """Fifteen usable blocks, so that each wave evicts what the one before it left."""
+    """Make a manager of 15 usable blocks, so that each wave evicts what the last one left."""
     return make(backend, 16, num_host_blocks=8, duplicates="merge", enable_events=True)
 
 
@@ -54,7 +54,7 @@ def wave(manager: KVCacheManager, number: int) -> None:
 
 
 def waves(manager: KVCacheManager, first: int, num_requests: int) -> int:
-    """This many requests, from the wave of this number on; returns the number of the next."""
+    """Serve this many requests from this wave on; return the number of the next wave."""
     end = first + num_requests // WAVE
     for number in range(first, end):
         wave(manager, number)
@@ -62,7 +62,7 @@ def waves(manager: KVCacheManager, first: int, num_requests: int) -> int:
 
 
 def resident_bytes() -> int:
-    """Memory of this process."""
+    """Return the resident memory of this process."""
     gc.collect()
     return int(STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
@@ -76,7 +76,7 @@ def drained(manager: KVCacheManager) -> bytes:
 
 
 def growth(backend: Backend, num_requests: int) -> int:
-    """Resident bytes that this many requests add, after a tenth of them."""
+    """Measure the resident bytes that this many requests add, after a tenth of them."""
     manager = small(backend)
     done = waves(manager, 0, num_requests // 10)
     before = resident_bytes()

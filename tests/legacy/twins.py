@@ -48,7 +48,7 @@ class Twins:
         return answers
 
     def batch(self) -> None:
-        """Both hand out the same batch."""
+        """Assert that both hand out the same batch."""
         self.seen |= {type(command).__name__ for command in self.call("take_batch")[0]}
 
 

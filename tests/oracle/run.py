@@ -125,7 +125,7 @@ def run(
 
 
 def leave_all(engine: Engine) -> None:
-    """Everything ends and every request leaves; then all blocks are free and no key is left."""
+    """End everything and remove every request; then all blocks are free and no key is left."""
     for _ in range(2):
         moves_batches.finish_all(engine)
         for request in engine.known.values():

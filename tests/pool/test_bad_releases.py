@@ -39,7 +39,7 @@ class Pool(Protocol):
         """Make a pool transition by its name."""
 
     def dump(self) -> Dump:
-        """Owners, keys, the free queue, pins."""
+        """Return owners, keys, the free queue and pins."""
 
 
 class PythonPool:

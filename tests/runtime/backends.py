@@ -11,7 +11,7 @@ both_backends = pytest.mark.parametrize("backend_of_engine", ["python", "rust"],
 
 
 def python_once(name: str, values: Iterable[Any]) -> pytest.MarkDecorator:
-    """Parametrizes by name, with the twin for each value and with Python for the first.
+    """Parametrize by name, with the twin for each value and with Python for the first one.
 
     `make explore` has Python for the others, too.
     """

@@ -17,7 +17,7 @@ Misuse = Callable[[KVCacheManager], object]
 
 
 def story(backend: Backend) -> KVCacheManager:
-    """Ten tokens of "r" are cached; "s" has the same, "q" has others."""
+    """Cache ten tokens of "r"; "s" has the same tokens, "q" has others."""
     manager = make(backend, 12, num_host_blocks=9)
     serve(manager, "r", range(10))
     manager.add_request(Request("s", range(10)))

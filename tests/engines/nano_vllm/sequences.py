@@ -52,7 +52,7 @@ class World:
 
 
 def world_of(seed: int) -> World:
-    """Prompts that share prefixes, in a pool that just holds the longest, or a few of them."""
+    """Draw prompts that share prefixes, and a pool that holds the longest, or a few of them."""
     draw = random.Random(seed)
     size = draw.choice((2, 3, 4, 8))
     systems = [draw.choices(range(5), k=draw.randrange(1, 8 * size)) for _ in range(3)]
@@ -92,7 +92,7 @@ class Schedule:
         return self.log
 
     def prefill(self) -> list[Sequence]:
-        """Sequences that compute their next tokens; only the last one may stop before its end."""
+        """Draw sequences to prefill; only the last one may stop before its prompt's end."""
         batch: list[Sequence] = []
         budget = self.draw.randrange(1, 12 * self.world.block_size)
         while self.waiting and budget:
@@ -115,7 +115,7 @@ class Schedule:
         return batch
 
     def decode(self) -> list[Sequence]:
-        """Running sequences, in any order; one without a slot takes the blocks of another."""
+        """Draw running sequences to decode; one without a slot takes the blocks of another."""
         batch: list[Sequence] = []
         idle = [*self.running]
         self.draw.shuffle(idle)

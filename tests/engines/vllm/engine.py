@@ -45,7 +45,7 @@ def model() -> str:
 
 
 def make_config(**changed: Any) -> VllmConfig:
-    """vLLM's configuration; changed: of the scheduler's."""
+    """Make vLLM's configuration. changed: options of the scheduler's."""
     cache_config = CacheConfig(block_size=BLOCK_SIZE, enable_prefix_caching=True)
     cache_config.num_gpu_blocks = 33
     return VllmConfig(

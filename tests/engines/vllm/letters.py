@@ -52,11 +52,11 @@ class Letters(Executor):  # type: ignore[misc] # vLLM has no types here
         return [["NHD"]]
 
     def determine_available_memory(self) -> list[int]:
-        """Enough; the configuration says how many blocks there are."""
+        """Return enough memory; the configuration says how many blocks there are."""
         return [1 << 20]
 
     def collective_rpc(self, method: Any, *_: Any, **__: Any) -> list[Any]:
-        """Nothing else is asked of a worker."""
+        """Return no results: no other call is made to the workers."""
         del method
         return []
 

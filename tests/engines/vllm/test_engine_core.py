@@ -33,7 +33,7 @@ COUNT = 12
 
 
 def make_core(*, is_async: bool, num_blocks: int = 40) -> Any:
-    """vLLM's core over kvcore, with room for two or three requests."""
+    """Make vLLM's core over kvcore, with room for two or three requests."""
     config = make_config(async_scheduling=is_async, scheduler_cls="kvcore_vllm.Scheduler")
     config.cache_config.num_gpu_blocks_override = num_blocks
     core = EngineCore(config, Letters, log_stats=True)

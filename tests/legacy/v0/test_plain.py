@@ -216,7 +216,7 @@ class Walk:
         self.allocator.free_all(chain)
 
     def swap(self) -> None:
-        """Out, and in again if there is room: kept content is hit."""
+        """Swap out, and in again if there is room: content that was kept is hit."""
         if not self.chains:
             return
         chain = self.random.choice(self.chains)

@@ -49,7 +49,7 @@ class Walk:
         self.record: list[Any] = []
 
     def run(self, num_steps: int) -> list[Any]:
-        """This many steps, and then the end of all; returns the record."""
+        """Run this many steps, then end everything. Returns the record."""
         steps = (
             *(self.arrive, self.append, self.append, self.append, self.fork),
             *(self.swap_out, self.swap_in, self.finish, self.leave, self.misuse),

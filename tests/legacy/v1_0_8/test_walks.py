@@ -146,7 +146,7 @@ class Pair:
             request.num_computed_tokens = 0
 
     def ask_around(self, request: EngineRequest) -> None:
-        """Everything else."""
+        """Make all other queries."""
         self.ask(lambda manager, _: manager.reset_prefix_cache())
         self.ask(lambda manager, _: manager.make_prefix_cache_stats())
         self.ask(lambda manager, _: manager.get_num_common_prefix_blocks(request, 2))

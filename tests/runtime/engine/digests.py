@@ -67,7 +67,7 @@ class Memory:
         self.next_number = next_number
 
     def take_finished(self) -> list[Finished]:
-        """There are no stores and loads."""
+        """Return none: there are no stores and loads."""
         return []
 
     def write(self, row: int, position: int, token: int) -> None:

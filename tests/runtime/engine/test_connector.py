@@ -103,7 +103,7 @@ def only_prompts() -> list[GenerationRequest]:
 
 
 def computed_after_load(engine: Engine, asked: Sequence[GenerationRequest]) -> int:
-    """Positions of prompts that the answering engine computed itself."""
+    """Count the positions of prompts that the answering engine computed itself."""
     num_decoded = sum(each.num_samples * (each.sampling.max_tokens - 1) for each in asked)
     return engine.metrics.num_computed_tokens - num_decoded
 

@@ -117,7 +117,7 @@ def make_engine(
 def make_exchange(
     draw: random.Random, kind: int, backend: Backend, block_size: int, tier: Adversary
 ) -> Callable[[Engine], Exchange]:
-    """Nobody, another engine that has computed the prompts, or a far tier that misbehaves."""
+    """Make no exchange, one with an engine that computed the prompts, or a faulty far tier."""
     which = draw.choice(["nobody", "engine", "far tier"])
     if which == "nobody":
         return lambda _: Exchange()

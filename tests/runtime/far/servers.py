@@ -126,7 +126,7 @@ class Proxy:
                     (far if source is near else near).sendall(data)
 
     def _harm(self, data: bytearray) -> bool:
-        """Harm a piece; False: cut the connection."""
+        """Corrupt a piece of data. Returns False to cut the connection."""
         if self._draw.random() >= self.share:
             return True
         self.num_faults += 1

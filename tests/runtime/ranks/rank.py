@@ -28,7 +28,7 @@ SYSTEM = b"You are the parrot of this ship. "
 
 
 def model_requests() -> list[GenerationRequest]:
-    """Sixteen greedy prompts of three beginnings; some ask for two samples."""
+    """Make sixteen greedy prompts of three beginnings; some ask for two samples."""
     return [
         GenerationRequest(
             request_id=f"r{number}",
