@@ -63,7 +63,7 @@ class Engine:
         self.manager.free(request)
 
     def _compute(self, chunks: list[Chunk]) -> list[EngineRequest]:
-        """Write, then read; the requests that read what a failed load left."""
+        """Write, then read. Returns the requests that read what a failed load left."""
         for chunk in chunks:
             first = chunk.first
             self.worker.write(chunk.request, chunk.tokens, first, chunk.end, query=first)
@@ -171,7 +171,7 @@ class Engine:
         return 0, False
 
     def _load(self, request: EngineRequest, first: int, end: int) -> None:
-        """Bring external tokens, all or up to where it fails."""
+        """Load external tokens, all of them or up to a failure."""
         if end > first and self.dice.randrange(3) == 0:
             self._lost[request.request_id] = end = self.dice.randrange(first, end)
         query = min(request.num_computed_tokens, request.num_tokens - 1)

@@ -42,7 +42,7 @@ def manager(backend: Backend) -> KVCacheManager:
 
 
 def schedule(manager: KVCacheManager, request: EngineRequest, count: int) -> tuple[int, ...]:
-    """Schedule this many tokens in a step of their own; the new blocks."""
+    """Schedule this many tokens in a step of their own. Returns the new blocks."""
     manager.new_step_starts()
     got = manager.allocate_slots(request, count)
     assert got is not None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A decoded token under `kvcore.compat`: what it costs, and that the short way leads to the same.
+"""A decoded token under `kvcore.compat`: its cost, and that the fast path has the same outcome.
 
 Costs are counts: calls of the core, function calls of Python, tokens read.
 """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The free queue: in which order blocks leave, and that head, tail and middle cost the same."""
+"""The free queue: the order in which blocks leave; head, tail and middle cost the same."""
 
 from __future__ import annotations
 

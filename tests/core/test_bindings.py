@@ -23,7 +23,7 @@ from kvcore.types.values import Appended, PrefixCacheStats, Refused, Status, Ver
 from tests.conftest import need_twin
 
 FAR = 10**30
-"""No machine integer."""
+"""Numbers beyond machine integers."""
 WRONG_NAMES: tuple[Any, ...] = ("", "a", None, 3.5)
 """No new request has one of these ids."""
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Nothing is left of requests that have come and gone: memory and state are what they were.
+"""Requests that have come and gone leave nothing: memory and state are as before.
 
 Requests come in waves of four that share a prefix, and go through hits, decoding, fork, swap and
 preemption; the pool is too small to keep what they leave in the cache.
@@ -22,7 +22,7 @@ RUST = pytest.mark.parametrize("backend", ["rust"], indirect=True)
 PYTHON = pytest.mark.parametrize("backend", ["python"], indirect=True)
 STATM = Path("/proc/self/statm")
 NEEDS_STATM = pytest.mark.skipif(not STATM.exists(), reason="this system has no /proc/self/statm")
-WAVE = 5  # requests a wave, the forked one included
+WAVE = 5  # requests per wave, including the forked one
 
 
 def small(backend: Backend) -> KVCacheManager:

@@ -89,7 +89,7 @@ def test_a_batch_in_flight_holds_what_was_freed_under_it() -> None:
 
 
 def check_holders(run: Lockstep, args: tuple[Any, ...], options: dict[str, Any]) -> None:
-    """Let each holder leave, by a call of its own."""
+    """Let each holder leave, by one call each."""
     state = run.state
     outcome = perform(state, Call("allocate_slots", args, options))
     if not isinstance(outcome.value, Refused):

@@ -20,7 +20,7 @@ class Refusal(Exception):
 
 
 class Twins:
-    """Two of a facade, one a backend, that answer alike."""
+    """Two instances of a facade, one per backend, that give the same answers."""
 
     def __init__(self, pair: list[Any], backings: list[Backing]) -> None:
         self.pair = pair

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Moves on the pool: swaps, pins, withdrawn keys, resets, snapshots and questions."""
+"""Moves on the pool: swaps, pins, withdrawn keys, resets, snapshots and queries."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Several blocks of one content: which answers, which follows, and what each step costs."""
+"""Several blocks of one content: which one is found, which is next, and what each step costs."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tokens made of ids: fixed, and different where the ids are."""
+"""Tokens made of ids: fixed, and different if the ids differ."""
 
 from __future__ import annotations
 

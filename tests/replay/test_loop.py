@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The replay loop: the same on both backends, bounded from above, and what it does with trouble."""
+"""The replay loop: the same on both backends, bounded from above, and its handling of faults."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Made-up traces: valid, repeatable, and with the sharing that their kind promises."""
+"""Generated traces: valid, repeatable, and with the sharing that their kind promises."""
 
 from __future__ import annotations
 

@@ -27,11 +27,11 @@ class Clock:
         self._order = count()
 
     def at(self, then: float, function: Callable[..., None], *args: Any) -> None:
-        """Call it when `run` comes to this time."""
+        """Schedule a call for when `run` reaches this time."""
         heapq.heappush(self._heap, (then, next(self._order), function, args))
 
     def run(self, until: float) -> None:
-        """Call all whose time has come."""
+        """Make all calls whose time has come."""
         while self._heap and self._heap[0][0] <= until:
             _, _, function, args = heapq.heappop(self._heap)
             function(*args)

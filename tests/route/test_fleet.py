@@ -123,7 +123,7 @@ def test_a_manager_lets_a_request_wait_for_room() -> None:
 
 
 def test_what_a_dead_replica_had_is_computed_again() -> None:
-    """Round-robin; one of two dies when the third comes, whose wait goes on elsewhere."""
+    """With round-robin, one of two dies when the third comes, whose wait goes on elsewhere."""
     requests = [ask(n, 8, 0, 1, 2, at=at) for n, at in ((1, 0.0), (2, 0.0), (3, 1.0), (4, 9.0))]
     result = run(requests, num_dead=1)
     assert result.requests == 4

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 both_backends = pytest.mark.parametrize("backend_of_engine", ["python", "rust"], indirect=True)
-"""On a test whose file has Python in `make explore` only: this test has it always."""
+"""Mark a test that always runs Python, although its file runs it only in `make explore`."""
 
 
 def python_once(name: str, values: Iterable[Any]) -> pytest.MarkDecorator:

@@ -81,7 +81,7 @@ def decode(manager: KVCacheManager, request: EngineRequest, *tokens: int) -> lis
 
 
 def preempt(manager: KVCacheManager, request: EngineRequest) -> None:
-    """Take the blocks of a request that goes on later."""
+    """Take the blocks of a request that is resumed later."""
     manager.free(request)
     request.num_computed_tokens = 0
     request.status = RequestStatus.PREEMPTED

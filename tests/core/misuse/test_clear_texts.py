@@ -89,7 +89,7 @@ def test_a_message_stays_short_whatever_it_is_about(misuse: Misuse, backend: Bac
 
 
 class Faulty:
-    """A number that cannot be had."""
+    """A number whose `__index__` raises."""
 
     def __init__(self, error: type[BaseException]) -> None:
         self.error = error

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Preallocation: blocks for the growth of a request, as far as there is room to spare.
+"""Preallocation: blocks for the growth of a request, as far as blocks are spare.
 
 Source: S004-06, 07, 18.
 """

@@ -61,7 +61,7 @@ class Letters(Executor):  # type: ignore[misc] # vLLM has no types here
         return []
 
     def check_health(self) -> None:
-        """Do nothing: it is well."""
+        """Do nothing: the executor is healthy."""
 
     def execute_model(self, scheduler_output: Any, non_block: bool = False) -> Any:
         """Write the slots of a step, and then read whole contexts."""

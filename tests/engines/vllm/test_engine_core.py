@@ -66,7 +66,7 @@ def add_all(core: Any, turn: object) -> dict[str, str]:
 
 
 def run(core: Any, most: int = 400) -> tuple[dict[str, str], int]:
-    """Step until nothing is left; returns the texts, and how many tokens were hit."""
+    """Step until nothing is left. Returns the texts, and how many tokens were hit."""
     texts: dict[str, str] = {}
     num_hits = 0
     for _ in range(most):

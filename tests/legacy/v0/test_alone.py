@@ -207,7 +207,7 @@ def test_a_naive_allocator_is_made_as_the_original_is(backend: Backend) -> None:
 
 
 class Noted(NaiveBlock):
-    """A block of somebody's own class."""
+    """A block of a user's own class."""
 
 
 @pytest.mark.parametrize("has_pool", [False, True])

@@ -222,7 +222,7 @@ class ManagerWalk:
 
 
 class AllocatorWalk:
-    """A life of two allocators; sequences are chains of block objects, one list a backend."""
+    """A life of two allocators; sequences are chains of block objects, one list per backend."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)

@@ -68,7 +68,7 @@ class Walk:
         return self.record
 
     def call(self, method: Callable[..., Any], *args: Any, sure: bool = False) -> Any:
-        """Make a call and record it; returns its value, or the error. sure: it must not raise."""
+        """Make a call and record it. Returns its value, or the error. sure: it must not raise."""
         before = snapshot(self.manager)
         try:
             value = method(*args)

@@ -239,7 +239,7 @@ def record(number: int) -> BlockHashType:
 
 
 def test_a_map_that_is_written_by_hand_decides_what_is_found(backend: Backend) -> None:
-    """Free blocks are made found, and forgotten, where they are: the queue stays as it is."""
+    """Free blocks become findable, and are forgotten, without a change of the queue."""
     manager = make(backend, 12, window=9)
     resume(manager, EngineRequest("0", list(range(8))))
     manager.free(EngineRequest("0", []))

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The engine over a model without tensors: a token is a digest of all that it reads out of blocks.
+"""The engine over a model without tensors: a token is a digest of all that it reads from blocks.
 
 Blocks are lists, carried through by the commands of batches alone, and each position is read by
 the table of its row. A token that comes too late, in a wrong slot or from another history gives
-another answer, and so does a slot that nobody wrote.
+another answer, and so does a slot that was never written.
 """
 
 from __future__ import annotations

@@ -91,7 +91,7 @@ def test_a_block_that_holds_another_prefix_is_found(backend: Backend) -> None:
     asked = options()
 
     class Mixing(TorchDevice):
-        """Has the content of one block in another before its third forward pass."""
+        """Puts the content of one block into another before its third forward pass."""
 
         num_passes = 0
 

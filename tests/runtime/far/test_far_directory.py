@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pages in files: whole or not at all, private, within a limit; nothing else is read or harmed."""
+"""Pages in files: whole or not at all, private, within a limit; no other file is touched."""
 
 import os
 import socket

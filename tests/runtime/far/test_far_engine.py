@@ -57,7 +57,7 @@ def answers(
     requests: list[GenerationRequest],
     act: Callable[[], None] | None = None,
 ) -> Engine:
-    """Add requests, run, and hold the answers against those of the model alone."""
+    """Add requests, run, and compare the answers with those of the model alone."""
     for request in requests:
         engine.add_request(request)
     done = []

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pages in a real server of Redis: full, stopped, killed, and behind a proxy that harms them."""
+"""Pages in a real server of Redis: full, stopped, killed, and behind a proxy that corrupts them."""
 
 import random
 import signal

@@ -25,9 +25,9 @@ QUESTIONS = (
 )
 SLIDING = Visibility(kind="sliding_window", window=21)
 MODELS = {"full": (FULL, FULL), "windowed": (FULL, SLIDING)}
-"""What the layers see of the models that most tests ask: two layers of a group, or two groups."""
+"""What the layers of the models of most tests see: two layers in one group, or two groups."""
 DEEP_MODELS = MODELS | {"windowed": (FULL, SLIDING, FULL, SLIDING)}
-"""The same, with two groups of two layers: for tests of what leaves the cache, page by page."""
+"""The same with two groups of two layers, for tests of what leaves the cache page by page."""
 
 
 @cache
