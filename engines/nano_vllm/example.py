@@ -2,9 +2,9 @@
 """nano-vllm's whole engine on a CPU with SmolLM2, over its own block manager and over kvcore.
 
 Run after `make engines-nano`: python -m engines.nano_vllm.example [--prompts 9] [--new 8]. Engine,
-scheduler, runner and model are nano-vllm's own. What needs a GPU has stand-ins: attention is plain
-torch over the block tables, and slots that nothing wrote hold NaN. Weights are float32, so the
-norms have a stand-in, too. Ends with status 1 if the answers differ.
+scheduler, runner and model are nano-vllm's own. What needs a GPU is replaced by stand-ins:
+attention is plain torch over the block tables, and slots that were never written hold NaN. The
+weights are float32, so the norms have a stand-in too. The exit status is 1 if the answers differ.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ MAX_NUM_SEQS, MAX_NUM_BATCHED_TOKENS = 3, 512
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Causal attention of one sequence's last positions: [positions, heads, head_dim]."""
+    """Return the causal attention of a sequence's last positions: [positions, heads, head_dim]."""
     seen = torch.ones(len(q), len(k), dtype=torch.bool).tril(len(k) - len(q))
     q, k, v = (each.transpose(0, 1) for each in (q, k, v))
     done = F.scaled_dot_product_attention(q, k, v, attn_mask=seen, enable_gqa=True)
@@ -47,7 +47,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def gather(cache: Tensor, table: Tensor, length: int) -> Tensor:
-    """The first positions of a sequence, out of its blocks."""
+    """Return the first positions of a sequence from its blocks."""
     return cache[table[table >= 0].long()].flatten(0, 1)[:length]
 
 
@@ -61,7 +61,7 @@ def attend_prompts(
     block_table: Tensor | None,
     **_: Any,
 ) -> Tensor:
-    """flash_attn_varlen_func, as nano-vllm calls it: k and v are caches if there are tables."""
+    """Stand in for flash_attn_varlen_func; k and v are caches if there is a block table."""
     done = []
     starts, ends = cu_seqlens_q.tolist(), cu_seqlens_k.tolist()
     for index, (first, last) in enumerate(pairwise(starts)):
@@ -83,7 +83,7 @@ def attend_decodes(
     block_table: Tensor,
     **_: Any,
 ) -> Tensor:
-    """flash_attn_with_kvcache, as nano-vllm calls it: one position of each sequence."""
+    """Stand in for flash_attn_with_kvcache: attend from one position of each sequence."""
     done = []
     for index, length in enumerate(cache_seqlens.tolist()):
         mine = [gather(cache, block_table[index], length) for cache in (k_cache, v_cache)]
@@ -92,13 +92,13 @@ def attend_decodes(
 
 
 def store(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor) -> None:
-    """store_kvcache, which is a Triton kernel."""
+    """Stand in for store_kvcache, which is a Triton kernel."""
     k_cache.flatten(0, 1)[slots.long()] = k
     v_cache.flatten(0, 1)[slots.long()] = v
 
 
 def make_tensor(*arguments: Any, pin_memory: bool = False, **options: Any) -> Tensor:
-    """torch.tensor without pinned memory."""
+    """Make a tensor as torch.tensor does, without pinned memory."""
     del pin_memory
     return TENSOR(*arguments, **options)
 
@@ -107,7 +107,7 @@ TENSOR = torch.tensor
 
 
 def normalise(norm: Any, x: Tensor, residual: Tensor | None = None) -> Any:
-    """RMSNorm.forward, which is for 16 bits: in float32 it overwrites its input."""
+    """Stand in for RMSNorm.forward, which overwrites its input if that is float32."""
     total = x if residual is None else x + residual
     done = F.rms_norm(total, total.shape[-1:], norm.weight, norm.eps)
     return done if residual is None else (done, total)
@@ -115,7 +115,7 @@ def normalise(norm: Any, x: Tensor, residual: Tensor | None = None) -> Any:
 
 @contextlib.contextmanager
 def on_the_cpu() -> Iterator[None]:
-    """Stand-ins for what needs a GPU, as long as it lasts."""
+    """Replace what needs a GPU by stand-ins within a `with` block."""
     flash: Any = ModuleType("flash_attn")
     vars(flash).update(
         flash_attn_varlen_func=attend_prompts, flash_attn_with_kvcache=attend_decodes
@@ -138,7 +138,7 @@ def on_the_cpu() -> Iterator[None]:
 
 
 def make_model(llama: Llama) -> Any:
-    """nano-vllm's model with the weights of ours."""
+    """Make nano-vllm's model with the weights of the runtime's model."""
     shape, weights = llama.config, llama.weights
     config = SimpleNamespace(
         vocab_size=shape.vocab_size,
@@ -152,7 +152,7 @@ def make_model(llama: Llama) -> Any:
         rms_norm_eps=shape.rms_norm_eps,
         rope_theta=shape.rope_theta,
         hidden_act="silu",
-        attention_bias=True,  # then it has no norms of queries and keys; the biases are 0
+        attention_bias=True,  # so that queries and keys have no norms; the biases are 0
         tie_word_embeddings=True,
     )
     attention: Any = import_module("nanovllm.layers.attention")
@@ -183,7 +183,7 @@ def make_model(llama: Llama) -> Any:
 
 
 def make_engine(scheduler: Any, model: Any, llama: Llama, tokenizer: BpeTokenizer) -> Any:
-    """nano-vllm's engine with empty caches, without what its constructors do on a GPU."""
+    """Make nano-vllm's engine with empty caches, without the GPU work of its constructors."""
     shape = (NUM_BLOCKS, BLOCK_SIZE, llama.config.num_kv_heads, llama.config.head_dim)
     for module in model.modules():
         if hasattr(module, "k_cache"):
@@ -198,7 +198,7 @@ def make_engine(scheduler: Any, model: Any, llama: Llama, tokenizer: BpeTokenize
         world_size=1,
         rank=0,
         model=model,
-        sampler=lambda logits, _: logits.argmax(-1),  # the greatest, so that runs can be compared
+        sampler=lambda logits, _: logits.argmax(-1),  # greedy, so that runs can be compared
     )
     scheduler.Sequence.block_size = BLOCK_SIZE
     config = SimpleNamespace(
@@ -214,7 +214,7 @@ def make_engine(scheduler: Any, model: Any, llama: Llama, tokenizer: BpeTokenize
 
 
 def main() -> int:
-    """Answer the prompts twice, and compare."""
+    """Answer the prompts over both block managers, and compare the answers."""
     parser = argparse.ArgumentParser(prog="python -m engines.nano_vllm.example")
     parser.add_argument("--prompts", type=int, default=9, help="how many (%(default)s)")
     parser.add_argument("--new", type=int, default=8, help="tokens of each answer (%(default)s)")

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""nano-vllm over kvcore: its `BlockManager`, and the calls that put it in the engine's place.
+"""nano-vllm over kvcore: its `BlockManager`, and the functions that install it in the engine.
 
-nano-vllm asks about one sequence at a time, in six calls, and publishes blocks after the step that
-writes them. kvcore is told a block at a time: a sequence has slots for whole blocks, and in its
-last block the positions behind the known tokens are to come. When a decode step has filled that
-block, one call hands in its tokens and publishes it. The steps between cost no call.
+nano-vllm makes six calls, each about one sequence, and publishes blocks after the step that writes
+them. The adapter calls kvcore once per block: a sequence gets slots for whole blocks, and the
+positions of its last block behind the known tokens are placeholders. When a decode step has filled
+that block, one call hands in its tokens and publishes it. The steps in between need no call.
 
 Written for commit bb823b3 of nano-vllm; `install` refuses a `BlockManager` with other calls.
 """
@@ -23,7 +23,7 @@ COMMIT = "bb823b3"
 
 
 class Unsupported(NotImplementedError):
-    """The adapter was not written for this nano-vllm, or for calls in this order."""
+    """The adapter does not support this version of nano-vllm, or calls in this order."""
 
 
 class BlockManager:
@@ -36,10 +36,10 @@ class BlockManager:
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self.block_size = block_size
         self.manager = KVCacheManager(Config(num_blocks, block_size, null_block=False))
-        self._hits: dict[str, Hit] = {}  # of sequences that were asked about and hold nothing yet
+        self._hits: dict[str, Hit] = {}  # of sequences that were looked up and hold no blocks yet
 
     def can_allocate(self, seq: Any) -> int:
-        """How many blocks of a sequence are cached, or -1 if the others do not fit now."""
+        """Return the number of cached blocks of a sequence, or -1 if the others do not fit now."""
         name = str(seq.seq_id)
         if name not in self._hits:
             self.manager.add_request(Request(name, seq.token_ids))
@@ -51,7 +51,7 @@ class BlockManager:
         return hit.num_tokens // self.block_size if verdict is Verdict.OK else -1
 
     def allocate(self, seq: Any, num_cached_blocks: int) -> None:
-        """Give a sequence its cached blocks and new ones for the rest."""
+        """Give a sequence its cached blocks, and new blocks for the rest."""
         hit = self._hits.get(str(seq.seq_id))
         if hit is None or hit.num_tokens != num_cached_blocks * self.block_size:
             raise Unsupported(
@@ -64,7 +64,7 @@ class BlockManager:
         seq.num_cached_tokens = hit.num_tokens
 
     def deallocate(self, seq: Any) -> None:
-        """Give back a sequence's blocks and forget it: it finished, or it is preempted."""
+        """Give back the blocks of a finished or preempted sequence, and forget it."""
         name = str(seq.seq_id)
         if self._hits.pop(name, None) is not None or seq.block_table:
             self.manager.free(name)
@@ -73,7 +73,7 @@ class BlockManager:
         seq.block_table.clear()
 
     def can_append(self, seq: Any) -> bool:
-        """Whether there is a slot for the last token of a sequence."""
+        """Return whether there is a slot for the last token of a sequence."""
         if seq.num_tokens <= len(seq.block_table) * self.block_size:
             return True
         return self.manager.num_free_blocks > 0
@@ -100,7 +100,7 @@ class BlockManager:
             self.manager.add_tokens(name, seq.token_ids[num_known:num_computed])
 
     def _grow(self, seq: Any, num_slots: int, hit: Hit | None = None) -> tuple[int, ...]:
-        """Schedule whole blocks; what lies behind the sequence's known tokens is to come."""
+        """Schedule whole blocks, with placeholders behind the sequence's known tokens."""
         got = self.manager.allocate_slots(
             str(seq.seq_id),
             num_slots,
@@ -110,7 +110,7 @@ class BlockManager:
         )
         if not got:
             raise Unsupported(f"sequence {seq.seq_id} gets blocks that it was refused: {got}")
-        self.manager.take_batch()  # it has nothing that nano-vllm would have to do
+        self.manager.take_batch()  # it contains no work for nano-vllm
         return got.blocks[0]
 
 
@@ -147,7 +147,7 @@ def uninstall() -> None:
 
 @contextlib.contextmanager
 def installed() -> Iterator[None]:
-    """`install` for the length of a `with` block."""
+    """Install within a `with` block, and uninstall at its end."""
     install()
     try:
         yield

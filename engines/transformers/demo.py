@@ -2,8 +2,8 @@
 """SmolLM2 answers chats under three system prompts: transformers' own cache beside kvcore's.
 
 Run: make demo-transformers. Both have the same pool of 76 blocks of 16 tokens and get the same
-chats in the same order, two at a time; the table says what each found in its cache and computed,
-and the picture what was in the blocks.
+chats in the same order, two at a time. The table says how many tokens each found in its cache and
+computed; the picture shows what the blocks held.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ QUESTIONS = (
 
 
 def main() -> int:
-    """Serve the chats twice, and print the table; 1 if the tokens differ."""
-    warnings.filterwarnings("ignore")  # of transformers, about its own future
+    """Serve the chats over both caches, and print the table. Returns 1 if the tokens differ."""
+    warnings.filterwarnings("ignore")  # transformers warns about its own deprecations
     torch.set_num_threads(2)
     model, tokenizer = load()
     chats = [tokenizer.encode_chat(chat) for chat in draw_chats()]
@@ -67,7 +67,7 @@ def main() -> int:
 
 
 def draw_chats() -> list[list[dict[str, str]]]:
-    """Chats in their order of arrival: the desks take turns."""
+    """Return the chats in their order of arrival, in which the desks take turns."""
     systems = [
         f"You work at {desk}. You answer in one short sentence."
         + "".join(
@@ -152,7 +152,7 @@ def watch(processor: Any, counts: dict[str, int], pools: Pools) -> None:
 
 
 def load() -> tuple[Any, BpeTokenizer]:
-    """SmolLM2 as a model of transformers, from the weights that kvcore's runtime reads."""
+    """Make SmolLM2 as a model of transformers from the weights that kvcore's runtime reads."""
     file = open_gguf(find_smollm2())
     read = load_llama(file)
     shape, weights = read.config, read.weights

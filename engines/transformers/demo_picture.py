@@ -22,12 +22,15 @@ from matplotlib.patches import Patch
 
 FREE, CACHED, SHARED, OWNED = range(4)
 NUM_RESERVED = 2
-"""Leading blocks that transformers keeps for padding."""
+"""Leading blocks that transformers reserves for padding."""
 
 
 @attrs.define
 class Pools:
-    """A row per step: what each block holds. From OWNED on: one request of this kind."""
+    """A row per step, which says what each block holds.
+
+    A number from OWNED on says that one request holds the block, and its kind.
+    """
 
     title: str
     kind_of: Callable[[str], int]
@@ -51,7 +54,7 @@ class Pools:
         self.computed.append(num_computed)
 
     def _cached(self, cache: Any, allocator: Any) -> list[int]:
-        """Blocks whose content can be found."""
+        """Return the blocks whose content can be found."""
         manager = getattr(cache, "manager", None)
         if manager is None:
             return list(allocator.ledger.cached_blocks)
@@ -61,7 +64,7 @@ class Pools:
 
 
 def draw(pools: list[Pools], kinds: list[str], path: Path) -> None:
-    """Write a PNG: each pool over its steps, and below them the tokens that were computed."""
+    """Write a PNG: each pool over its steps, and below them the number of computed tokens."""
     colours = request_colours(len(kinds))
     palette = [FREE_COLOUR, CACHED_COLOUR, SHARED_COLOUR, *colours]
     figure = Figure(figsize=(12, 9), layout="constrained")

@@ -66,7 +66,7 @@ class Small:
 
 
 class Pickled(Small):
-    """The same, without a name for its states."""
+    """`Small` without a name for its states."""
 
     state_name = None  # type: ignore[assignment] # its pickle names it
 
@@ -143,7 +143,7 @@ class Early(Small):
 
 
 class Late(Early):
-    """The same, found from the end of the step on that computed it."""
+    """As `Early`, but found only from the end of the step that computed it."""
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
@@ -193,7 +193,7 @@ class Locked(Small):
 
 
 class LockedLater(Small):
-    """The same, from its first request on."""
+    """A manager that has a lock from its first request on."""
 
     def add_request(self, request: Request) -> None:
         super().add_request(request)
@@ -201,7 +201,7 @@ class LockedLater(Small):
 
 
 class Nameless(Small):
-    """It is copied, and nothing names it."""
+    """A manager that can be copied, but has no name for its states."""
 
     state_name = None  # type: ignore[assignment] # its pickle names it
 
@@ -231,7 +231,7 @@ class Lacks(Small):
 
 
 class OddRings(Small):
-    """A ring that is no group."""
+    """A manager that names a ring which is not a group."""
 
     rings = (1,)
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Both languages check alike: of each state, and of each damaged one, they name the same breaks.
 
-The twin's properties are a second hand of the same sentences (`rust/src/check/`). States of small
-worlds hold all of them, in both. Then one bit of a state's bytes is changed: if that is a state
-at all, it breaks something or not, and both must say the same.
+The twin's properties are a second implementation of the same sentences (`rust/src/check/`). States
+of small worlds hold all of them, in both. Then one bit of a state's bytes is changed: if that is a
+state at all, it breaks something or not, and both must say the same.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ IN_FLIGHT = {
 }
 NUM_MET, NUM_STATES, NUM_DAMAGED = 1000, 150, 500
 NEVER_DECODED = {"FQ-UNIQ", "IDX-SOUND", "IDX-COMPLETE", "RANK-ORDER"}
-"""What bytes cannot break: the free queue and the index are made anew from them."""
+"""Properties that bytes cannot break: the free queue and the index are rebuilt from them."""
 
 
 class Enough(BaseException):
@@ -90,7 +90,7 @@ def reached(name: str) -> dict[bytes, None]:
 
 
 def walked(where: World, seed: int) -> dict[bytes, None]:
-    """States with batches in flight, on a random walk."""
+    """Return encoded states, some with batches in flight, from a random walk."""
     choose = random.Random(seed)
     state, prefixes = make_state(where.config), Prefixes(where.config)
     found = {encode(state): None}
@@ -107,7 +107,7 @@ def walked(where: World, seed: int) -> dict[bytes, None]:
 
 
 def time_calls(state: State) -> Iterator[Call]:
-    """Closing and finishing batches and operations, taking them back."""
+    """Yield calls that take, complete and cancel batches, and complete operations."""
     yield Call("take_batch")
     for batch in state.in_flight:
         yield Call("complete", (batch.number,))
@@ -142,7 +142,7 @@ def damaged(data: bytes, choose: random.Random) -> bytes:
 
 
 def agree(states: dict[bytes, None], seed: int) -> Counter[str]:
-    """Ask both about states and about damaged ones; how often each name was said."""
+    """Ask both about states and about damaged ones. Returns how often each name came."""
     said: Counter[str] = Counter()
     choose = random.Random(seed)
     kept = choose.sample(list(states), min(NUM_STATES, len(states)))

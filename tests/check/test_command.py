@@ -289,7 +289,7 @@ def test_the_named_worlds_are_listed(capsys: pytest.CaptureFixture[str]) -> None
 
 
 def check_named(capsys: pytest.CaptureFixture[str], name: str, *backends: str) -> None:
-    """Explore a named world: complete, with the pinned counts, and it shows what it is for."""
+    """Explore a named world completely; assert its pinned counts and what it is meant to show."""
     wanted = PROFILES[name]
     for backend in backends:
         code, out, _ = run(capsys, "--profile", name, "--json", "--backend", backend)

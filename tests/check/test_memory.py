@@ -46,7 +46,7 @@ def test_a_search_that_is_cut_off_counts_the_states_that_wait(name: str, most: i
 
 
 def nobody_fills_the_cache(state: State) -> Iterator[str]:
-    """Holds until two requests of four tokens have come and gone."""
+    """Report a violation once two requests of four tokens have come and gone."""
     keys = {key for key in state.device.keys if key is not None}
     if not state.requests and len(keys) == 4:
         yield "four keys are left"

@@ -102,7 +102,7 @@ def test_a_patcher_puts_everything_back() -> None:
 
 
 def _core() -> list[object]:
-    """Much of what seeded bugs put something in the place of."""
+    """Collect most of the functions that seeded bugs replace."""
     owners = (PoolTransaction, Effects, HashIndexTransaction, Transaction, RequestState)
     attributes = [each for owner in owners for each in vars(owner).values()]
     return [*attributes, *TRANSITIONS.values()]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""People check what is theirs: a policy, a scheduler, a manager."""
+"""Users check parts of their own: a policy, a scheduler, a manager."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_a_policy_reaches_the_states_of_the_built_in_one() -> None:
 
 
 class Careless(LRU):
-    """Answers that are no place, or none at all."""
+    """A policy that returns values that are no place, or nothing."""
 
     def __init__(self, place: Any) -> None:
         self.place = place
@@ -83,7 +83,7 @@ def test_a_policy_that_fails_is_a_finding_of_its_own(place: Any, said: str) -> N
 
 
 def first_come(where: World, state: State) -> Iterator[Call]:
-    """Serve one request after the other, each to its end."""
+    """Serve one request after another, each to its end."""
     for name in ("a", "b"):
         request = state.requests.get(name)
         if request is None:

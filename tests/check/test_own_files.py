@@ -40,7 +40,7 @@ class Lost(LRU):
 
 
 class Told(LRU):
-    """A policy that is made with something."""
+    """A policy whose constructor takes an argument."""
 
     def __init__(self, place: int) -> None:
         self.place = place
@@ -62,7 +62,7 @@ def hold(_: World, state: State) -> Iterator[Call]:
 
 
 def lost(_: World, state: State) -> Iterator[Call]:
-    """Gives up where somebody waits."""
+    """Raise once there is a request."""
     if len(state.requests):
         raise LookupError("nobody")
     yield Call("add_request", (Request("a", [1, 2]),))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""People check what is theirs: a property."""
+"""Users check parts of their own: a property."""
 
 from __future__ import annotations
 

@@ -144,7 +144,7 @@ def test_the_first_states_of_a_slow_named_world_are_right(name: str) -> None:
 
 
 def test_what_the_twin_finds_is_told_as_steps_of_the_core(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A wrong twin would give names, arguments and options of each edge's calls."""
+    """A wrong twin gives the names, arguments and options of each edge's calls."""
     need_twin()
     where, request = PROFILES["flight"].world, Request("0", [0])
     edges: list[tuple[tuple[str, tuple[Any, ...], dict[str, Any]], ...]] = [

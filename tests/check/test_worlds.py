@@ -42,9 +42,9 @@ Explore = Callable[..., Report]
 
 @pytest.fixture
 def explore(max_states: MaxStates) -> Explore:
-    """Explores a world on both backends: whole, or the first states of one that takes long.
+    """Explore a world on both backends: all of it, or the first states of a large one.
 
-    A whole world has the given states and edges, and every goal is reached somewhere.
+    A complete world has the given numbers of states and edges, and every goal is reached somewhere.
     """
 
     def explore(where: World, num_states: int, num_edges: int, *goals: str) -> Report:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The engine of `engine.py` with asynchronous scheduling: one step is always under way."""
+"""The engine of `engine.py` with asynchronous scheduling: one step is always in flight."""
 
 from __future__ import annotations
 

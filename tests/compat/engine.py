@@ -63,7 +63,7 @@ class Engine:
         self.manager.free(request)
 
     def _compute(self, chunks: list[Chunk]) -> list[EngineRequest]:
-        """Write, then read; the requests that read what a failed load left."""
+        """Write, then read. Returns the requests that read what a failed load left."""
         for chunk in chunks:
             first = chunk.first
             self.worker.write(chunk.request, chunk.tokens, first, chunk.end, query=first)
@@ -108,7 +108,7 @@ class Engine:
         return self.budget - sum(chunk.end - chunk.first for chunk in chunks.values())
 
     def _allocate(self, request: EngineRequest, count: int) -> KVCacheBlocks | None:
-        """Slots for a running request; it starts anew where its window is gone."""
+        """Allocate slots for a running request, from its start if its window is gone."""
         try:
             return self.manager.allocate_slots(request, count, num_lookahead_tokens=1)
         except BehindWindow:
@@ -171,7 +171,7 @@ class Engine:
         return 0, False
 
     def _load(self, request: EngineRequest, first: int, end: int) -> None:
-        """Bring external tokens, all or up to where it fails."""
+        """Load external tokens, all of them or up to a failure."""
         if end > first and self.dice.randrange(3) == 0:
             self._lost[request.request_id] = end = self.dice.randrange(first, end)
         query = min(request.num_computed_tokens, request.num_tokens - 1)
@@ -225,7 +225,7 @@ class Engine:
         self._propose(request)
 
     def _propose(self, request: EngineRequest) -> None:
-        """Guess what comes next, mostly right."""
+        """Guess the next tokens, mostly right."""
         right = answer(request.all_token_ids, self.dice.randrange(4))
         request.spec_token_ids = [
             token if self.dice.randrange(4) else self.dice.randrange(VOCABULARY) for token in right

@@ -26,7 +26,7 @@ def make(backend: Backend, num_blocks: int = 10, **options: Any) -> KVCacheManag
 def admit(
     manager: KVCacheManager, name: str, prompt: list[int], **options: Any
 ) -> tuple[EngineRequest, list[list[int]]]:
-    """Look a request up and schedule all of it, as in a step of its own; with its block ids."""
+    """Look up a request and schedule all of it in a step of its own. Returns its block ids."""
     request = EngineRequest(name, prompt)
     blocks, num_hit = manager.get_computed_blocks(request)
     got = manager.allocate_slots(request, len(prompt) - num_hit, num_hit, blocks, **options)
@@ -36,7 +36,7 @@ def admit(
 
 
 def decode(manager: KVCacheManager, request: EngineRequest, count: int) -> tuple[int, ...]:
-    """Schedule this many tokens of a running request in a step of their own; its new blocks."""
+    """Schedule this many tokens of a running request in a step. Returns its new blocks."""
     manager.new_step_starts()
     got = manager.allocate_slots(request, count)
     assert got is not None

@@ -37,12 +37,12 @@ def kind(request: pytest.FixtureRequest) -> Any:
 
 @pytest.fixture
 def manager(backend: Backend) -> KVCacheManager:
-    """With one group."""
+    """Make a manager with one group."""
     return KVCacheManager(Config(10, 4, hash_seed=b"unit", record_new_blocks=True), backend=backend)
 
 
 def schedule(manager: KVCacheManager, request: EngineRequest, count: int) -> tuple[int, ...]:
-    """Schedule this many tokens in a step of their own; the new blocks."""
+    """Schedule this many tokens in a step of their own. Returns the new blocks."""
     manager.new_step_starts()
     got = manager.allocate_slots(request, count)
     assert got is not None
@@ -99,7 +99,7 @@ def test_a_block_that_the_last_output_fills_is_found_later(
 def test_a_session_may_replace_the_token_that_nobody_computed(
     manager: KVCacheManager, kind: Any
 ) -> None:
-    """In vLLM's streaming sessions the last sampled token goes when the next input comes."""
+    """In vLLM's streaming sessions the next input replaces the last sampled token."""
     request = kind("r", [1, 2, 3, 4, 5, 6])
     schedule(manager, request, 6)
     schedule(manager, request, 1)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A decoded token under `kvcore.compat`: what it costs, and that the short way leads to the same.
+"""A decoded token under `kvcore.compat`: its cost, and that the fast path has the same outcome.
 
 Costs are counts: calls of the core, function calls of Python, tokens read.
 """
@@ -153,7 +153,7 @@ def test_a_token_reads_itself_and_the_one_before(backend: Backend) -> None:
 
 
 def num_calls(call: Callable[[], object]) -> int:
-    """Functions that a call calls, itself included, of Python and of C."""
+    """Count the functions of Python and C that a call runs, including itself."""
     seen: list[str] = []
     sys.setprofile(lambda _frame, event, _what: seen.append(event))
     call()
@@ -218,7 +218,7 @@ GROUPS = {
 def serve(
     manager: KVCacheManager, kind: type[EngineRequest], seed: int, *, late: bool, num_steps: int
 ) -> list[Any]:
-    """Random traffic of decoding requests: what calls return, and what the core has step by step.
+    """Serve random decoding requests; return the results, and the core's state at each step.
 
     late: a token is known a step after its slot was scheduled.
     """

@@ -18,7 +18,7 @@ from tests.conftest import Backend
 
 @pytest.fixture
 def manager(backend: Backend) -> KVCacheManager:
-    """With one group."""
+    """Make a manager with one group."""
     return make(backend)
 
 
@@ -141,7 +141,7 @@ def test_drafts_past_the_model_length_are_misuse(backend: Backend) -> None:
 
 
 def test_steps_can_be_scheduled_before_their_tokens_are_known(manager: KVCacheManager) -> None:
-    """As with asynchronous scheduling: two steps are under way before the first token comes."""
+    """As with asynchronous scheduling, two steps are in flight before the first token is known."""
     request, table = admit(manager, "r", [1, 2, 3])
     assert decode(manager, request, 1) == ()
     assert decode(manager, request, 1) == (3,)

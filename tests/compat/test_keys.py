@@ -40,7 +40,7 @@ def test_an_engines_own_hashes_are_the_keys(backend: Backend) -> None:
 def test_a_hash_that_comes_with_the_last_token_is_published_by_cache_blocks(
     backend: Backend,
 ) -> None:
-    """The hash of a block may cover the token behind it; the request ends with that one."""
+    """The hash of a block may cover the token behind it, with which the request ends."""
     manager = make(backend)
     hashed = bytes(range(32))
     request = plain("r", [1, 2], block_hashes=[])

@@ -30,7 +30,7 @@ from tests.conftest import Backend
 
 @pytest.fixture
 def manager(backend: Backend) -> KVCacheManager:
-    """With one group."""
+    """Make a manager with one group."""
     return make(backend)
 
 
@@ -181,7 +181,7 @@ def test_a_request_that_external_tokens_fill_computes_its_last_one(
 
 
 def wrong_calls(manager: KVCacheManager, request: EngineRequest) -> dict[str, tuple[Any, ...]]:
-    """Arguments of `allocate_slots` that are wrong, with what they raise."""
+    """List wrong arguments of `allocate_slots`, with the errors that they raise."""
     foreign = KVCacheBlocks(((5,),), manager.core.has_key)
     return {
         "nothing new": (InvalidCount, request, 0),

@@ -20,7 +20,7 @@ WINDOW = (Group(2), Group(2, kind="sliding_window", window=3))
 
 @pytest.fixture
 def manager(backend: Backend) -> KVCacheManager:
-    """With one group."""
+    """Make a manager with one group."""
     return make(backend)
 
 

@@ -31,7 +31,7 @@ from tests.conftest import Backend
 
 @pytest.fixture
 def manager(backend: Backend) -> KVCacheManager:
-    """With one group."""
+    """Make a manager with one group."""
     return make(backend)
 
 

@@ -64,8 +64,9 @@ class Worker:
     def write(
         self, request: EngineRequest, tokens: list[int], first: int, end: int, *, query: int
     ) -> None:
-        """Put the keys and values of positions [first, end) of these tokens in place, but for
-        blocks that no query from this one on sees.
+        """Write the keys and values of positions [first, end) of these tokens.
+
+        Blocks that no query from this one on sees are left out.
         """
         for index, group in enumerate(self.groups):
             table = self.tables[request.request_id][index]

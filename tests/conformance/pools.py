@@ -22,7 +22,7 @@ class Pool(Protocol):
         """Make a transition or query of the pool layer by its name."""
 
     def dump(self) -> tuple[list[int], list[bytes | None], list[int], list[int]]:
-        """Owners and key of each block, the free queue from its head, pins of each block."""
+        """Return the owners and key of each block, the free queue from its head, and all pins."""
 
     def commands(self) -> list[Command]:
         """Return the commands since the last call."""

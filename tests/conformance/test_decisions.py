@@ -17,7 +17,7 @@ LATER, NEVER = Reason.LATER, Reason.NEVER
 
 @pytest.fixture
 def manager(backend: Backend) -> KVCacheManager:
-    """ "a" holds three of the five blocks."""
+    """Make a manager in which "a" holds three of the five blocks."""
     made = make(backend, 6, watermark_blocks=2, num_host_blocks=5)
     serve(made, "a", range(5))
     step(made)

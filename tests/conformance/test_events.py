@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Events: what is said of a publication, a removal and a reset, and what a mirror makes of it.
+"""Events of a publication, a removal and a reset, and the mirror that follows from them.
 
 Blocks hold two tokens; a fresh pool gives 1, 2, 3, ...
 """

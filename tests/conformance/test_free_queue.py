@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The free queue: in which order blocks leave, and that head, tail and middle cost the same."""
+"""The free queue: the order in which blocks leave; head, tail and middle cost the same."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ def test_several_blocks_join_in_the_order_given_and_none_is_no_change(backend: B
 
 
 def seconds_in_the_middle(backend: Backend, num_blocks: int) -> float:
-    """Processor time of taking a block out of the middle of the queue, the fastest of many."""
+    """Measure the CPU time of removing a block from the middle of the queue, the best of many."""
     pool = make_pool(backend, num_blocks)
     middle = range(num_blocks // 2, num_blocks // 2 + NUM_MEASURED)
     pool.call("take", num_blocks)

@@ -23,7 +23,7 @@ from kvcore.types.values import Appended, PrefixCacheStats, Refused, Status, Ver
 from tests.conftest import need_twin
 
 FAR = 10**30
-"""No machine integer."""
+"""Numbers beyond machine integers."""
 WRONG_NAMES: tuple[Any, ...] = ("", "a", None, 3.5)
 """No new request has one of these ids."""
 
@@ -80,7 +80,7 @@ class Index:
 
 
 def story(backend: Any) -> KVCacheManager:
-    """a runs in blocks 1 and 2; b waits and would hit block 1; c waits; d is swapped out."""
+    """Let a run in blocks 1 and 2, b wait (it would hit block 1), c wait, d be swapped out."""
     config = Config(
         12, 2, num_host_blocks=4, enable_events=True, max_model_len=8, hash_seed=b"seed"
     )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Nothing is left of requests that have come and gone: memory and state are what they were.
+"""Requests that have come and gone leave nothing: memory and state are as before.
 
 Requests come in waves of four that share a prefix, and go through hits, decoding, fork, swap and
 preemption; the pool is too small to keep what they leave in the cache.
@@ -22,11 +22,11 @@ RUST = pytest.mark.parametrize("backend", ["rust"], indirect=True)
 PYTHON = pytest.mark.parametrize("backend", ["python"], indirect=True)
 STATM = Path("/proc/self/statm")
 NEEDS_STATM = pytest.mark.skipif(not STATM.exists(), reason="this system has no /proc/self/statm")
-WAVE = 5  # requests a wave, the forked one included
+WAVE = 5  # requests per wave, including the forked one
 
 
 def small(backend: Backend) -> KVCacheManager:
-    """Fifteen usable blocks, so that each wave evicts what the one before it left."""
+    """Make a manager of 15 usable blocks, so that each wave evicts what the last one left."""
     return make(backend, 16, num_host_blocks=8, duplicates="merge", enable_events=True)
 
 
@@ -54,7 +54,7 @@ def wave(manager: KVCacheManager, number: int) -> None:
 
 
 def waves(manager: KVCacheManager, first: int, num_requests: int) -> int:
-    """This many requests, from the wave of this number on; returns the number of the next."""
+    """Serve this many requests from this wave on; return the number of the next wave."""
     end = first + num_requests // WAVE
     for number in range(first, end):
         wave(manager, number)
@@ -62,7 +62,7 @@ def waves(manager: KVCacheManager, first: int, num_requests: int) -> int:
 
 
 def resident_bytes() -> int:
-    """Memory of this process."""
+    """Return the resident memory of this process."""
     gc.collect()
     return int(STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
@@ -76,7 +76,7 @@ def drained(manager: KVCacheManager) -> bytes:
 
 
 def growth(backend: Backend, num_requests: int) -> int:
-    """Resident bytes that this many requests add, after a tenth of them."""
+    """Measure the resident bytes that this many requests add, after a tenth of them."""
     manager = small(backend)
     done = waves(manager, 0, num_requests // 10)
     before = resident_bytes()

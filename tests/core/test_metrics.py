@@ -21,7 +21,7 @@ KEY = bytes(KEY_SIZE)
 
 
 def update(requests: int, queries: int, hits: int, *, reset: bool = False) -> PrefixCacheStats:
-    """Statistics of this many new requests."""
+    """Make the statistics of this many new requests."""
     return PrefixCacheStats(requests, queries, hits, reset=reset)
 
 
@@ -169,7 +169,7 @@ def test_only_statistics_are_observed() -> None:
 
 
 def test_an_engines_own_statistics_are_updates() -> None:
-    """vLLM's class has these names; `PrefixCacheStats` of this package is another one."""
+    """vLLM's class has these names; it is not this package's `PrefixCacheStats`."""
     metrics = PrefixCachingMetrics()
     metrics.observe(EngineStats(requests=2, queries=20, hits=5))
     assert aggregates(metrics) == (2, 20, 5)

@@ -24,7 +24,7 @@ TOKENS = [7, 0, 100, 3, 3, 90, 1]
 
 
 def manager(backend: Backend) -> KVCacheManager:
-    """Nine blocks of two tokens, and a request of one token."""
+    """Make a manager of nine blocks of two tokens, with a request of one token."""
     managed = KVCacheManager(Config(10, 2, hash_seed=b"seed"), backend)
     managed.add_request(Request("a", [1]))
     return managed
@@ -59,7 +59,7 @@ class Tensor:
 
 
 def misaligned(values: list[int]) -> memoryview:
-    """int32 items that start at an odd address."""
+    """Make int32 items that start at an odd address."""
     return memoryview(b"\0" + array.array("i", values).tobytes())[1:].cast("i")
 
 

@@ -36,7 +36,7 @@ from kvcore.errors import UnknownRequest
 
 
 def admit(manager: KVCacheManager, request: Request) -> KVCacheBlocks:
-    """Slots for all tokens of a new request. Raises MemoryError for a refusal."""
+    """Allocate slots for all tokens of a new request. Raises MemoryError for a refusal."""
     name, row = request.request_id, manager.add_request(request)
     hit: Hit = manager.get_computed_blocks(name)
     num_new: int = manager.num_tokens(name) - hit.num_tokens

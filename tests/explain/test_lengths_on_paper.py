@@ -45,7 +45,7 @@ class Engine:
             self.manager.take_batch()
 
     def causes(self) -> list[tuple[int, int, str]]:
-        """Spans of the newest admission."""
+        """Return the spans of the newest admission."""
         check(self.explained[-1])
         return [(span.start, span.end, span.cause) for span in self.explained[-1].spans]
 
@@ -167,7 +167,7 @@ def test_a_drafter_drops_the_last_block_of_a_hit() -> None:
 
 
 def test_groups_that_do_not_meet_share_no_hit() -> None:
-    """One finds 4 tokens, the other only 8: they meet at none."""
+    """One group finds 4 tokens, the other only 8, so they share no length."""
     engine = Engine(20, groups=(Group(4), Group(4, kind="sliding_window", window=4)))
     engine.run("a", A + B, stays=True)
     full, window = engine.manager.get_block_ids("a")

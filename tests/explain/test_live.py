@@ -281,7 +281,7 @@ def test_the_ring_is_a_dict_of_the_last_removals(num_entries: int) -> None:
 
 
 def test_an_entry_takes_at_most_48_bytes() -> None:
-    """Also where each was removed by another call; the names of takers aside."""
+    """This also holds if each was removed by another call; the names of takers are not counted."""
     for num_entries in (1_000, 4_096, 6_000):
         ring = RemovedKeys(num_entries)
         for number in range(3 * num_entries):

@@ -33,7 +33,7 @@ def told(holders: tuple[Holder, ...]) -> list[tuple[str, str, int, int]]:
 
 
 def test_holders_stand_by_what_their_leaving_brings(backend: Backend) -> None:
-    """9 blocks: a and its child share 2, b has 3, one of b's is pinned, one is free."""
+    """Of 9 blocks a and its child share 2, b has 3, one of b's is pinned, one is free."""
     manager = KVCacheManager(Config(10, 4), backend)
     for name, first, length in (("a", 0, 8), ("b", 50, 12), ("c", 90, 8), ("wants", 200, 20)):
         manager.add_request(Request(name, list(range(first, first + length))))
@@ -89,7 +89,7 @@ def test_a_batch_in_flight_holds_what_was_freed_under_it() -> None:
 
 
 def check_holders(run: Lockstep, args: tuple[Any, ...], options: dict[str, Any]) -> None:
-    """Let each holder leave, by a call of its own."""
+    """Let each holder leave, by one call each."""
     state = run.state
     outcome = perform(state, Call("allocate_slots", args, options))
     if not isinstance(outcome.value, Refused):

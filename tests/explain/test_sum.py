@@ -119,7 +119,7 @@ def test_swaps_are_explained_too() -> None:
 
 
 def test_the_optimum_splits_what_was_evicted() -> None:
-    """What the policy lost is what the bound finds above the hits, where nothing else is missed."""
+    """If nothing else is missed, the policy lost what the bound finds beyond the hits."""
     need_twin()
     requests = list(generate("documents", 120, 7))
     explained, result = explain(requests, Options(num_blocks=2048))
@@ -149,7 +149,7 @@ def test_the_sum_finds_seeded_bugs(bug: Any, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_call_that_is_not_seen_leaves_no_gap() -> None:
-    """What the observer thinks findable, and the hit lacks, counts as not taken."""
+    """Content that the observer thinks findable and the hit lacks counts as not taken."""
     engine = Engine()
     engine.run("a", A + B)
     real: Any = engine.manager

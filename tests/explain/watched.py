@@ -15,7 +15,7 @@ from tests.helpers.lockstep import Lockstep
 
 
 def check(each: Explanation) -> None:
-    """EXPLAIN-SUM: lengths fall, and the spans tile the tokens from the hits to the ideal."""
+    """Check EXPLAIN-SUM: lengths fall, and the spans tile the tokens from the hits to the ideal."""
     lengths = list(each.lengths)
     assert lengths == sorted(lengths, reverse=True), each
     place = each.hits

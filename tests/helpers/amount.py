@@ -18,6 +18,6 @@ def examples(number: int) -> int:
 
 
 def every_second(values: Iterable[Any]) -> list[Any]:
-    """Rows of a test: every second one, from the first on, and the others in `make explore`."""
+    """Mark every second row of a test, from the second on, to run only in `make explore`."""
     slow = [pytest.mark.slow]
     return [pytest.param(each, marks=slow * (number % 2)) for number, each in enumerate(values)]

@@ -15,9 +15,9 @@ from tests.conftest import Backend
 ROOT = Path(__file__).parents[2]
 LINES_MAX = 60
 STORY_LINES_MAX = 200
-"""Of an example whose header shows a whole counterexample."""
+"""The most lines of an example whose header shows a whole counterexample."""
 LONG_LINES_MAX = {"generations.py": 380, "own_engine.py": 180}
-"""Of those that drive several managers, each by its own calls, or are a whole engine."""
+"""The same for those that drive several managers by calls of their own, or are an engine."""
 
 
 def check_example(

@@ -24,7 +24,7 @@ def waiting(manager: KVCacheManager) -> list[int]:
 
 
 def take(manager: KVCacheManager) -> int:
-    """Close the open batch; its number. Asserts every invariant."""
+    """Close the open batch. Returns its number, and asserts every invariant."""
     manager.check()
     return manager.take_batch().number
 

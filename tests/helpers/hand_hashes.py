@@ -28,12 +28,12 @@ TAGS |= {"mm cut": 5, "prompt_embeds cut": 6}
 
 
 def little(number: int) -> bytes:
-    """Four bytes, lowest first; a negative number in two's complement."""
+    """Encode a number in four bytes, lowest first; a negative one in two's complement."""
     return bytes(number >> shift & 255 for shift in (0, 8, 16, 24))
 
 
 def sha(*parts: bytes) -> bytes:
-    """SHA-256 of the parts one after the other."""
+    """Hash the concatenated parts with SHA-256."""
     return hashlib.sha256(b"".join(parts)).digest()
 
 
@@ -84,7 +84,7 @@ def cbor(value: Any) -> bytes:
 
 
 def xxh3(*parts: bytes) -> bytes:
-    """XXH3-128 of the parts, with the mark of its kind in the middle."""
+    """Hash the parts with XXH3-128, and put the mark of its kind into the middle."""
     digest = xxhash.xxh3_128(b"".join(parts)).intdigest().to_bytes(16, "big")
     return digest[:8] + b"xxh3-128: no SHA" + digest[8:]
 

@@ -174,7 +174,7 @@ class Lockstep:
             self.ghost.check(taken.before, taken.encoders)
 
     def _forget(self, first: int) -> None:
-        """Batches from a number on are taken back, and the open one: what is late never runs."""
+        """Take back the batches from a number on, and the open one: what is late never runs."""
         self.waiting = [each for each in self.waiting if each.batch.number < first]
         encoders = self.schedule.encoders
         self.schedule.assume(self.state)

@@ -23,12 +23,12 @@ def make(
 
 
 def add(manager: KVCacheManager, request_id: str, tokens: Sequence[int]) -> int:
-    """Make a request known; returns its row."""
+    """Add a request. Returns its row."""
     return manager.add_request(Request(request_id, list(tokens)))
 
 
 def admit(manager: KVCacheManager, request_id: str, **options: Any) -> list[int]:
-    """Schedule all tokens of a waiting request, after its hit; return its blocks."""
+    """Schedule all tokens of a waiting request, after its hit. Returns its blocks."""
     hit = manager.get_computed_blocks(request_id)
     left = manager.num_tokens(request_id) - hit.num_tokens
     grown = manager.allocate_slots(request_id, left, hit, **options)

@@ -37,12 +37,12 @@ PLACEHOLDER = 7
 
 
 def rarely() -> st.SearchStrategy[bool]:
-    """True once in a while (`integers` would give its ends far too often)."""
+    """Draw True once in a while (`integers` would give its ends far too often)."""
     return st.sampled_from([False, False, False, False, True])
 
 
 def seldom() -> st.SearchStrategy[bool]:
-    """True now and then: for what is mostly misuse."""
+    """Draw True now and then, for calls that are mostly misuse."""
     return st.integers(0, 14).map(lambda number: number == 7)
 
 
@@ -110,7 +110,7 @@ def configs(draw: st.DrawFn, *, least: int = 3, most: int = 8) -> Config:
 
 
 def tokens(config: Config, *, most: int) -> st.SearchStrategy[list[int]]:
-    """Prompts of two letters, so that prefixes meet; for large blocks, of whole equal runs."""
+    """Draw prompts of two letters, so that prefixes meet; for large blocks, of whole equal runs."""
     if most <= 16:
         return st.lists(st.integers(0, 1), min_size=1, max_size=most)
     size = config.block_size
@@ -165,7 +165,7 @@ def own_hashes(config: Config, prompt: list[int]) -> list[bytes]:
 def allocations(
     draw: st.DrawFn, run: Lockstep, stale: list[Hit], names: list[str] | None = None
 ) -> tuple[Any, ...]:
-    """Arguments and options of `allocate_slots`, legal more often than not.
+    """Draw arguments and options of `allocate_slots`, legal more often than not.
 
     names: requests to choose from, all unless given.
     """
@@ -206,5 +206,5 @@ def options_of(draw: st.DrawFn, state: State, request_id: str, external: int) ->
 
 
 def by_status(state: State, *statuses: Status) -> list[str]:
-    """Ids of the requests in one of these statuses, sorted."""
+    """Return the ids of the requests in one of these statuses, sorted."""
     return sorted(name for name, each in state.requests.items() if each.status in statuses)

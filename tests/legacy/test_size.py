@@ -28,7 +28,7 @@ GENERATIONS = ["v0_3", "v0", "v1_first", "v1_0_8"]
 
 
 def python_lines(text: str) -> int:
-    """Lines with code; a docstring is none."""
+    """Count the lines of code, without docstrings."""
     docs: set[int] = set()
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(
@@ -43,7 +43,7 @@ def python_lines(text: str) -> int:
 
 
 def rust_lines(text: str) -> int:
-    """Lines with code before the tests."""
+    """Count the lines of code before the tests."""
     lines = [line.strip() for line in text.split("#[cfg(test)]")[0].split("\n")]
     return sum(bool(line) and not line.startswith("//") for line in lines)
 

@@ -20,7 +20,7 @@ class Refusal(Exception):
 
 
 class Twins:
-    """Two of a facade, one a backend, that answer alike."""
+    """Two instances of a facade, one per backend, that give the same answers."""
 
     def __init__(self, pair: list[Any], backings: list[Backing]) -> None:
         self.pair = pair
@@ -48,7 +48,7 @@ class Twins:
         return answers
 
     def batch(self) -> None:
-        """Both hand out the same batch."""
+        """Assert that both hand out the same batch."""
         self.seen |= {type(command).__name__ for command in self.call("take_batch")[0]}
 
 

@@ -58,7 +58,7 @@ class Manager:
         return first
 
     def ask(self, name: str, *args: Any) -> Any:
-        """Ask a question that is not counted and leaves no trace in the list of calls."""
+        """Make a query that is not counted and does not appear in the list of calls."""
         first, *others = [_outcome(each, name, args, {}) for each in self._managers]
         for other in others:
             if other != first:
@@ -69,7 +69,7 @@ class Manager:
         return first
 
     def facts(self, names: Sequence[str], request_id: str) -> tuple[Any, ...]:
-        """Return the answers to these questions about a request, in one go."""
+        """Return the answers to these queries about a request, in one call."""
         try:
             said = [
                 tuple([getattr(each, name)(request_id) for name in names])

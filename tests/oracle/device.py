@@ -140,7 +140,7 @@ class Device:
         demand(right, f"block {block} is stored under a key of another content")
 
     def load(self, key: bytes, block: int, done: bool) -> None:
-        """Fill a block from the external store, or with rubbish."""
+        """Fill a block from the external store, or with garbage."""
         page = self.pages[key] if done else [RUBBISH] * self._size
         self._slots["device", block] = list(page)
 

@@ -104,7 +104,7 @@ def note_ahead(e: Engine, request: OracleRequest, new: int, rejected: int) -> No
 
 
 def receive(e: Engine) -> None:
-    """Tokens that a request waits for are handed in, in order."""
+    """Hand in tokens that a request waits for, in order."""
     waiting = [each for each in e.known.values() if each.future or each.guesses]
     if not waiting:
         return

@@ -148,7 +148,7 @@ def cancel(e: Engine) -> None:
 
 
 def report(e: Engine, batch: int | None) -> None:
-    """Failed loads are reported: those of a batch, or of all taken ones."""
+    """Report failed loads: those of a batch, or of all taken ones."""
     for number, load in list(e.failing.items()):
         if load.batch is None or (batch is not None and load.batch != batch):
             continue
@@ -162,7 +162,7 @@ def report(e: Engine, batch: int | None) -> None:
 
 
 def finish_transfer(e: Engine) -> None:
-    """External tokens that come in the background have come, or not all of them."""
+    """Finish a transfer of external tokens in the background, of which some may be missing."""
     waiting = [r for r in e.known.values() if r.transfer and is_executed(e, r.transfer[2])]
     if not waiting:
         return
@@ -193,7 +193,7 @@ def store(e: Engine) -> None:
 
 
 def load(e: Engine) -> None:
-    """Whole blocks of a request are loaded from the external store."""
+    """Load whole blocks of a request from the external store."""
     step = e.config.hit_alignment
     requests = [r for r in e.idle() if r.count % step == 0 and not r.num_encoder_tokens]
     if not requests or not e.config.enable_caching:

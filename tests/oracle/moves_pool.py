@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Moves on the pool: swaps, pins, withdrawn keys, resets, snapshots and questions."""
+"""Moves on the pool: swaps, pins, withdrawn keys, resets, snapshots and queries."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def snapshot(e: Engine) -> None:
 
 
 def ask(e: Engine) -> None:
-    """Questions, which change nothing, and what is drained."""
+    """Make the queries, which change nothing, and drain what can be drained."""
     before = e.manager.encode()
     for each in e.known.values():
         e.call("get_blocks", each.name)

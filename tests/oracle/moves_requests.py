@@ -34,7 +34,7 @@ def add(e: Engine) -> None:
 
 
 def extend(e: Engine) -> None:
-    """Tokens, or the engine's hashes, are added."""
+    """Add tokens, or the engine's hashes."""
     requests = [each for each in e.known.values() if not each.drafts and not each.num_to_come]
     if requests:
         request = e.rng.choice(requests)

@@ -96,7 +96,7 @@ class OracleRequest:
         return self.count == len(self.stuff) + len(self.future) + self.num_rejected
 
     def settled_count(self) -> int:
-        """Known tokens that it counted before the open batch, drafts aside."""
+        """Return the known tokens that it counted before the open batch, without drafts."""
         count = self.count if self.base is None else self.base
         return min(count, len(self.stuff))
 
@@ -177,7 +177,7 @@ def draw_request(
 
 
 def draw_media(rng: Random, num_tokens: int) -> list[MediaItem]:
-    """Items that fit into this many tokens and may overlap; its identifier says its length."""
+    """Draw items within this many tokens; they may overlap. Their identifiers say their length."""
     items, offset = [], 0
     for _ in range(rng.randint(1, 3)):
         identifier, offset = rng.choice(list(IMAGES)), offset + rng.randint(0, 3)

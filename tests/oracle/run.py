@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A run: a configuration and moves, all determined by a seed; how a run that fails is made small.
+"""A run: a configuration and moves, all determined by a seed. A failing run is made small.
 
 `python -m tests.oracle.run SEED` makes a run again. If it has a finding, it is cut down to the
 moves that it needs, and its calls are printed as a program. With `--calls N` it goes on with the
@@ -125,7 +125,7 @@ def run(
 
 
 def leave_all(engine: Engine) -> None:
-    """Everything ends and every request leaves; then all blocks are free and no key is left."""
+    """End everything and remove every request; then all blocks are free and no key is left."""
     for _ in range(2):
         moves_batches.finish_all(engine)
         for request in engine.known.values():
@@ -163,7 +163,7 @@ def _kind(wrong: str | None) -> str:
 
 
 def main() -> int:
-    """Make the runs that are asked for; 1 if one has a finding."""
+    """Make the runs that are asked for. Returns 1 if one has a finding."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("seed", type=int, nargs="?", help="the run to make, or the first of them")
     parser.add_argument("--calls", type=int, default=1, help="number of calls to make")

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bad input to the pool layer: double frees, pins that are not there, keys on unused blocks.
+"""Bad input to the pool layer: double frees, missing pins, keys on unused blocks.
 
-Both layers of languages are asked through one shape: the pure functions of
+The pools of both languages are called in the same way: the pure functions of
 `kvcore.pool.transitions`, and the twin's pool. The pool has four blocks; 0 has two owners and a
 key, 1 one owner that is a pin and one that is not, 2 and 3 are unused.
 """
@@ -39,7 +39,7 @@ class Pool(Protocol):
         """Make a pool transition by its name."""
 
     def dump(self) -> Dump:
-        """Owners, keys, the free queue, pins."""
+        """Return owners, keys, the free queue and pins."""
 
 
 class PythonPool:

@@ -123,7 +123,7 @@ def test_blocks_without_caching_are_freed_tail_first_too(backend: Backend) -> No
 
 @pytest.mark.seed("S004-19")
 def test_the_worked_example_of_the_design_that_all_managers_follow(backend: Backend) -> None:
-    """Ten blocks of four tokens, no null block; source: S004-19."""
+    """There are ten blocks of four tokens and no null block. Source: S004-19."""
     manager = make(backend, 10, 4, null_block=False)
     assert serve(manager, "0", range(15)) == [0, 1, 2, 3]
     step(manager)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Several blocks of one content: which answers, which follows, and what each step costs."""
+"""Several blocks of one content: which one is found, which is next, and what each step costs."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def copies(manager: KVCacheManager) -> tuple[int, ...]:
 
 @pytest.fixture
 def manager(backend: Backend) -> KVCacheManager:
-    """Five usable blocks; 1 to 4, of requests a to d, have the same content."""
+    """Make a manager of five usable blocks; 1 to 4, of requests a to d, have the same content."""
     manager = make(backend, 6)
     manager.add_request(Request("asks", [7, 8, 9]))
     for request_id in "abcd":

@@ -73,7 +73,7 @@ class Pure:
         return outcome.value
 
     def dump(self) -> Dump:
-        """Owners, keys, free queue and pins."""
+        """Return owners, keys, free queue and pins."""
         pool = self.pool
         pins = [pool.pins.get(block, 0) for block in range(pool.num_blocks)]
         return list(pool.ref_counts), list(pool.keys), list(pool.queue), pins

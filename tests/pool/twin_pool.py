@@ -23,7 +23,7 @@ class TwinPool:
         return getattr(self._tiers, name)(*args, "device")
 
     def dump(self) -> Dump:
-        """Owners and key of each block, the free queue from its front, pins of each block."""
+        """Return the owners and key of each block, the free queue from its front, and all pins."""
         owners, keys, queue, *_ = self._tiers.dump()[0]
         return owners, keys, queue, self._tiers.pins()
 

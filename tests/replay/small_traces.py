@@ -38,7 +38,7 @@ def crowds(draw: st.DrawFn) -> tuple[list[TraceRequest], Options]:
 def requests_of(
     draw: st.DrawFn, num_requests: int, longest: int, most_outputs: int
 ) -> list[TraceRequest]:
-    """This many requests of one unit by their arrival, most of them together."""
+    """Make this many requests of one unit by their arrival, most of them together."""
     unit = draw(st.sampled_from([1, 4, 6, 8]))
     requests, arrival = [], 0.0
     for line in range(1, num_requests + 1):

@@ -72,7 +72,7 @@ def interrupt_after(monkeypatch: pytest.MonkeyPatch, num_steps: Sequence[int]) -
                 raise KeyboardInterrupt
 
         def end(self) -> None:
-            """Nothing was shown."""
+            """Do nothing: no progress was shown."""
 
     monkeypatch.setattr(command, "Progress", Interrupting)
 
@@ -157,7 +157,7 @@ def test_what_cannot_be_done_is_refused_in_a_sentence(
 
 
 def forbidden(*_: object, **__: object) -> NoReturn:
-    """In place of what must not be begun."""
+    """Fail, in place of work that must not begin."""
     raise AssertionError("the run began")
 
 
@@ -224,7 +224,7 @@ class Broken:
             raise InvariantViolation("KV-READ", "block 5 holds something else")
 
     def arrive(self, operation: int, nodes: object) -> None:
-        """Nothing is loaded."""
+        """Do nothing: nothing is loaded."""
         raise AssertionError((operation, nodes))
 
 

@@ -51,7 +51,7 @@ def work() -> str:
 
 
 def test_the_meter_takes_off_what_the_clock_costs() -> None:
-    """Each reading of this clock takes 7, a call nothing: so nothing is measured."""
+    """Reading this clock takes 7 and a call takes nothing, so nothing is measured."""
     readings = count(0, 7)
     meter = Meter(lambda: next(readings))
     assert meter.call(work) == "done"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tokens made of ids: fixed, and different where the ids are."""
+"""Tokens made of ids: fixed, and different if the ids differ."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ IDS = st.integers(0, 2**64 - 1)
 
 
 def test_tokens_are_those_of_every_process_and_version() -> None:
-    """Whoever changes these tokens changes what recorded lists of operations mean."""
+    """Changing these tokens changes the meaning of recorded lists of operations."""
     for high, low in ((0, 0), (0, 182_789), (5, 7)):
         random = Random(high)
         expected = [random.getrandbits(29) + low for _ in range(512)]

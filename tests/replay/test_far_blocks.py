@@ -47,7 +47,7 @@ def test_a_second_use_is_what_stores() -> None:
 def test_a_far_tier_without_end_finds_what_an_unlimited_cache_finds(
     crowd: tuple[list[TraceRequest], Options],
 ) -> None:
-    """But for what no load can bring: blocks that are not full, and that another one computes."""
+    """The exceptions are blocks that no load can bring: partial ones, and those being computed."""
     need_twin()
     requests, options = crowd
     policies: tuple[StorePolicy, ...] = ("publication", "second_use")
@@ -67,7 +67,7 @@ def test_a_far_tier_without_end_finds_what_an_unlimited_cache_finds(
 def test_what_left_the_pool_comes_back(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], policy: str, hits: int, written: int
 ) -> None:
-    """Blocks of 512 tokens, a pool of three: the second prompt takes the place of the first."""
+    """In a pool of three blocks of 512 tokens, the second prompt takes the place of the first."""
     path = tmp_path / "trace.jsonl"
     length = {"input_length": 3 * 512, "output_length": 1}
     rows = [

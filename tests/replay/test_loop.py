@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The replay loop: the same on both backends, bounded from above, and what it does with trouble."""
+"""The replay loop: the same on both backends, bounded from above, and its handling of faults."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ def test_two_runs_are_equal_but_for_the_costs() -> None:
 def test_a_request_larger_than_the_pool_is_named_and_the_rest_goes_on(
     backend: BackendName,
 ) -> None:
-    """4 usable blocks of 4 tokens. The last output needs no slot, so 15 and 2 outputs just fit."""
+    """The last output needs no slot, so 15 tokens and 2 outputs just fit into 4 blocks of 4."""
     requests = [ask(1, 15, 2, *range(4)), ask(2, 15, 3, *range(4)), ask(3, 17, 1, *range(5))]
     requests += [ask(4, 15, 1, *range(4))]
     result = replay(requests, Options(num_blocks=5, block_size=4), backend=backend)
@@ -204,7 +204,7 @@ def test_the_first_requests_alone_can_be_asked_for() -> None:
 
 
 def test_a_trace_is_not_read_far_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All have arrived, and no more wait in memory than allowed."""
+    """All requests have arrived, but no more of them wait in memory than allowed."""
     monkeypatch.setattr(arrivals, "WAITING_MAX", 5)
     num_read = 0
 

@@ -38,7 +38,7 @@ def read(text: str, *, rate: float | None = 2.0, skip_bad: bool = False) -> list
 
 
 def shared(one: TraceRequest, other: TraceRequest) -> int:
-    """Leading ids that are equal."""
+    """Count the leading ids that are equal."""
     pairs = enumerate(zip(one.hash_ids, other.hash_ids, strict=False))
     return next(
         (place for place, (a, b) in pairs if a != b), min(map(len, (one.hash_ids, other.hash_ids)))

@@ -25,7 +25,7 @@ class Terminal(io.StringIO):
 
 
 class Clock:
-    """Seconds as they are set."""
+    """A clock that shows the time it is set to."""
 
     now = 0.0
 

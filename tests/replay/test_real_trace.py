@@ -24,7 +24,7 @@ pytestmark = pytest.mark.skipif(
 
 
 def test_an_unlimited_cache_finds_what_its_authors_say() -> None:
-    """12,031 requests; 288,500 blocks of 512, 182,790 different ones: 36.64 %."""
+    """12,031 requests have 288,500 blocks of 512, of which 182,790 are distinct: 36.64 %."""
     reader = TraceReader(TRACE)
     counting = Counting(512)
     counting.read(reader)
@@ -35,8 +35,9 @@ def test_an_unlimited_cache_finds_what_its_authors_say() -> None:
 
 
 def test_the_bound_is_near_what_another_simulator_found() -> None:
-    """kvcache-simulator's offline optimum counts the second half of the requests, on blocks of 512:
-    0.320 in 3,276 of them, 0.398 in 13,107. It has to keep what it meets, so it may find less.
+    """kvcache-simulator's offline optimum gives 0.320 in 3,276 blocks of 512, 0.398 in 13,107.
+
+    It counts the second half of the requests. It has to keep what it meets, so it may find less.
     """
     requests = list(TraceReader(TRACE))
     half = len(requests) // 2
@@ -65,7 +66,7 @@ def test_a_pool_finds_something_and_no_more_than_the_bounds(policy: EvictionName
 def test_a_far_tier_below_a_simple_cache_brings_what_was_measured(
     policy: StorePolicy, hits: float, written: int
 ) -> None:
-    """A cache of 3,276 blocks of 512 that drops what was used longest ago, a tier of 26,214."""
+    """An LRU cache of 3,276 blocks of 512 stands above a tier of 26,214 blocks."""
     near: OrderedDict[bytes, None] = OrderedDict()
     far, num_far, num_asked = FarBlocks(26_214, policy), 0, 0
     for each in TraceReader(TRACE):

@@ -22,7 +22,7 @@ def result(record: Record) -> Result:
 
 @pytest.mark.parametrize("way", ["again", "swap", None])
 def test_a_prompt_that_comes_back_fills_the_cache_for_the_bound(way: str | None) -> None:
-    """One block. Y is met twice in a row; X after that only if it came back in between."""
+    """There is one block. Y comes twice in a row; X is found after that only if it came between."""
     record = Record(OPTIONS, Config(2, 4))
     for request in (X, Y, Y):
         record.admitted(request, 0.0, 0)

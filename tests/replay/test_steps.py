@@ -30,15 +30,16 @@ def steps_of(requests: list[TraceRequest], options: Options) -> list[dict[str, t
 
 
 def test_nobody_is_admitted_before_the_whole_prompt_fits() -> None:
-    """4 usable blocks: 0 holds two, 1 wants three in chunks of which the first would fit."""
+    """Of 4 blocks 0 holds two, and 1 wants three in chunks, of which the first would fit."""
     requests = [ask(1, 8, 1, 1, 2), ask(2, 12, 1, 3, 4, 5)]
     options = Options(num_blocks=5, block_size=4, token_budget=12)
     assert steps_of(requests, options) == [{"0": (0, 8)}, {"1": (0, 12)}]
 
 
 def test_the_youngest_gives_way_and_nobody_is_admitted_in_that_step() -> None:
-    """4 usable blocks. 0 and 1 hold two each; 0 grows first, so 1 gives its blocks; 2, for whom
-    there would be room then, comes behind 1.
+    """Of 4 blocks 0 and 1 hold two each; 0 grows first, so 1 gives up its blocks.
+
+    There would be room for 2 then, but 2 comes after 1.
     """
     requests = [ask(1, 8, 5, 1, 2), ask(2, 8, 5, 3, 4), ask(3, 4, 1, 5)]
     for preempt in ("recompute", "swap"):
@@ -58,7 +59,7 @@ def test_the_youngest_gives_way_and_nobody_is_admitted_in_that_step() -> None:
 
 
 def test_nobody_is_admitted_while_an_older_prompt_sits_out() -> None:
-    """8 usable blocks. 0 and 1 grow by one each, so the next 3 of 2's do not fit; 3 waits, too."""
+    """There are 8 blocks. 0 and 1 grow by one each, so 2's next 3 do not fit; 3 waits, too."""
     requests = [ask(1, 4, 3, 1), ask(2, 4, 3, 2), ask(3, 24, 1, *range(3, 9)), ask(4, 1, 1, 9)]
     steps = steps_of(requests, Options(num_blocks=9, block_size=4, token_budget=14))
     assert steps[0] == {"0": (0, 4), "1": (0, 4), "2": (0, 6)}
@@ -69,8 +70,9 @@ def test_nobody_is_admitted_while_an_older_prompt_sits_out() -> None:
 def test_who_was_swapped_last_is_older_and_comes_back_first(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """6 usable blocks, two for each of three. At token 9 there is none for 0, so 2 goes; at token
-    13 again, so 1 goes.
+    """Each of three requests holds two of 6 blocks.
+
+    At token 9 there is no block for 0, so 2 goes; at token 13 again, so 1 goes.
     """
     noted: list[int] = []
     swapped_in = record.Record.swapped_in
@@ -104,7 +106,7 @@ def test_who_decodes_is_served_before_prompts_and_within_the_budget() -> None:
 
 
 def test_time_is_virtual_and_made_of_the_stated_costs(backend: BackendName) -> None:
-    """Two prompts of 8 tokens come at 10 s; each gets 3 outputs, so two decodes."""
+    """Two prompts of 8 tokens arrive at 10 s; each gets 3 outputs, which take two decodes."""
     options = Options(
         num_blocks=50,
         block_size=4,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Made-up traces: valid, repeatable, and with the sharing that their kind promises."""
+"""Generated traces: valid, repeatable, and with the sharing that their kind promises."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_the_same_seed_gives_the_same_bytes(kind: str, seed: int, num_requests: 
 @settings(max_examples=20)
 @given(NAMES, SEEDS)
 def test_an_id_has_one_prefix_and_one_length(kind: str, seed: int) -> None:
-    """So equal ids mean equal prefixes, as in Mooncake's own traces."""
+    """Equal ids mean equal prefixes, as in Mooncake's own traces."""
     before: dict[int, tuple[int | None, int]] = {}
     for request in generate(kind, 150, seed):
         ids = list(request.hash_ids)
@@ -63,7 +63,7 @@ def made(kind: str) -> list[TraceRequest]:
 
 @pytest.mark.parametrize("kind", sorted(KINDS))
 def test_lengths_and_times_are_spread_as_in_life(kind: str) -> None:
-    """A long tail: means above medians; arrivals neither together nor at equal distances."""
+    """Means are above medians, and arrivals are neither together nor at equal distances."""
     requests = made(kind)
     for lengths in (
         [each.prompt_len for each in requests],

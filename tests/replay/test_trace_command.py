@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`kvcore trace`: traces made up, and what a trace has."""
+"""`kvcore trace`: generated traces, and what a trace contains."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ NUM_ROUNDS = 12
 
 
 def talks() -> list[TraceRequest]:
-    """Twelve users in turn, each with a prompt of his own that grows, faster than it is served."""
+    """Make requests of twelve users in turn, whose prompts grow, faster than they are served."""
     return [
         TraceRequest(
             line=1 + user + 12 * turn,

@@ -27,11 +27,11 @@ class Clock:
         self._order = count()
 
     def at(self, then: float, function: Callable[..., None], *args: Any) -> None:
-        """Call it when `run` comes to this time."""
+        """Schedule a call for when `run` reaches this time."""
         heapq.heappush(self._heap, (then, next(self._order), function, args))
 
     def run(self, until: float) -> None:
-        """Call all whose time has come."""
+        """Make all calls whose time has come."""
         while self._heap and self._heap[0][0] <= until:
             _, _, function, args = heapq.heappop(self._heap)
             function(*args)
@@ -64,7 +64,7 @@ def indexed(feed: Feed) -> set[Any]:
 @pytest.mark.parametrize("delay", [0.0, 0.4, 100.0])
 @pytest.mark.parametrize("seed", range(5))
 def test_a_replay_makes_the_index_whole(delay: float, seed: int) -> None:
-    """The index is whole even if what was lost is no longer kept, as with 100 s."""
+    """The index is complete even if lost events are no longer kept, as with 100 s."""
     clock = Clock()
     options = Options(num_replicas=1, num_blocks=6, loss=0.3, delay=delay, seed=seed)
     feed = Feed(options, clock.at)

@@ -21,7 +21,7 @@ CHAT = [ask(1, 8, 0, 1, 2), ask(2, 8, 0, 1, 2), ask(3, 8, 0, 1, 2, at=10.0)]
 
 
 def options(rules: tuple[str, ...] = RULES) -> st.SearchStrategy[Options]:
-    """Small fleets of every kind."""
+    """Draw small fleets of every kind."""
     return st.builds(
         Options,
         num_replicas=st.integers(2, 4),
@@ -81,7 +81,7 @@ def test_the_cost_rule_weighs_a_prefix_against_a_queue() -> None:
 
 
 def test_the_cost_rule_counts_what_waits_behind_a_prompt() -> None:
-    """Two prompts go where 3 of their blocks are, 1 and 8 blocks are left: 10 against 4."""
+    """Two prompts go where 3 of their blocks are, which leaves 1 and 8 blocks: 10 against 4."""
     prompts = ((1, 2, 3), (1, 2, 3, 4), (1, 2, 3, *range(50, 58)), (1, 2, 3, 99))
     times = (0.0, 4.0, 4.0, 4.0)
     requests = [
@@ -93,7 +93,7 @@ def test_the_cost_rule_counts_what_waits_behind_a_prompt() -> None:
 
 
 def test_requests_that_decode_count_once_whatever_the_scale() -> None:
-    """9 blocks decode on the first replica, which has 3 of the 4 blocks that are asked for."""
+    """The first replica decodes 9 blocks, and has 3 of the 4 blocks that are asked for."""
     requests = [ask(1, 36, 99, *range(9)), ask(2, 16, 0, 0, 1, 2, 99, at=20.0)]
     assert run(requests, rule="cost", scale=1.0).hit_blocks == 0
     assert run(requests, rule="cost", scale=4.0).hit_blocks == 3
@@ -105,16 +105,14 @@ def test_hash_keeps_prefixes_together_whatever_follows() -> None:
 
 
 def test_events_that_are_late_are_not_there_to_route_by() -> None:
-    """Three replicas, of which the third is asked for: events tell that the first has the prefix.
-    The second is as good as the third, and cheaper than the first, which decodes.
-    """
+    """The first prompt is computed at 2 s, the second comes at 3 s; events take 0.9 or 1.1 s."""
     requests = [ask(1, 8, 2, 1, 2), ask(2, 12, 0, 1, 2, 3, at=3.0)]
     assert run(requests, rule="cost", scale=9.0, delay=0.9).hit_blocks == 2
     assert run(requests, rule="cost", scale=9.0, delay=1.1).hit_blocks == 0
 
 
 def test_a_manager_lets_a_request_wait_for_room() -> None:
-    """Six blocks: each request needs 4 of them, for 2 outputs too; the first has its until 5 s."""
+    """Each request needs 4 of six blocks, with its 2 outputs; the first holds its until 5 s."""
     requests = [ask(1, 12, 2, 1, 2, 3), ask(2, 12, 2, 4, 5, 6), ask(3, 28, 1, *range(7, 14))]
     fleet = fleet_of(requests, num_replicas=1, num_blocks=6, model="manager")
     result = fleet.run()
@@ -125,7 +123,7 @@ def test_a_manager_lets_a_request_wait_for_room() -> None:
 
 
 def test_what_a_dead_replica_had_is_computed_again() -> None:
-    """Round-robin; one of two dies when the third comes, whose wait goes on elsewhere."""
+    """With round-robin, one of two dies when the third comes, whose wait goes on elsewhere."""
     requests = [ask(n, 8, 0, 1, 2, at=at) for n, at in ((1, 0.0), (2, 0.0), (3, 1.0), (4, 9.0))]
     result = run(requests, num_dead=1)
     assert result.requests == 4
@@ -136,7 +134,7 @@ def test_what_a_dead_replica_had_is_computed_again() -> None:
 
 
 def test_the_end_of_a_prompt_leaves_the_model_before_its_beginning() -> None:
-    """Two blocks: the third prompt finds the beginning of the first, whose end made room."""
+    """With two blocks, the third prompt finds the beginning of the first, whose end made room."""
     requests = [ask(1, 8, 0, 1, 2), ask(2, 4, 0, 3, at=5.0), ask(3, 8, 0, 1, 2, at=9.0)]
     assert run(requests, num_replicas=1, num_blocks=2).hit_blocks == 1
 
@@ -190,7 +188,7 @@ def test_without_loss_the_index_has_in_the_end_what_the_replicas_have(
 def test_a_manager_finds_what_the_model_does_but_the_last_block(
     requests: list[TraceRequest], plan: Options
 ) -> None:
-    """With room for everything, a prompt's partial or last block apart."""
+    """This holds if everything fits, except for a prompt's partial or last block."""
     ample = attrs.evolve(plan, num_blocks=1_000, num_dead=0)
     model, manager = (
         run_with(requests, attrs.evolve(ample, model=each)).hit_blocks for each in MODELS

@@ -87,7 +87,7 @@ def test_the_cost_rule_with_events_that_are_late_or_lost(options: Options, hit_r
 
 @pytest.mark.slow
 def test_the_rules_have_the_same_order() -> None:
-    """The order is the same by hit rate, and by the waits."""
+    """Both their order by hit rate and their order by waits are those of the other simulator."""
     both = (*CHEAP, *COST)
     for place, of in ((1, lambda options: run(options).hit_rate), (2, p95)):
         theirs = sorted(range(len(both)), key=lambda each: both[each][place])

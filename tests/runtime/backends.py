@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 both_backends = pytest.mark.parametrize("backend_of_engine", ["python", "rust"], indirect=True)
-"""On a test whose file has Python in `make explore` only: this test has it always."""
+"""Mark a test that always runs Python, although its file runs it only in `make explore`."""
 
 
 def python_once(name: str, values: Iterable[Any]) -> pytest.MarkDecorator:
-    """Parametrizes by name, with the twin for each value and with Python for the first.
+    """Parametrize by name, with the twin for each value and with Python for the first one.
 
     `make explore` has Python for the others, too.
     """

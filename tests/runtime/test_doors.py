@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A few damaged inputs for every door of the runtime: `make explore` has a million each."""
+"""A few damaged inputs for every door of the runtime; `make explore` tries a million each."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ LETTERS = Damager([Sample((b"a", b"b", b"c", b"d", b"e"))])
 
 
 def add_door(monkeypatch: pytest.MonkeyPatch, read: Callable[[bytes], bool]) -> None:
-    """Let there be one door more, `letters`, for this process alone."""
+    """Add one more door, `letters`, for this process alone."""
     monkeypatch.setitem(run.ALL, "letters", Door(name="letters", make=lambda: LETTERS, read=read))
     monkeypatch.setattr(run, "damager", lambda _: LETTERS)
 

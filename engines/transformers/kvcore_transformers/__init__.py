@@ -5,9 +5,9 @@
         model.generate_batch(prompts)
 
 transformers keeps the tensor, the scheduler and the forward pass; kvcore decides about the blocks.
-Caches that are made while it is installed are kvcore's until they are dropped, also those that a
-persistent manager keeps after `uninstall`. Decisions of transformers 5.23.0 that end or block a
-generation are replaced too: of its scheduler (`schedulers`) and of its offloading (`offloading`).
+A cache that is made while it is installed stays kvcore's until it is dropped, even if a persistent
+manager keeps it after `uninstall`. Decisions of transformers 5.23.0 that end or block a generation
+are replaced too: some of its scheduler (`schedulers`), some of its offloading (`offloading`).
 """
 
 from kvcore_transformers.install import install, installed, uninstall, weights_changed

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Groups of layers as transformers sees them: a request's block table, and the indices it gives.
+"""Groups of layers as transformers sees them: the requests' block tables and their indices.
 
 A block of kvcore is a sector of transformers. Block 0, which kvcore never hands out, is sector 1,
-which transformers writes padding into; so block n is sector n + 1, and null blocks behind a window
+into which transformers writes padding. So block n is sector n + 1, and null blocks behind a window
 name a sector that no query reads.
 """
 
@@ -26,7 +26,7 @@ class Full(FullAttentionCacheAllocator):
 class Sliding(SlidingAttentionCacheAllocator):
     """Sliding layers in a table that grows and has null blocks behind the window.
 
-    transformers' own is a ring, whose blocks are overwritten and cannot be shared.
+    transformers' own table is a ring, whose blocks are overwritten and cannot be shared.
     """
 
     supports_block_sharing = True
@@ -34,20 +34,20 @@ class Sliding(SlidingAttentionCacheAllocator):
     update = FullAttentionCacheAllocator.update
 
     def get_read_indices(self, request_id: str, past_length: int, query_length: int) -> list[int]:
-        """Where the window before the query is, and the query."""
+        """Return the indices of the window before the query, and of the query."""
         seen = min(past_length, self.sliding_window - 1)
         return self.get_write_indices(request_id, past_length - seen, seen + query_length)
 
 
 class Pool:
-    """What stands for transformers' pool: kvcore's manager has the blocks."""
+    """A stand-in for transformers' pool: kvcore's manager has the blocks."""
 
     def try_to_free_sectors(self) -> None:
-        """Nothing to do: a sector is free as soon as its block is."""
+        """Do nothing: a sector is free as soon as its block is."""
 
 
 def group_of(allocator: Any) -> Group:
-    """An allocator as a group of kvcore."""
+    """Describe an allocator as a group of kvcore."""
     size = allocator.blocks_per_sector * allocator.tokens_per_page
     if isinstance(allocator, SlidingAttentionCacheAllocator):
         return Group(size, kind="sliding_window", window=allocator.sliding_window)
@@ -55,7 +55,7 @@ def group_of(allocator: Any) -> Group:
 
 
 def within(allocator: Any, blocks: Iterable[int]) -> list[int]:
-    """An allocator's blocks that lie in the sectors of these blocks of kvcore."""
+    """Return the allocator's blocks in the sectors that these blocks of kvcore stand for."""
     n = allocator.blocks_per_sector
     if n == 1:
         return [block + 1 for block in blocks]

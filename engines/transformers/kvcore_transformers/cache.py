@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The paged cache of continuous batching with its blocks decided by kvcore.
+"""The paged cache of continuous batching, whose blocks kvcore manages.
 
-A step may be planned while the one before is computed (`use_async_batching`): then a request gets a
-position whose token is to come, and the manager is told the token when the next one is scheduled.
-transformers runs all steps and copies in one order on the device, so a batch that was taken counts
-as executed.
+A step may be planned while the previous one is computed (`use_async_batching`). A request then gets
+a position whose token is not known yet, and the manager gets the token when the next one is
+scheduled. transformers runs all steps and copies in one order on the device, so a batch that was
+taken counts as executed.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ from kvcore_transformers.statistics import Statistics
 class Held:
     """What the adapter remembers of a request.
 
-    row: at the manager. num_told: tokens that the manager has. num_swapped: its host blocks.
+    row: the manager's row of it. num_told: its tokens that the manager has. num_swapped: its blocks
+    in the host tier.
     """
 
     request_id: str
@@ -54,14 +55,14 @@ class KvcoreCache(PagedAttentionCache):
         self.use_host(None, None)
 
     def begin(self, parts: list[Any]) -> None:
-        """Begin with no request, over allocators or what has tables as they have."""
+        """Begin without requests. parts: allocators, or other objects with their block tables."""
         self.statistics = self.of_installation
         self.parts = parts
         self.requests: dict[str, Held] = {}
         self.missing: dict[str, int] = {}
-        """Blocks that each refused request lacked."""
+        """Number of blocks that each refused request lacked."""
         self.scheduled: set[str] = set()
-        """Requests that got or took blocks since the open batch began."""
+        """Requests that got blocks, new or cached, since the open batch began."""
         self.expected: list[RequestState] = []
         self.answers: dict[str, bool] = {}
         self.is_outdated = False
@@ -77,7 +78,7 @@ class KvcoreCache(PagedAttentionCache):
         self.copies = Copies(self.cache_tensor.view(-1, self.bytes_per_sector), host, stream)
 
     def make_manager(self, groups: tuple[Group, ...], num_host_blocks: int = 0) -> KVCacheManager:
-        """What decides about the sectors."""
+        """Make the manager that decides about the sectors."""
         config = Config(
             num_blocks=self.num_sectors + 1,
             groups=groups,
@@ -89,7 +90,7 @@ class KvcoreCache(PagedAttentionCache):
         return manager
 
     def search_prefix_match(self, request_id: str, prompt_ids: list[int]) -> int:
-        """Look a prompt up, and take the blocks that are found; returns their tokens."""
+        """Look up a prompt, and take the blocks that are found. Returns their number of tokens."""
         if not self.use_prefix_sharing:
             return 0
         if not self.renew():
@@ -105,9 +106,9 @@ class KvcoreCache(PagedAttentionCache):
         return hit.num_tokens
 
     def renew(self) -> bool:
-        """Begin an epoch if the weights are others; False while the open batch computes something.
+        """Begin an epoch if the weights changed. Returns False while an open batch forbids it.
 
-        What was computed is not found any more; requests that hold blocks go on with them.
+        Content of earlier epochs is not found any more; requests that hold blocks keep them.
         """
         if self.is_outdated:
             self.is_outdated = False  # another thread may set it again meanwhile
@@ -118,18 +119,18 @@ class KvcoreCache(PagedAttentionCache):
         return not self.is_outdated
 
     def expect(self, ready: list[RequestState]) -> None:
-        """Say which decoding requests the scheduler asks for in any case, in their order."""
+        """Announce the decoding requests that the scheduler will certainly ask for, in order."""
         self.expected, self.answers = ready, {}
 
     def can_store_request_tokens(
         self, state: RequestState, request_len: int, dry_run: bool = False
     ) -> bool:
-        """Schedule the next tokens of a request; False if they do not fit."""
+        """Schedule the next tokens of a request. Returns False if they do not fit."""
         request_id, past = state.request_id, state.position_offset
         answer = self.answers.pop(request_id, None)
         if answer is not None:
             return answer
-        if dry_run:  # of a request that nobody knows
+        if dry_run:  # of a request that was never added
             needed = sum(-(-(past + request_len) // size) for size in self._sizes())
             return needed <= self.manager.num_free_blocks
         if state.status == RequestStatus.DECODING and request_id in self.requests:
@@ -139,11 +140,11 @@ class KvcoreCache(PagedAttentionCache):
         held = self._know(request_id, state.initial_tokens)
         prefill_ends = past + request_len == len(state.initial_tokens)
         if state.num_children and prefill_ends and request_len > 1:
-            request_len -= 1  # the scheduler leaves the last token to be computed after the fork
+            request_len -= 1  # the scheduler has the last token computed after the fork
         self._tell(state, held, past + request_len)
-        # More than request_len only for the requests of a warm-up, which begin in mid-prompt.
+        # num_new exceeds request_len only for the requests of a warm-up, which begin in mid-prompt.
         num_new = past + request_len - self.manager.num_computed_tokens(request_id)
-        if num_new < 1:  # only in a shadow, which may have found what the engine computes
+        if num_new < 1:  # only in a shadow, which may have found tokens that the engine computes
             return True
         got = self.manager.allocate_slots(request_id, num_new)
         if not got:
@@ -153,7 +154,7 @@ class KvcoreCache(PagedAttentionCache):
         return True
 
     def free_blocks(self, request_id: str, no_cache: bool = False) -> None:
-        """Forget a request. Its full blocks stay findable until they are needed (no_cache too)."""
+        """Forget a request. Its full blocks stay findable until needed, even with no_cache."""
         del no_cache
         if self.requests.pop(request_id, None) is None:
             return
@@ -169,20 +170,20 @@ class KvcoreCache(PagedAttentionCache):
             del each.block_table[request_id]
 
     def free_all_requests(self, clear_ledgers: bool = False) -> None:
-        """Forget all requests; the cached content too if asked."""
+        """Forget all requests, and with clear_ledgers the cached content too."""
         for request_id in list(self.requests):
             self.free_blocks(request_id)
         if clear_ledgers:
             self.manager.reset_prefix_cache()
 
     def reset(self) -> None:
-        """Forget requests and cached content."""
+        """Forget all requests and the cached content."""
         self.free_all_requests(clear_ledgers=True)
 
     def swap_out(self, state: RequestState) -> bool:
-        """Move an active request to the host, to go on from there; False if there is no room.
+        """Move an active request to the host tier. Returns False if it cannot be moved.
 
-        A token that a step samples at present is dropped, and sampled again.
+        A token that a step is sampling at present is dropped, and sampled again.
         """
         request_id, manager = state.request_id, self.manager
         held = self.requests[request_id]
@@ -211,7 +212,7 @@ class KvcoreCache(PagedAttentionCache):
     def prepare_fork_request(
         self, src_state: RequestState, dst_req_ids: list[str], copy_src_and_dst: Any
     ) -> list[str]:
-        """Let children share all blocks; whichever writes into a shared one gets a copy then."""
+        """Let children share all blocks; a request that writes into a shared one gets a copy."""
         del copy_src_and_dst
         num_told = self.requests[src_state.request_id].num_told
         for child in dst_req_ids:
@@ -222,31 +223,31 @@ class KvcoreCache(PagedAttentionCache):
         return dst_req_ids
 
     def extend_read_and_write_indices(self, *args: Any) -> None:
-        """Give the indices of one request, after the step's copies."""
+        """Append the indices of one request, after the copies of the step."""
         if self.scheduled:
             self.close_batch()
         super().extend_read_and_write_indices(*args)
 
     def fill_block_table(self, *args: Any) -> None:
-        """Give the table of one request, after the step's copies."""
+        """Fill in the block table of one request, after the copies of the step."""
         if self.scheduled:
             self.close_batch()
         super().fill_block_table(*args)
 
     def count_new_complete_blocks(self, state: RequestState, request_len: int) -> dict[str, int]:
-        """Nothing to mark later: the manager counts."""
+        """Return no blocks to mark later: the manager keeps count itself."""
         del state, request_len
         return {}
 
     def mark_complete_blocks(self, state: RequestState, complete_blocks: dict[str, int]) -> None:
-        """Nothing to do: the manager published the blocks when they were scheduled."""
+        """Do nothing: the manager published the blocks when they were scheduled."""
 
     def evict_cached_blocks(self) -> bool:
-        """Evict nothing: cached blocks are free ones, and go one by one as they are needed."""
+        """Evict nothing: cached blocks count as free, and are evicted one by one when needed."""
         return False
 
     def compute_free_capacity(self, relative: bool = True) -> int | float:
-        """Free bytes, or their part of all."""
+        """Return the free bytes, or their share of all bytes."""
         free = self.manager.num_free_blocks
         return free / self.num_sectors if relative else free * self.bytes_per_sector
 
@@ -277,14 +278,14 @@ class KvcoreCache(PagedAttentionCache):
         return held
 
     def _tell(self, state: RequestState, held: Held, num_tokens: int) -> None:
-        """Let the manager have at least the first num_tokens of a request."""
+        """Give the manager at least the first num_tokens tokens of a request."""
         if held.num_told < num_tokens:
             tokens = (state.initial_tokens + state.generated_tokens)[held.num_told : num_tokens]
             self.manager.add_tokens(state.request_id, tokens)
             held.num_told += len(tokens)
 
     def _decode(self, state: RequestState) -> bool:
-        """Whether a decoding request got a slot, for which all that are expected ask at once."""
+        """Schedule all expected requests at once. Returns whether this one got its slot."""
         if self.expected:
             self._append(self.expected)
             self.expected = []
@@ -293,7 +294,7 @@ class KvcoreCache(PagedAttentionCache):
         return self.answers.pop(state.request_id)
 
     def _append(self, states: list[RequestState]) -> None:
-        """Schedule a position for each request, in order, with its token or for one to come."""
+        """Schedule a position for each request, in order, with its token or a placeholder."""
         known, to_come, tokens = [], [], array("I")
         for state in states:
             held = self.requests[state.request_id]
@@ -313,7 +314,7 @@ class KvcoreCache(PagedAttentionCache):
             self._append_alike(to_come, None)
 
     def _append_alike(self, requests: list[Held], tokens: array[int] | None) -> list[Held]:
-        """One `append`, and one more behind each that is refused; returns those."""
+        """Call `append`, and once more behind each refused request. Returns the refused ones."""
         refused = []
         rows, start = array("i", [held.row for held in requests]), 0
         while start < len(rows):
@@ -336,7 +337,7 @@ class KvcoreCache(PagedAttentionCache):
         return refused
 
     def _swap_in(self, state: RequestState, request_len: int) -> bool:
-        """Bring a request back from the host if its next tokens will fit, too."""
+        """Bring a request back from the host tier if its next tokens fit as well."""
         request_id, past, manager = state.request_id, state.position_offset, self.manager
         held = self.requests[request_id]
         growth = sum(-(-(past + request_len) // size) - -(-past // size) for size in self._sizes())
@@ -353,22 +354,22 @@ class KvcoreCache(PagedAttentionCache):
         return True
 
     def _extend(self, request_id: str, blocks: Iterable[Iterable[int]]) -> None:
-        """Put new blocks behind those that a request has."""
+        """Append new blocks to a request's tables."""
         self.scheduled.add(request_id)
         for each, new in zip(self.parts, blocks, strict=True):
             each.block_table[request_id] += within(each, new)
 
     def _set(self, request_id: str, allocator: Any, position: int, block: int) -> None:
-        """Put a block at a place of a request's table, or behind it."""
+        """Put a block at a position of a request's table, or at its end."""
         n = allocator.blocks_per_sector
         place = slice(position * n, (position + 1) * n)
         allocator.block_table[request_id][place] = within(allocator, [block])
 
     def _read_tables(self, request_id: str) -> None:
-        """Read a request's tables anew."""
+        """Read a request's tables from the manager again."""
         for each, blocks in zip(self.parts, self.manager.get_block_ids(request_id), strict=True):
             each.block_table[request_id] = within(each, blocks)
 
     def _sizes(self) -> list[int]:
-        """Tokens per block, of each group."""
+        """Return the block size of each group."""
         return [group.block_size for group in self.manager.config.groups]

@@ -19,15 +19,16 @@ class Copies:
     """Copies whole blocks inside the device's tensor, and between it and the host's.
 
     device: bytes, a row per sector; block n of kvcore is row n + 1. host: bytes, a row per host
-    block, or None. stream: where forward passes run, None on the CPU. All is put on it in order, so
-    a copy sees what earlier forward passes wrote, and nothing waits for it.
+    block, or None. stream: the stream of the forward passes, None on the CPU. The copies are
+    enqueued on it, so each sees what earlier forward passes wrote, and the host does not wait for
+    them.
     """
 
     def __init__(self, device: torch.Tensor, host: torch.Tensor | None, stream: Any) -> None:
         self.device, self.host, self.stream = device, host, stream
 
     def apply(self, batch: Batch, kinds: list[int], statistics: Statistics) -> None:
-        """Make a batch's copies, segment by segment; inside a segment the order is free."""
+        """Make a batch's copies segment by segment; within a segment the order is free."""
         segments: dict[int, dict[int, list[tuple[int, int]]]] = {}
         columns = (batch.column(name) for name in ("segment", "a", "b"))
         for kind, segment, source, target in zip(kinds, *columns, strict=True):
@@ -54,10 +55,10 @@ class Copies:
             self.device[target + 1].copy_(self._host()[source], non_blocking=True)
 
     def _rows(self, blocks: Sequence[int]) -> torch.Tensor:
-        """Row numbers of blocks."""
+        """Return the row numbers of blocks as a tensor."""
         return torch.tensor(blocks, dtype=torch.int64, device=self.device.device) + 1
 
     def _host(self) -> torch.Tensor:
-        """The host's tensor, which the manager's configuration promised."""
+        """Return the host's tensor, which exists if the manager has host blocks."""
         assert self.host is not None
         return self.host

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Put kvcore's cache and schedulers in place of transformers' own, and back.
+"""Put kvcore's cache and schedulers in place of transformers' own, and undo that.
 
-transformers has no hook for that, so names are replaced: which ones, `replacements` lists.
+transformers has no hook for this, so names are replaced: `replacements` lists them.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from kvcore_transformers.statistics import Statistics
 SHADOW = "KVCORE_SHADOW"
 
 _before: list[tuple[Any, str, Any, Any]] = []
-"""What was replaced: where, its name, transformers' value, ours."""
+"""What was replaced: its holder, its name, transformers' value, and ours."""
 
 
 def install() -> Statistics:
-    """Let caches that are made from now on be kvcore's; returns what they will do, in numbers.
+    """Make every cache from now on kvcore's. Returns the statistics that these caches will fill in.
 
-    If KVCORE_SHADOW is 1, they are transformers', and kvcore's behind them (shadow.py). Raises
-    NotServed for another transformers, or if it is installed.
+    If KVCORE_SHADOW is 1, they are transformers' own with kvcore's behind them (shadow.py). Raises
+    NotServed for another release of transformers, or if kvcore is installed already.
     """
     if _before:
         raise NotServed("kvcore_transformers is installed: call uninstall() first")
@@ -43,7 +43,7 @@ def install() -> Statistics:
 
 
 def uninstall() -> None:
-    """Put everything back. Raises NotServed if nothing is installed, or if others came on top."""
+    """Undo `install`. Raises NotServed if nothing is installed or a name was replaced since."""
     if not _before:
         raise NotServed("kvcore_transformers is not installed: there is nothing to undo")
     for holder, name, _, ours in _before:
@@ -56,7 +56,7 @@ def uninstall() -> None:
 
 @contextmanager
 def installed() -> Iterator[Statistics]:
-    """Install for the length of a `with` block."""
+    """Install within a `with` block, and uninstall at its end."""
     statistics = install()
     try:
         yield statistics
@@ -65,7 +65,7 @@ def installed() -> Iterator[Statistics]:
 
 
 def is_set(variable: str) -> bool:
-    """Whether an environment variable is 1. Raises NotServed for another value than 0 and 1."""
+    """Return whether an environment variable is 1. Raises NotServed unless it is 0 or 1."""
     value = os.environ.get(variable, "0")
     if value not in ("0", "1"):
         raise NotServed(f"{variable}={value!r} is neither 0 nor 1")
@@ -73,18 +73,18 @@ def is_set(variable: str) -> bool:
 
 
 def weights_changed(manager: Any) -> None:
-    """Tell a running `ContinuousBatchingManager` that the model's weights are others now.
+    """Tell a running `ContinuousBatchingManager` that the model's weights have changed.
 
-    An epoch begins with the next step: nothing of before is hit, and requests that are under way go
-    on. Changes that torch counts are noticed at each `generate_batch`; those made through `.data`
-    are not.
+    An epoch begins with the next step: content from before is not hit any more, and running
+    requests go on. Changes that torch counts are noticed at each `generate_batch`; those made
+    through `.data` are not.
     """
     if manager.batch_processor is not None:
         manager.batch_processor.cache.is_outdated = True
 
 
 def replacements() -> list[tuple[Any, str, Any]]:
-    """Where, which name, and what stands there while kvcore is installed."""
+    """Return what kvcore replaces: the holder, the name, and the value while it is installed."""
     from transformers.generation.continuous_batching import cache, continuous_api, scheduler
 
     from kvcore_transformers.allocators import Full, Sliding
@@ -106,7 +106,7 @@ def replacements() -> list[tuple[Any, str, Any]]:
 
 
 def shadowing() -> list[tuple[Any, str, Any]]:
-    """The same in shadow mode, where transformers decides, and hits what it would hit."""
+    """Return the replacements of shadow mode, in which transformers' own cache decides."""
     from transformers.generation.continuous_batching import continuous_api
 
     from kvcore_transformers.shadow import ShadowCache
@@ -119,7 +119,7 @@ def shadowing() -> list[tuple[Any, str, Any]]:
 
 
 def making(then: Callable[[Any], None]) -> Callable[..., None]:
-    """A manager's `__init__`, for managers that models and users make alike."""
+    """Make the `__init__` of managers, whether a model or a user makes them."""
     from transformers.generation.continuous_batching import continuous_api
 
     native = continuous_api.ContinuousBatchingManager.__init__
@@ -134,7 +134,7 @@ def making(then: Callable[[Any], None]) -> Callable[..., None]:
 
 
 def starting(ours: Any) -> Callable[..., Any]:
-    """A model's method that makes or finds a manager over a cache of ours."""
+    """Make a model's method that makes or finds a manager over a cache of ours."""
     from transformers.generation.continuous_batching import continuous_api
 
     native = continuous_api.ContinuousMixin.init_continuous_batching
@@ -145,7 +145,7 @@ def starting(ours: Any) -> Callable[..., Any]:
         manager = native(self, *args, **kwargs)
         reason = not_served(manager, ours)
         if reason is not None:
-            if manager._original_attn_impl is not None:  # what making the manager switched
+            if manager._original_attn_impl is not None:  # making the manager switched it
                 self.set_attn_implementation(manager._original_attn_impl)
                 manager._original_attn_impl = None
             raise NotServed(reason)
@@ -155,14 +155,14 @@ def starting(ours: Any) -> Callable[..., Any]:
 
 
 def watch(manager: Any) -> None:
-    """Let a manager tell its cache what that cannot see: other weights, and a step that broke off.
+    """Let a manager tell its cache of changed weights, and of a step that broke off.
 
     Two methods of this one manager are replaced, and stay so after `uninstall`, as its cache does.
     """
     kind = type(manager)
 
     def _create_batch_processor() -> Any:
-        """What a loop begins with; the cache that it finds may be of other weights."""
+        """Make or find a loop's processor, whose cache may be of other weights."""
         if not _before and manager.batch_processor is None:
             raise NotServed("kvcore_transformers was uninstalled before the manager made its cache")
         processor = kind._create_batch_processor(manager)
@@ -173,7 +173,7 @@ def watch(manager: Any) -> None:
         return processor
 
     def _handle_critical_error(error: Exception, processor: Any) -> None:
-        """Fail all requests; nothing of before is hit: the step may have left it unwritten."""
+        """Fail all requests, and hit no earlier content: the step may not have written it."""
         if processor is not None:
             processor.cache.is_outdated = True
         kind._handle_critical_error(manager, error, processor)
@@ -183,7 +183,7 @@ def watch(manager: Any) -> None:
 
 
 def not_served(manager: Any, ours: Any) -> str | None:
-    """Why a manager's settings cannot be followed, None if they can."""
+    """Return why a manager's settings are not served, or None if they are."""
     processor = manager.batch_processor
     if processor is not None and not isinstance(processor.cache, ours):
         return (
@@ -196,7 +196,7 @@ def not_served(manager: Any, ours: Any) -> str | None:
 
 
 def check_layers(config: Any) -> None:
-    """Refuse a model with layers that have no group here. Raises NotServed."""
+    """Refuse a model with layers that kvcore has no group for. Raises NotServed."""
     for number, kind in enumerate(getattr(config, "layer_types", None) or ()):
         if kind not in ("full_attention", "sliding_attention"):
             served = "only full_attention and sliding_attention are served"
@@ -204,7 +204,7 @@ def check_layers(config: Any) -> None:
 
 
 def _get(holder: Any, name: str) -> Any:
-    """What stands in a dictionary, or as an attribute."""
+    """Return an item of a dictionary, or an attribute."""
     return holder[name] if isinstance(holder, dict) else vars(holder)[name]
 
 

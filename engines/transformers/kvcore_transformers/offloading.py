@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which requests give way if the pool is full, decided here, and moved to the host by kvcore.
+"""Choose the requests that give way if the pool is full; kvcore moves them to the host tier.
 
-Two decisions of transformers are other here: the newest starved requests go until all others fit
-by the manager's own count, and cached blocks are never thrown away for it, since they are free.
+Two decisions differ from transformers': the newest starved requests go until all others fit by the
+manager's own count, and no cached content is dropped to make room, since its blocks count as free.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class Offload(OffloadingManager):
         compute_stream: Any,
         distributed_helper: Any,
     ) -> None:
-        """Make the host tier, of the size that transformers finds, in blocks of the cache."""
-        del distributed_helper  # of tensor parallelism, which is refused
+        """Make the host tier, whose size in blocks transformers computes."""
+        del distributed_helper  # only for tensor parallelism, which is refused
         self.cache, self.scheduler = cache, scheduler
         num_blocks = self._compute_num_cpu_sectors(cpu_offload_space_gib, safety_threshold)
         if cpu_offload_space_gib and not num_blocks:
@@ -40,10 +40,10 @@ class Offload(OffloadingManager):
         cache.use_host(host, compute_stream)
 
     def offload_requests(self) -> bool:
-        """Let starved requests wait, the newest first, until those that are left fit.
+        """Put starved requests back into the queue, the newest first, until the others fit.
 
-        One active request stays. Those that go keep their blocks in the host tier if it has room,
-        and else begin anew. Returns whether any went.
+        One active request stays. Those that go keep their content in the host tier if it has room,
+        and otherwise start over. Returns whether any went.
         """
         scheduler = self.scheduler
         starved, gone = scheduler.starved_requests, []
@@ -57,7 +57,7 @@ class Offload(OffloadingManager):
         return bool(gone)
 
     def restore_scheduled_requests(self, requests_in_batch: list[Any]) -> None:
-        """Note which requests are back; their copies are in the manager's batch."""
+        """Mark requests as no longer offloaded; their copies are in the manager's batch."""
         for each in requests_in_batch:
             each.state.is_cpu_offloaded = False
 
@@ -72,14 +72,14 @@ class Offload(OffloadingManager):
         self.free_all_waiting_cpu_caches()
 
     def _fit(self, starved: list[tuple[RequestState, int]]) -> bool:
-        """Whether all starved requests would get what they lacked."""
+        """Return whether all starved requests would get what they lacked."""
         missing = sum(self.cache.missing.get(state.request_id, 0) for state, _ in starved)
         return missing <= self.cache.manager.num_free_blocks
 
     def _put_aside(self, state: RequestState) -> RequestState:
-        """Take an active request's blocks; returns what waits for it to come back."""
+        """Take an active request's blocks. Returns the state to queue in its place."""
         if self.cache.swap_out(state):
-            state._status = RequestStatus.PENDING  # its time of life goes on
+            state._status = RequestStatus.PENDING  # its lifetime goes on
             return state
         self.cache.free_blocks(state.request_id)
         anew = state.create_equivalent_initial_request()

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the adapter replaces and calls in transformers 5.23.0, as that release has it.
+"""The parts of transformers 5.23.0 that the adapter replaces and calls.
 
-None of it is public, so a difference stops the installation: an answer of kvcore to a question that
-means something else now would be a wrong answer.
+None of them is public, so any difference stops the installation: if a call meant something else in
+another release, kvcore's answer to it would be wrong.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ PACKAGE = "transformers.generation.continuous_batching"
 
 
 class NotServed(RuntimeError):
-    """What kvcore_transformers does not do, and why."""
+    """Says what kvcore_transformers does not support, and why."""
 
 
 PARAMETERS: dict[str, dict[str, str]] = {
@@ -152,8 +152,8 @@ PARAMETERS: dict[str, dict[str, str]] = {
         "current_len": "self",
     },
 }
-"""Parameters of each method, by class. The adapter stands for all of the first six classes that
-others call; of the other classes it replaces or calls these methods.
+"""Parameters of each method, by class. Of the first six classes the adapter replaces everything
+that others call; of the other classes it replaces or calls these methods.
 """
 WHOLE = tuple(PARAMETERS)[:6]
 ATTRIBUTES = {
@@ -193,7 +193,7 @@ def check_release() -> None:
 
 
 def differences() -> list[str]:
-    """What is other than pinned, a sentence each."""
+    """Return a sentence for each difference from the pinned release."""
     found = []
     for path, names in ATTRIBUTES.items():
         known = named_by(load(path))
@@ -217,14 +217,14 @@ def differences() -> list[str]:
 
 
 def load(path: str) -> type:
-    """The class of this name, as "module.Class"."""
+    """Return the class of this name, given as "module.Class"."""
     module, name = path.split(".")
     kind: type = getattr(importlib.import_module(f"{PACKAGE}.{module}"), name)
     return kind
 
 
 def named_by(kind: type) -> set[str]:
-    """What a class has, and what its methods name: attributes that only they set are among it."""
+    """Return the names that a class has or its methods use, so attributes set only there too."""
     names = set(dir(kind)) | set(getattr(kind, "__annotations__", ()))
     for function in vars(kind).values():
         if inspect.isfunction(function):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""transformers' schedulers with decisions mended that end or block a generation."""
+"""transformers' schedulers without the decisions that end or block a generation."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from transformers.generation.continuous_batching.scheduler import (
 
 
 class _Mended(Scheduler):
-    """What both schedulers do otherwise."""
+    """What both schedulers do differently from transformers' own."""
 
     def add_waiting_request(self, state: RequestState) -> None:
         """Queue a request. Raises ValueError, which fails that request alone.
 
-        In transformers an id that is in use mixes two requests' blocks, and a prompt without
-        tokens, or with a negative one, can end the loop.
+        In transformers, a second request with an id in use mixes the blocks of both, and a
+        prompt without tokens, or with a negative one, can end the loop.
         """
         name, tokens = state.request_id, state.initial_tokens
         if name in self.active_requests or name in self.waiting_requests:
@@ -33,10 +33,10 @@ class _Mended(Scheduler):
         super().add_waiting_request(state)
 
     def clear_cancelled_requests(self) -> list[RequestState]:
-        """Cancel as asked, and admit new requests again.
+        """Drop the cancelled requests, and admit new ones again.
 
         After an offload transformers admits none until a request finishes; if the last active one
-        is cancelled instead, all others wait for ever.
+        is cancelled instead, all others wait forever.
         """
         cancelled = super().clear_cancelled_requests()
         if cancelled:
@@ -50,7 +50,7 @@ class _Mended(Scheduler):
         cache_budget: int,
         removed: set[str],
     ) -> Any:
-        """Schedule candidates; those in front that decode are asked for together."""
+        """Schedule candidates; the decoding ones at the front get their slots in one call."""
         ready, left, limit = [], cache_budget, self.cache.read_cache_limit
         for state in candidates[: min(token_budget, self.max_requests_per_batch)]:
             read = state.position_offset
@@ -66,7 +66,7 @@ class _Mended(Scheduler):
     ) -> None:
         """Schedule a request; its children become requests of their own if one token is left.
 
-        A parent leaves its last token to be computed after the fork. If that is the only one left,
+        The last token of a parent is computed after the fork. If it is the only one left,
         transformers schedules no token, and the forward pass of the step fails.
         """
         if state.num_children and len(request_tokens) == 1:
@@ -83,4 +83,4 @@ class Fifo(_Mended, FIFOScheduler):
 
 
 class PrefillFirst(_Mended, PrefillFirstScheduler):
-    """Prompts that were begun come first."""
+    """Prompts whose prefill has begun come first."""

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""kvcore behind transformers' own cache: the same calls, the answers compared, no say in anything.
+"""kvcore behind transformers' own cache: it gets the same calls, and only its answers are compared.
 
-transformers' cache and schedulers stay in charge. kvcore is asked about requests that decode once a
-step has them all, about the rest at once. That kvcore finds more tokens is no difference: it is
-counted, and kvcore follows the engine, which computes them. The first call in which kvcore finds
-fewer, refuses what transformers grants, or raises is told with both answers and what both hold;
-from then on kvcore is not asked any more. KVCORE_SHADOW_EVERY=n compares the answers of every n-th
-step only. The clock is read in one step of STEPS_PER_TIMED, since it takes as long as a small call.
+transformers' cache and schedulers decide. Calls for decoding requests reach kvcore once a step has
+them all, other calls at once. If kvcore finds more tokens, that is counted and is not a difference;
+kvcore follows the engine, which computes them. The first call in which kvcore finds fewer tokens,
+refuses what transformers grants, or raises is reported with both answers and what both sides hold;
+from then on kvcore gets no more calls. With KVCORE_SHADOW_EVERY=n, only the answers of every n-th
+step are compared. The clock is read in one of STEPS_PER_TIMED steps, since reading it takes as long
+as a small call.
 """
 
 from __future__ import annotations
@@ -32,12 +33,12 @@ from kvcore_transformers.statistics import Statistics
 STEPS_PER_TIMED = 16
 DECODING = RequestStatus.DECODING
 can_store = PagedAttentionCache.can_store_request_tokens
-"""Named here, since each token of a step takes this way."""
+"""Looked up once, since every token of a step makes this call."""
 
 
 @define
 class Tables:
-    """What an allocator has for requests, without its tensor."""
+    """The block tables of an allocator, without its tensor."""
 
     blocks_per_sector: int
     block_table: dict[str, list[int]] = field(factory=dict)
@@ -46,7 +47,7 @@ class Tables:
 class Behind(KvcoreCache):
     """The decisions of `KvcoreCache` without tensors, copies and a host tier.
 
-    A request that transformers moves to the host is forgotten, and looked up when it comes back.
+    A request that transformers moves to the host is forgotten, and looked up again when it returns.
     """
 
     def __init__(self, own: PagedAttentionCache) -> None:
@@ -60,7 +61,7 @@ class Behind(KvcoreCache):
         self.num_hits = self.num_evictions = 0
 
     def search_as(self, request_id: str, prompt_ids: list[int], found: int) -> int:
-        """Take what the engine found, and no more; returns the tokens, which can be fewer."""
+        """Take at most what the engine found. Returns the number of tokens, which can be less."""
         hit = self.search_prefix_match(request_id, prompt_ids[: found + 1]) if found else 0
         self._count(hit, len(prompt_ids) if found else 0)
         return hit
@@ -68,8 +69,8 @@ class Behind(KvcoreCache):
     def store_as(self, state: RequestState, request_len: int, granted: bool) -> bool:
         """Schedule the next tokens of a request if the engine does.
 
-        A prompt is looked up at each part of it, as far as the part reaches: so no more is held
-        than the engine has. If that never shares, the whole prompt is looked up once.
+        A prompt is looked up with each of its chunks, up to the end of the chunk, so that kvcore
+        holds no more than the engine. If the engine never shares, the prompt is looked up once.
         """
         name, past = state.request_id, state.position_offset
         is_new, is_prompt = name not in self.requests, state.status != DECODING
@@ -83,7 +84,7 @@ class Behind(KvcoreCache):
         return granted and self.can_store_request_tokens(state, request_len)
 
     def decode_as(self, states: list[RequestState]) -> list[bool]:
-        """Schedule the next token of requests that the engine grants one; whether each fits."""
+        """Schedule the token that the engine granted each request. Returns whether each fits."""
         self._append(states)
         return [self.answers.pop(state.request_id) for state in states]
 
@@ -99,31 +100,31 @@ class Behind(KvcoreCache):
             self.total.copies += kinds.count(CopyOnWrite.kind)
 
     def _count(self, num_hits: int, num_queries: int) -> None:
-        """Count tokens that were found, and looked up for the first time."""
+        """Count the tokens that were found, and those that were looked up for the first time."""
         self.num_hits += num_hits
         self.total.hits += num_hits
         self.total.queries += num_queries
 
     def show(self, request_id: str) -> str:
-        """What is free, and what a request holds, in sectors."""
+        """Describe what is free and what a request holds, in sectors."""
         manager, known = self.manager, request_id in self.requests
         held = [len(ids) for ids in manager.get_block_ids(request_id)] if known else []
         usable = manager.config.num_usable_blocks
         return f"{manager.num_free_blocks} of {usable} sectors free, {held} held by the request"
 
     def _swap_in(self, state: RequestState, request_len: int) -> bool:
-        """Nothing to bring back: the request is as new."""
+        """Return True: the request was forgotten, so there is nothing to bring back."""
         del state, request_len
         return True
 
 
 class Shadow:
-    """What the two did, without transformers' cache, so that it outlives that.
+    """What the two caches did. It holds no reference to transformers' cache, and outlives it.
 
-    kvcore: None if it could not be made. difference: the report of the first one, None before it.
-    num_refused: calls in which transformers had no room. nanoseconds: in each cache, and of
-    comparing, in the num_timed steps that were timed. known: requests of kvcore, none once it is
-    asked no more. later: those that were granted a token, of which kvcore is still to be asked.
+    kvcore: None if it could not be made. difference: the report of the first difference, None
+    before. num_refused: calls in which transformers had no room. nanoseconds: time in each cache
+    and in comparing, over the num_timed steps that were timed. known: requests of kvcore, none once
+    it gets no more calls. later: requests that were granted a token, which kvcore has not seen yet.
     """
 
     def __init__(self, own: ShadowCache, every: int) -> None:
@@ -146,12 +147,12 @@ class Shadow:
 
     @property
     def hit_tokens(self) -> dict[str, int]:
-        """Tokens that each found."""
+        """Number of tokens that each found."""
         return {"transformers": self.hits, "kvcore": self.kvcore.num_hits if self.kvcore else 0}
 
     @property
     def num_evictions(self) -> dict[str, int]:
-        """Blocks whose content each gave up."""
+        """Number of blocks that each evicted."""
         ours = self.kvcore.num_evictions if self.kvcore else 0
         return {"transformers": self.evictions, "kvcore": ours}
 
@@ -164,7 +165,7 @@ class Shadow:
         theirs: Callable[[Behind, Any], Any],
         same: Callable[[Any, Any], bool] | None = None,
     ) -> Any:
-        """transformers' answer, with kvcore's compared to it if there is a way to."""
+        """Return transformers' answer, compared with kvcore's by `same` if it is given."""
         if self.later:
             self.catch_up(own)
         clock = self.clock
@@ -187,7 +188,7 @@ class Shadow:
         return answer
 
     def catch_up(self, own: ShadowCache) -> None:
-        """Ask kvcore about the requests that decode, all at once, and compare."""
+        """Make the calls for decoding requests to kvcore, all at once, and compare the answers."""
         states, self.later = self.later, []
         self.num_calls += len(states)
         call, state = "can_store_request_tokens", states[0]
@@ -201,21 +202,21 @@ class Shadow:
             self.part(own, call, state.request_id, True, error)
 
     def step(self) -> None:
-        """A step is planned; the next one is timed, or not."""
+        """Count a planned step, and choose whether the next one is timed."""
         self.num_steps += 1
         is_timed = self.num_steps % STEPS_PER_TIMED == 0
         self.clock = perf_counter_ns if is_timed else stopped
         self.num_timed += is_timed
 
     def part(self, own: ShadowCache, name: str, request_id: str, mine: Any, theirs: Any) -> None:
-        """Say what differs, and ask kvcore no more."""
+        """Report a difference, and make no more calls to kvcore."""
         self.known = {}
         held = [len(each.block_table.get(request_id, ())) for each in own.cache_allocators.values()]
         free = own.compute_free_capacity(relative=False) / own.bytes_per_sector
         sides = [f"{free:g} of {own.num_sectors} sectors free, {held} blocks held by the request"]
         try:
             sides.append("it was not made" if self.kvcore is None else self.kvcore.show(request_id))
-        except Exception as error:  # no less an error of kvcore
+        except Exception as error:  # this is an error of kvcore too
             sides.append(f"it cannot tell what it holds: {error!r}")
         whose = f"{name} of request {request_id!r}" if request_id else name
         self.difference = (
@@ -226,7 +227,7 @@ class Shadow:
         logger.error(self.difference)
 
     def report(self) -> str:
-        """Log what was seen, as a warning, since transformers shows no less; returns it."""
+        """Log the counts as a warning, so that transformers shows them. Returns the text."""
         whole = max(1, perf_counter_ns() - self._started)
         scale = max(1, self.num_steps) / self.num_timed / 1e9
         own, kvcore, comparing = (each * scale for each in self.nanoseconds.values())
@@ -245,7 +246,7 @@ class Shadow:
 
 
 class ShadowCache(PagedAttentionCache):
-    """transformers' own cache, with kvcore behind it. The report comes when it is dropped."""
+    """transformers' own cache with kvcore behind it. The report is logged when it is dropped."""
 
     called: ClassVar[str] = "kvcore's shadow"
     every: ClassVar[int] = 1
@@ -256,7 +257,7 @@ class ShadowCache(PagedAttentionCache):
         weakref.finalize(self, self.shadow.report)  # at the latest when Python exits
 
     def search_prefix_match(self, request_id: str, prompt_ids: list[int]) -> int:
-        """transformers' hit; kvcore's has no fewer tokens."""
+        """Return transformers' hit; kvcore's must have at least as many tokens."""
         call = partial(super().search_prefix_match, request_id, prompt_ids)
 
         def theirs(kvcore: Behind, found: int) -> int:
@@ -270,7 +271,7 @@ class ShadowCache(PagedAttentionCache):
     def can_store_request_tokens(
         self, state: RequestState, request_len: int, dry_run: bool = False
     ) -> bool:
-        """transformers' answer; kvcore is asked for what was granted, and not in a dry run."""
+        """Return transformers' answer; kvcore schedules what was granted, except in a dry run."""
         shadow = self.shadow
         if state._status is DECODING and state.request_id in shadow.known and not dry_run:
             if (clock := shadow.clock) is stopped:
@@ -303,7 +304,7 @@ class ShadowCache(PagedAttentionCache):
         )
 
     def free_all_requests(self, clear_ledgers: bool = False) -> None:
-        """Forget all requests in both; the cached content too if asked."""
+        """Forget all requests in both, and with clear_ledgers the cached content too."""
         call = partial(super().free_all_requests, clear_ledgers)
         self.shadow.ask(
             self,
@@ -316,7 +317,7 @@ class ShadowCache(PagedAttentionCache):
     def prepare_fork_request(
         self, src_state: RequestState, dst_req_ids: list[str], copy_src_and_dst: Any
     ) -> list[str]:
-        """transformers' children, which kvcore forks, too."""
+        """Return transformers' children, which kvcore forks too."""
         call = partial(super().prepare_fork_request, src_state, dst_req_ids, copy_src_and_dst)
         forked: list[str] = self.shadow.ask(
             self,
@@ -328,7 +329,7 @@ class ShadowCache(PagedAttentionCache):
         return forked
 
     def evict_cached_blocks(self) -> bool:
-        """transformers' eviction; kvcore evicts when it needs a block."""
+        """Let transformers evict; kvcore evicts when it needs a block."""
         before = self._num_free()
         evicted = bool(super().evict_cached_blocks())
         if self.shadow.difference is None:
@@ -336,26 +337,26 @@ class ShadowCache(PagedAttentionCache):
         return evicted
 
     def extend_read_and_write_indices(self, *args: Any) -> None:
-        """transformers' indices; the first of a step closes kvcore's batch."""
+        """Append transformers' indices; the first call of a step closes kvcore's batch."""
         self.close_batch()
         super().extend_read_and_write_indices(*args)
 
     def fill_block_table(self, *args: Any) -> None:
-        """transformers' table; the same."""
+        """Fill in transformers' table; the first call of a step closes kvcore's batch."""
         self.close_batch()
         super().fill_block_table(*args)
 
     def report(self) -> str:
-        """Log what was seen until now, and return it."""
+        """Log the counts so far, and return the text."""
         return self.shadow.report()
 
     def close_batch(self) -> None:
-        """Close kvcore's batch, if anything is in it: a step is planned."""
+        """Close kvcore's batch if it is not empty: the step has been planned."""
         shadow, kvcore = self.shadow, self.shadow.kvcore
         if kvcore and shadow.difference is None and (kvcore.scheduled or shadow.later):
             shadow.ask(self, "close_batch", "", lambda: None, lambda ours, _: ours.close_batch())
             shadow.step()
 
     def _num_free(self) -> int:
-        """Free blocks inside the sectors of each allocator."""
+        """Return the number of free blocks of all allocators."""
         return sum(self.pool.count_free_blocks(a.index) for a in self.cache_allocators.values())

@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the caches that were made under one installation did, in numbers."""
+"""Counts of what the caches of one installation did."""
 
 import attrs
 
 
 @attrs.define
 class Statistics:
-    """queries and hits: prompt tokens that were looked up, and those found. evictions and copies:
-    blocks whose content was given up, and shared blocks that were copied before a write. offloaded
-    and restored: blocks that were copied to the host, and back.
+    """Counts over all caches of an installation.
+
+    queries and hits: prompt tokens that were looked up, and those that were found. evictions:
+    blocks whose content was dropped. copies: shared blocks that were copied before a write.
+    offloaded and restored: blocks that were copied to the host, and back.
     """
 
     queries: int = 0

@@ -4,7 +4,7 @@
     vllm serve MODEL --scheduler-cls kvcore_vllm.Scheduler
 
 vLLM keeps the scheduler, the workers and the tensors; kvcore decides about the blocks. vLLM is
-imported when a scheduler is asked for, not before: a plugin that is not used does nothing.
+imported only when a scheduler is looked up, so an unused plugin costs nothing.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["AsyncScheduler", "NotServed", "Scheduler", "install", "installed", "
 
 
 def __getattr__(name: str) -> Any:
-    """The schedulers. Raises NotServed for another vLLM."""
+    """Import a scheduler by its name. Raises NotServed for another release of vLLM."""
     if name not in ("AsyncScheduler", "Scheduler"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     check_release()

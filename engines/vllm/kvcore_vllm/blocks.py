@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """vLLM's block objects and its pool over kvcore's block ids.
 
-A block's owners and key are questions to the core.
+A block stores nothing: its owners and its key are read from the core.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Block:
 
     @property
     def is_null(self) -> bool:
-        """Whether it stands for a block that a window gave back."""
+        """Whether this is the null block, which stands for blocks that a window gave back."""
         return self.block_id == 0
 
     @property
@@ -53,7 +53,7 @@ class Block:
 
 
 class Blocks(KVCacheBlocks):  # type: ignore[misc] # vLLM has no types here
-    """A result of the manager: ids per group, and objects when they are asked for."""
+    """A result of the manager: ids per group, and block objects once they are read."""
 
     def __init__(self, ids: Tables, get_block: Callable[[int], Block]) -> None:
         self.ids = ids
@@ -62,7 +62,7 @@ class Blocks(KVCacheBlocks):  # type: ignore[misc] # vLLM has no types here
 
     @property
     def blocks(self) -> tuple[Sequence[Block], ...]:
-        """The same objects each time, one sequence per group."""
+        """The block objects, one sequence per group; the same objects each time."""
         if self._blocks is None:
             self._blocks = tuple([self._get_block(each) for each in ids] or () for ids in self.ids)
         return self._blocks
@@ -70,14 +70,14 @@ class Blocks(KVCacheBlocks):  # type: ignore[misc] # vLLM has no types here
     def get_block_ids(
         self, allow_none: bool = False, *, group_ids: Sequence[int] | None = None
     ) -> tuple[list[int], ...] | None:
-        """The ids as one list per group, or per group of those given."""
+        """Return the ids as one list per group, or per given group."""
         ids = self.ids if group_ids is None else [self.ids[group] for group in group_ids]
         if allow_none and not any(ids):
             return None
         return tuple(list(each) for each in ids)
 
     def get_unhashed_block_ids_all_groups(self) -> list[list[int]]:
-        """The blocks without a key, one list per group; the null block is none of them."""
+        """Return the blocks without a key, one list per group, without the null block."""
         return [
             [each.block_id for each in group if not each.is_null and not each.has_key]
             for group in self.blocks
@@ -89,7 +89,7 @@ class Blocks(KVCacheBlocks):  # type: ignore[misc] # vLLM has no types here
 
 
 def read_ids(blocks: Any) -> Tables:
-    """The ids of a result, ours or put together by others."""
+    """Return the ids of a result, which may be vLLM's own class."""
     if isinstance(blocks, Blocks):
         return blocks.ids
     return tuple([block.block_id for block in group] for group in blocks.blocks)
@@ -117,21 +117,21 @@ class BlockPool:
         return core
 
     def get_num_free_blocks(self) -> int:
-        """Blocks without an owner."""
+        """Return the number of blocks without an owner."""
         return self._core.num_free_blocks
 
     def is_block_writable(self, block: Block) -> bool:
-        """Whether its one owner may change what is in it."""
+        """Return whether a block's only owner may change its content."""
         return block.ref_cnt == 1 and not self._core.has_key(block.block_id)
 
     def touch(self, blocks: Iterable[Any]) -> None:
-        """Hold blocks, so that they stay."""
+        """Pin blocks, so that they are not reused."""
         self._core.pin([block.block_id for block in blocks if not block.is_null])
 
     def free_blocks(self, ordered_blocks: Iterable[Any]) -> None:
-        """Give back held blocks. Of those without a key the first is used again first.
+        """Give back pinned blocks. Of those without a key, the first is reused first.
 
-        The core puts one after the other at the front of the free queue, vLLM all as they come.
+        The core puts each at the front of the free queue in turn; vLLM keeps their order.
         """
         ids = [block.block_id for block in ordered_blocks if not block.is_null]
         core = self._core
@@ -139,12 +139,12 @@ class BlockPool:
         core.unpin([each for each in ids if core.has_key(each)])
 
     def get_cached_block(self, block_hash: bytes, kv_cache_group_ids: list[int]) -> Any:
-        """The block of this content in each group, None unless every group has one."""
+        """Return the block of this content in each group, or None unless every group has one."""
         keys = [make_key(block_hash, group) for group in kv_cache_group_ids]
         found = [self._core.get_cached_block(key) for key in keys]
         return None if None in found else [self.block(each) for each in found if each is not None]
 
     def take_events(self) -> list[Any]:
-        """The events since the last call, without the kinds of their groups."""
+        """Return the events since the last call, without the kinds of their groups."""
         taken: list[Any] = self._manager.events.take()
         return taken

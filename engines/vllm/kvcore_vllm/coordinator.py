@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What vLLM's scheduler and connectors ask the manager's coordinator."""
+"""The calls that vLLM's scheduler and connectors make to the manager's coordinator."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from kvcore import Request
 from kvcore_vllm.blocks import Block
 
 PROBE = "\0 look-up"
-"""The id of the request that stands for bare hashes; vLLM's have no such ids."""
+"""The id of the request that stands for bare hashes; no request of vLLM has such an id."""
 
 
 class Coordinator:
-    """Numbers of blocks, and look-ups of bare hashes."""
+    """Counts blocks, and looks up bare hashes."""
 
     enable_partial_hash_hits = False
     num_reprefillable_tokens = 0
@@ -52,9 +52,9 @@ class Coordinator:
         apply_admission_cap: bool = False,
         prefill_end: int = 0,
     ) -> int:
-        """Free blocks that a request would take: new ones, and hits that nobody holds."""
-        del total_computed_tokens, num_local_computed_tokens  # what is computed has its blocks
-        del num_tokens_main_model, prefill_end  # of state-space groups
+        """Count the free blocks that a request would take: new ones, and hits without an owner."""
+        del total_computed_tokens, num_local_computed_tokens  # computed tokens have their blocks
+        del num_tokens_main_model, prefill_end  # only for state-space groups
         needed = 0
         tables = self._manager.get_block_ids(request_id)
         for number, (group, table, hits) in enumerate(
@@ -71,7 +71,7 @@ class Coordinator:
     def find_longest_cache_hit(
         self, block_hashes: Sequence[bytes], max_cache_hit_length: int
     ) -> tuple[tuple[Sequence[Block], ...], int, int]:
-        """Blocks and tokens of the longest hit of at most this length; no shared boundary."""
+        """Return the blocks and tokens of the longest hit up to this length; no shared boundary."""
         ids, num_tokens = self.look_up(block_hashes, max_cache_hit_length)
         return (
             tuple([self.block_pool.block(each) for each in group] for group in ids),
@@ -82,7 +82,7 @@ class Coordinator:
     def look_up(
         self, block_hashes: Sequence[bytes], most: int
     ) -> tuple[tuple[Sequence[int], ...], int]:
-        """The same as ids: a request of these hashes is made known, asked for, and forgotten."""
+        """Return the ids and tokens of that hit: a request of these hashes is added and removed."""
         core: Core = self._manager.compat.core
         num_hashes = min(len(block_hashes), (most + 1) // self._config.hash_block_size)
         hashes = list(block_hashes[:num_hashes])

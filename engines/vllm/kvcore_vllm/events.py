@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""kvcore's events as vLLM's: with the session, and the extra keys as vLLM writes them."""
+"""Convert kvcore's events to vLLM's, with the session and vLLM's form of the extra keys."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from kvcore.types.events import DEVICE_MEDIUM
 class Events:
     """Collects the core's events while the request that made them is known.
 
-    num_lookahead: tokens behind a block that its hash covers.
+    num_lookahead: number of tokens behind a block that its hash covers too.
     """
 
     def __init__(self, compat: KVCacheManager, specs: Iterable[Any], num_lookahead: int) -> None:
@@ -37,7 +37,7 @@ class Events:
         self._events: list[Any] = []
 
     def collect(self, request: Any | None = None) -> None:
-        """Take what the last call made. request: that call's, or none."""
+        """Take the events of the last call. request: the request of that call, or None."""
         if request is not None:
             self._scheduled[request.request_id] = request
         for event in self._compat.take_events():
@@ -55,7 +55,7 @@ class Events:
                     self._events.append(kv_events.AllBlocksCleared())
 
     def report_hit(self, request: Any, ids: Sequence[Sequence[int]]) -> None:
-        """Store events for a hit, if the request wants all that it uses reported."""
+        """Make store events for a hit if the request wants every block that it uses reported."""
         if getattr(request, "kv_cache_report_mode", "incremental") != "full":
             return
         scales = self._compat.config.scales
@@ -65,14 +65,14 @@ class Events:
                 self._events.append(self._stored(request, number, hashes, 0, None))
 
     def take(self) -> list[Any]:
-        """The events since the last call; requests of a step that is over are forgotten."""
+        """Return the events since the last call, and forget the requests of the step."""
         self.collect()
         self._scheduled.clear()
         taken, self._events = self._events, []
         return taken
 
     def annotated(self) -> list[Any]:
-        """The same with the kind of each group, as vLLM's manager hands them out."""
+        """Return the same events with the kind of each group, as vLLM's manager does."""
         events = self.take()
         for event in events:
             if isinstance(event, kv_events.BlockStored):
@@ -95,7 +95,7 @@ class Events:
     def _stored(
         self, request: Any, group_id: int, hashes: Sequence[bytes], start: int, parent: bytes | None
     ) -> Any:
-        """A store event of consecutive blocks of a request, from this token on."""
+        """Make a store event for consecutive blocks of a request from this token on."""
         size = self._compat.config.groups[group_id].block_size
         firsts = range(start, start + len(hashes) * size, size)
         lora, tokens, ahead = request.lora_request, request.all_token_ids, self._num_lookahead

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vLLM's cache groups as kvcore's, and the refusal of those that kvcore does not serve."""
+"""Convert vLLM's cache groups to kvcore's, and refuse those that kvcore does not serve."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ KINDS: dict[type[Any], Kind] = {
     specs.ChunkedLocalAttentionSpec: "chunked_local",
     specs.CrossAttentionSpec: "cross_attention",
 }
-"""Exactly these: a subclass of one has a rule of its own."""
+"""Exactly these classes: a subclass follows different rules."""
 
 
 def read_spec(group: Any) -> Any:
-    """The specification that a group's blocks follow."""
+    """Return the specification that a group's blocks follow."""
     spec = group.kv_cache_spec
     if isinstance(spec, specs.UniformTypeKVCacheSpecs):
         return next(iter(spec.kv_cache_specs.values()))
@@ -38,7 +38,7 @@ def read_spec(group: Any) -> Any:
 
 
 def read_group(group: Any, *, use_eagle: bool, dcp_world_size: int) -> Group:
-    """A group as kvcore's. Raises NotServed, which names its first layer."""
+    """Convert a group to kvcore's. Raises NotServed, which names its first layer."""
     spec = read_spec(group)
     kind = KINDS.get(type(spec))
     what = None
@@ -77,10 +77,10 @@ def read_config(
     use_eagle: bool,
     dcp_world_size: int,
 ) -> Config:
-    """The configuration of vLLM's manager as kvcore's. Raises NotServed, InvalidConfig, and
-    ValueError for an interval that vLLM does not take.
+    """Convert the configuration of vLLM's manager to kvcore's.
 
-    A pool that cannot hold one request of max_model_len is taken, with a warning, as vLLM takes it.
+    A pool that cannot hold one request of max_model_len is accepted with a warning, as in vLLM.
+    Raises NotServed, InvalidConfig, and ValueError for an interval that vLLM does not accept.
     """
     if not kv_cache_config.kv_cache_groups:
         raise NotServed("kvcore does not serve models without a cache")

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Put kvcore's manager in the place of vLLM's own, and back.
+"""Put kvcore's manager in place of vLLM's own, and undo that.
 
-vLLM's scheduler makes its manager by a name of its module: that is replaced, and the scheduler asks
-first whether its configuration is served.
+vLLM's scheduler makes its manager by a name in its module. That name is replaced, and so is the
+scheduler's `__init__`, which first refuses a configuration that is not served.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ CONNECTORS = {
     "SimpleCPUOffloadConnector": "reads the free queue of vLLM's own pool",
     "OffloadingConnector": "asks vLLM's own coordinator about single groups",
 }
-"""Connectors that are not served, the second only with several groups, and why."""
+"""Connectors that are not served, and why; the second is served with a single group."""
 
 _before: list[tuple[Any, str, Any, Any]] = []
-"""What was replaced: where, its name, vLLM's value, ours."""
+"""What was replaced: its holder, its name, vLLM's value, and ours."""
 
 
 def load() -> None:
-    """The plugin of vLLM: `install`, if KVCORE_VLLM is 1; vLLM may call it more than once.
+    """Install if KVCORE_VLLM is 1. vLLM calls this as a plugin, perhaps more than once.
 
-    Raises NotServed, also for another value than 0 and 1.
+    Raises NotServed, also if the variable is neither 0 nor 1.
     """
     if is_set(VARIABLE) and not _before:
         install()
 
 
 def is_set(variable: str) -> bool:
-    """Whether an environment variable is 1. Raises NotServed for another value than 0 and 1."""
+    """Return whether an environment variable is 1. Raises NotServed unless it is 0 or 1."""
     value = os.environ.get(variable, "0")
     if value not in ("0", "1"):
         raise NotServed(f"{variable}={value!r} is neither 0 nor 1")
@@ -44,10 +44,10 @@ def is_set(variable: str) -> bool:
 
 
 def install() -> None:
-    """Let schedulers that are made from now on have kvcore's manager.
+    """Give every scheduler that is made from now on kvcore's manager.
 
-    If KVCORE_SHADOW is 1, they have vLLM's, and kvcore's behind it (shadow.py). Raises NotServed
-    for another vLLM, or if it is installed.
+    If KVCORE_SHADOW is 1, it has vLLM's own with kvcore's behind it (shadow.py). Raises NotServed
+    for another release of vLLM, or if kvcore is installed already.
     """
     if _before:
         raise NotServed("kvcore_vllm is installed: call uninstall() first")
@@ -58,7 +58,7 @@ def install() -> None:
 
 
 def uninstall() -> None:
-    """Put everything back. Raises NotServed if nothing is installed, or if others came on top."""
+    """Undo `install`. Raises NotServed if nothing is installed or a name was replaced since."""
     if not _before:
         raise NotServed("kvcore_vllm is not installed: there is nothing to undo")
     for holder, name, _, ours in _before:
@@ -71,7 +71,7 @@ def uninstall() -> None:
 
 @contextmanager
 def installed() -> Iterator[None]:
-    """Install for the length of a `with` block."""
+    """Install within a `with` block, and uninstall at its end."""
     install()
     try:
         yield
@@ -81,7 +81,7 @@ def installed() -> Iterator[None]:
 
 @contextmanager
 def swapped() -> Iterator[None]:
-    """The same, for one scheduler that is made; also while it is installed."""
+    """Install within a `with` block in which a scheduler is made, unless kvcore is installed."""
     if _before:
         yield
         return
@@ -90,7 +90,7 @@ def swapped() -> Iterator[None]:
 
 
 def replacements() -> list[tuple[Any, str, Any]]:
-    """Where, which name, and what stands there while kvcore is installed."""
+    """Return what kvcore replaces: the holder, the name, and the value while it is installed."""
     from vllm.v1.core.sched import scheduler
 
     from kvcore_vllm.shadow import shadowed
@@ -100,7 +100,7 @@ def replacements() -> list[tuple[Any, str, Any]]:
     native = scheduler.Scheduler.__init__
 
     def init(self: Any, vllm_config: Any, kv_cache_config: Any, *args: Any, **kw: Any) -> None:
-        """Refuse what is not served, and go on as vLLM does."""
+        """Refuse what is not served, and continue as vLLM does."""
         check_connectors(vllm_config.kv_transfer_config, len(kv_cache_config.kv_cache_groups))
         native(self, vllm_config, kv_cache_config, *args, **kw)
 
@@ -111,7 +111,7 @@ def replacements() -> list[tuple[Any, str, Any]]:
 
 
 def check_connectors(config: Any, num_groups: int) -> None:
-    """Refuse connectors that take vLLM's own objects for granted. Raises NotServed."""
+    """Refuse connectors that rely on vLLM's own objects. Raises NotServed."""
     if config is None:
         return
     listed = (config.kv_connector_extra_config or {}).get("connectors", ())

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls of running requests that vLLM's manager answers at once, and kvcore one after the other.
+"""Calls for running requests that vLLM's manager answers at once, and kvcore later in one go.
 
-Nothing that these calls read changes before another call of the manager. In a row they cost half
-of what they cost in turn with vLLM's.
+Nothing that these calls read changes before the manager's next call of another kind. In a row they
+cost half of what they cost when they alternate with vLLM's.
 """
 
 from __future__ import annotations
@@ -15,29 +15,32 @@ from kvcore_vllm.short_ways import KVCacheManager
 
 
 class LaterCalls:
-    """Notes what vLLM's manager is asked. own_nothing: its answer if it gives no block. block_size:
-    tokens, of which the blocks of every group are multiples.
+    """Notes the calls that vLLM's manager gets.
 
-    Of a call for one token that took no block the request is noted, of others the request, the
-    tokens, the lookahead (None if blocks are to be published) and vLLM's answer.
+    own_nothing: its answer if it gives no block. block_size: a number of tokens that divides the
+    block size of every group. For a call for one token that took no block, the request is noted;
+    for any other call the request, the tokens, the lookahead (None if blocks are to be published)
+    and vLLM's answer.
     """
 
     def __init__(self, own_nothing: Any, block_size: int) -> None:
         self._noted: list[Any] = []
         self._own_nothing = own_nothing
         self._block_size = block_size
-        self._publishes_from: dict[str, int] = {}  # a count of less fills no block
+        self._publishes_from: dict[str, int] = {}  # a smaller count fills no block
 
     def __len__(self) -> int:
         return len(self._noted)
 
     def forget(self, request_id: str) -> None:
-        """Note the next call that publishes of a request, which is asked about otherwise, too."""
+        """Note a request's next call that publishes, since another call may have changed it."""
         self._publishes_from.pop(request_id, None)
 
     def ask(self, kvcore: KVCacheManager) -> Iterator[tuple[str, Any, Any, Any]]:
-        """Ask kvcore; of each call that gave a block, or None: its name, the request, and both
-        answers. An error of kvcore is its answer, and the last one.
+        """Make the noted calls to kvcore. Yields those that gave a block, or None.
+
+        Each is its name, the request, vLLM's answer and kvcore's. An error of kvcore counts as its
+        answer, and ends the calls.
         """
         calls = self._noted[:]
         self._noted.clear()
@@ -70,7 +73,10 @@ class LaterCalls:
     def noting(
         self, allocate: Callable[..., Any], publish: Callable[..., Any], whole: Callable[..., Any]
     ) -> dict[str, Callable[..., Any]]:
-        """vLLM's two calls that are noted, by name. whole: `allocate_slots` for what is not."""
+        """Return the two calls that vLLM's manager answers and this notes, by name.
+
+        whole: `allocate_slots` for calls that are not noted.
+        """
         note, nothing = self._noted.append, self._own_nothing
         publishes_from, size = self._publishes_from, self._block_size
 

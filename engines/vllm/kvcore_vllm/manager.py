@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What vLLM's schedulers and connectors call of a KVCacheManager, over `kvcore.compat`.
+"""The KVCacheManager that vLLM's schedulers and connectors call, over `kvcore.compat`.
 
-A step ends with `take_new_block_ids`, the last call of each schedule. What is allocated outside of
-one is taken as computed.
+A step ends with `take_new_block_ids`, the last call of each schedule. Tokens that are allocated
+outside of a step count as computed.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from kvcore_vllm.zeroing import Zeroing
 
 ADMITTED = (RequestStatus.WAITING, RequestStatus.PREEMPTED)
 OFF: dict[str, Any] = {"pcp_world_size": 1, "metrics_collector": None}
-"""Arguments of vLLM's manager that have no counterpart, and what they are if they are not used."""
+"""Arguments of vLLM's manager without a counterpart, and their values if they are not used."""
 
 
 class KVCacheManager:
-    """vLLM's manager by its names. Raises NotServed for what kvcore has no notion of.
+    """vLLM's manager under its names. Raises NotServed for what kvcore does not support.
 
-    num_withdrawn: blocks that lost their keys since the step that was to write them computes their
-    request no more. vLLM leaves them findable.
+    num_withdrawn: blocks that lost their keys because their request left the step that was to write
+    them. vLLM leaves them findable.
     """
 
     mamba_shared_prefix_checkpoint = False
@@ -69,7 +69,7 @@ class KVCacheManager:
             use_eagle=use_eagle,
             dcp_world_size=dcp_world_size,
         )
-        del enable_mamba_shared_prefix_checkpoint  # of groups that are not served
+        del enable_mamba_shared_prefix_checkpoint  # only for groups that are not served
         if enable_caching and use_eagle and scheduler_block_size < num_prefill_lookahead:
             raise NotServed(
                 f"{num_prefill_lookahead} tokens are predicted by as many modules: the blocks of"
@@ -94,7 +94,7 @@ class KVCacheManager:
         self.empty_kv_cache_blocks = Blocks(((),) * len(config.groups), self.block_pool.block)
         self._windows = Windows(compat) if config.has_windows else None
         self._zeroing = Zeroing(specs, wanted=kv_cache_config.needs_kv_cache_zeroing)
-        self._in_step, self._loading = False, set[str]()  # loads of the last step, by request
+        self._in_step, self._loading = False, set[str]()  # requests of the last step that load
         if self.events is None and not self._num_prefilled_again:
             vars(self)["cache_blocks"] = compat.cache_blocks  # called for each request of a step
 
@@ -106,13 +106,13 @@ class KVCacheManager:
     # Look-ups.
 
     def prefix_cache_lookup_enabled(self, request: Any) -> bool:
-        """Whether a request may hit."""
+        """Return whether a request may hit cached content."""
         return self.enable_caching and not request.skip_reading_prefix_cache
 
     def get_computed_blocks(
         self, request: Any, max_cache_hit_length: int | None = None
     ) -> tuple[Blocks, int, int]:
-        """The longest hit, its tokens, and no boundary of a shared prefix."""
+        """Return the longest hit, its number of tokens, and 0: no boundary of a shared prefix."""
         if not self.prefix_cache_lookup_enabled(request):
             return self.empty_kv_cache_blocks, 0, 0
         if max_cache_hit_length is None or max_cache_hit_length >= request.num_tokens - 1:
@@ -128,11 +128,11 @@ class KVCacheManager:
     def get_computed_blocks_for_connector(
         self, request: Any, max_cache_hit_length: int | None = None
     ) -> tuple[Blocks, int, int, bool]:
-        """The same; hits never differ between groups."""
+        """Return the same, and False: hits never differ between groups."""
         return *self.get_computed_blocks(request, max_cache_hit_length), False
 
     def truncate_computed_blocks(self, blocks: Any, num_computed_tokens: int) -> Blocks:
-        """The part of a hit up to a token at which blocks of every group end."""
+        """Return the part of a hit up to a token at which blocks of every group end."""
         pairs = zip(read_ids(blocks), self.compat.config.groups, strict=True)
         return self._result([ids[: num_computed_tokens // g.block_size] for ids, g in pairs])
 
@@ -146,7 +146,7 @@ class KVCacheManager:
             )
 
     def make_prefix_cache_stats(self) -> Any:
-        """The look-ups since the last call, None if they are not counted."""
+        """Return the look-ups since the last call, or None if they are not counted."""
         stats = self.prefix_cache_stats
         if stats is not None:
             self.prefix_cache_stats = PrefixCacheStats()
@@ -169,7 +169,7 @@ class KVCacheManager:
         has_scheduled_reqs: bool = True,
         skip_zeroing_group_ids: Sequence[int] = (),
     ) -> Blocks | None:
-        """Slots for the next tokens: the blocks that tables grew by, or None."""
+        """Allocate slots for new tokens. Returns the new blocks, or None if they do not fit."""
         if self.watermark_blocks and has_scheduled_reqs and request.status in ADMITTED:
             reserved_blocks += self.watermark_blocks
             if full_sequence_must_fit and not self._whole_fits(
@@ -228,7 +228,7 @@ class KVCacheManager:
         tables = self._let_go(request)
         held = [[each for each in table if each != 0] for table in tables]
         core = self.compat.core
-        # The core puts one after the other at the front of the free queue, vLLM all as they come.
+        # The core puts each at the front of the free queue in turn; vLLM keeps their order.
         core.unpin([each for table in held for each in table if not core.has_key(each)])
         core.unpin([each for table in held for each in reversed(table) if core.has_key(each)])
 
@@ -239,8 +239,8 @@ class KVCacheManager:
     def remove_skipped_blocks(
         self, request_id: str, processed_computed_tokens: int, num_prompt_tokens: int | None = None
     ) -> None:
-        """Give back the blocks that no query at this count or later sees."""
-        del num_prompt_tokens  # of a kind of window that is not served
+        """Give back the blocks that no query from this count on sees."""
+        del num_prompt_tokens  # only for a kind of window that is not served
         if self._windows is not None:
             self.compat.remove_skipped_blocks(request_id, processed_computed_tokens)
             self._windows.release(request_id, processed_computed_tokens)
@@ -250,29 +250,29 @@ class KVCacheManager:
         self.compat.evict_blocks(list(block_ids))
 
     def reset_prefix_cache(self) -> bool:
-        """Forget every key; False, and nothing happens, while any block is used."""
+        """Forget every key. Returns False, and changes nothing, while any block is in use."""
         done = self.compat.reset_prefix_cache()
         if done and self.prefix_cache_stats is not None:
             self.prefix_cache_stats.reset = True
         return done
 
-    # Questions.
+    # Queries.
 
     def get_blocks(self, request_id: str) -> Blocks:
-        """The blocks of a request."""
+        """Return the blocks of a request."""
         if self._windows is None:
             return self._result(self.compat.get_blocks(request_id).blocks)
         return self._result(self.get_block_ids(request_id))
 
     def get_block_ids(self, request_id: str) -> tuple[list[int], ...]:
-        """The same as one list of ids per group."""
+        """Return the blocks of a request as one list of ids per group."""
         tables = self.compat.get_block_ids(request_id)
         return tables if self._windows is None else self._windows.complete(request_id, tables)
 
     def get_block_ids_for_computed_tokens(
         self, request_id: str, num_computed_tokens: int
     ) -> tuple[list[int], ...]:
-        """The ids of the blocks that hold a request's first tokens, and those of its encoder's."""
+        """Return the ids of the blocks of a request's first tokens, and all of its encoder's."""
         pairs = zip(self.compat.config.groups, self.get_block_ids(request_id), strict=True)
         return tuple(
             list(ids if group.is_cross else ids[: -(-num_computed_tokens // group.block_size)])
@@ -280,7 +280,7 @@ class KVCacheManager:
         )
 
     def estimate_cached_tokens(self, request: Any) -> int:
-        """Tokens of a request up to the last block that can be found."""
+        """Return the tokens of a request up to the last block that can be found."""
         counts = []
         tables = self.get_block_ids(request.request_id)
         for group, table in zip(self.compat.config.groups, tables, strict=True):
@@ -293,47 +293,47 @@ class KVCacheManager:
         return min(counts)
 
     def get_num_common_prefix_blocks(self, running_request_id: str) -> list[int]:
-        """Zeros: vLLM has no use for them any more."""
+        """Return zeros: vLLM does not use the counts any more."""
         del running_request_id
         return [0] * self.num_kv_cache_groups
 
     def create_kv_cache_blocks(self, blocks: Sequence[Sequence[Any]]) -> Blocks:
-        """Blocks as a result."""
+        """Make a result of these blocks."""
         return self._result([[block.block_id for block in group] for group in blocks])
 
     # Each step.
 
     def new_step_starts(self) -> None:
-        """A schedule begins."""
+        """Begin a step, whose schedule follows."""
         self.compat.new_step_starts()
         self._loading.clear()
         self._in_step = True
 
     def take_new_block_ids(self) -> list[int]:
-        """Blocks to be zeroed. The schedule is made: what it has is computed."""
+        """Return the blocks to zero, and end the step: what it scheduled counts as computed."""
         self.compat.step_ends()
         self._in_step = False
         return self._zeroing.take()
 
     def record_blocks_for_zeroing(self, request_id: str, start_token: int) -> None:
-        """Zero a request's blocks from a token on, which a failed load left unwritten."""
+        """Have a request's blocks zeroed from a token on: a failed load left them unwritten."""
         pairs = zip(self.get_block_ids(request_id), self.compat.config.groups, strict=True)
         self._zeroing.note([table[start_token // group.block_size :] for table, group in pairs])
 
     def take_events(self) -> list[Any]:
-        """The events since the last call."""
+        """Return the events since the last call."""
         return [] if self.events is None else self.events.annotated()
 
     def take_kv_cache_block_copies(self) -> tuple[list[Any], list[Any]]:
-        """None: blocks of vLLM's requests are never copied."""
+        """Return no copies: blocks of vLLM's requests are never copied."""
         return [], []
 
     def take_boundary_state_offloads(self) -> dict[str, Any]:
-        """None: there are no state-space groups."""
+        """Return no offloads: there are no state-space groups."""
         return {}
 
     def finalize_partial_tail_offloads(self, request: Any) -> list[Any]:
-        """None, for the same reason."""
+        """Return no offloads: there are no state-space groups."""
         del request
         return []
 
@@ -343,7 +343,7 @@ class KVCacheManager:
         return self.empty_kv_cache_blocks
 
     def _whole_fits(self, request: Any, hit: Any, num_encoder_tokens: int) -> bool:
-        """Whether a whole request fits, and leaves the blocks of the watermark free."""
+        """Return whether a whole request fits and leaves the blocks of the watermark free."""
         num_tokens = min(request.num_tokens, self.max_model_len)
         hits = (self.empty_kv_cache_blocks if hit is None else hit).blocks
         call = (request.request_id, num_tokens, hits, num_encoder_tokens, 0, 0, num_tokens)
@@ -351,18 +351,18 @@ class KVCacheManager:
         return needed + self.watermark_blocks <= self.block_pool.get_num_free_blocks()
 
     def _publish(self, request: Any, num_tokens: int) -> None:
-        """Make full blocks findable, but for tokens that a chunk to come writes anew."""
+        """Publish full blocks, except those with tokens that the next chunk writes again."""
         self.compat.cache_blocks(request, max(0, num_tokens - self._num_prefilled_again))
 
     def _confirm_loads(self, request: Any) -> None:
-        """Tell the core that the loads of a step are over, if the output of that step came."""
+        """Tell the core that the loads of a step are over if the step's output has arrived."""
         over = not (self._in_step or request.num_in_flight_tokens)
         if over and request.request_id in self._loading:
             self.compat.core.take_batch()
             self._loading.clear()
 
     def _let_go(self, request: Any) -> Tables:
-        """Free a request, but hold its blocks by pins; returns its tables."""
+        """Free a request but pin its blocks. Returns its tables."""
         self._confirm_loads(request)
         core = self.compat.core
         tables = self.get_block_ids(request.request_id)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the adapter replaces, calls and reads in vLLM 0.33.0, as that release has it.
+"""The parts of vLLM 0.33.0 that the adapter replaces, calls and reads.
 
-Little of it is public, so a difference stops the engine: an answer of kvcore to a question that
-means something else now would be a wrong answer.
+Few of them are public, so any difference stops the engine: if a call meant something else in
+another release, kvcore's answer to it would be wrong.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ VERSION = "0.33.0"
 
 
 class NotServed(RuntimeError):
-    """What kvcore_vllm does not do, and why."""
+    """Says what kvcore_vllm does not support, and why."""
 
 
 PARAMETERS: dict[str, dict[str, str]] = {
@@ -116,8 +116,8 @@ PARAMETERS: dict[str, dict[str, str]] = {
         "get_kv_cache_spec_sliding_window": "kv_cache_spec",
     },
 }
-"""Parameters of each method or function, by class or module. The adapter stands for all public ones
-of the first class; of the others it replaces or calls these, or is called by them.
+"""Parameters of each method or function, by class or module. Of the first class the adapter
+replaces all public ones; of the others it replaces or calls these, or is called by them.
 """
 WHOLE = "v1.core.kv_cache_manager.KVCacheManager"
 
@@ -147,7 +147,7 @@ FIELDS = {
     ),
     "distributed.kv_events.BlockRemoved": "block_hashes medium group_idx locality ownership",
 }
-"""Fields that are read, or of events all of them, which are written."""
+"""Fields that the adapter reads; of events, which it writes, all fields."""
 
 
 def check_release() -> None:
@@ -162,7 +162,7 @@ def check_release() -> None:
 
 
 def differences() -> Iterator[str]:
-    """What is other than pinned, a sentence each."""
+    """Return a sentence for each difference from the pinned release."""
     for path, pinned in PARAMETERS.items():
         functions = {n: each for n, each in vars(_find(path)).items() if inspect.isfunction(each)}
         actual = {
@@ -186,7 +186,7 @@ def differences() -> Iterator[str]:
 
 
 def _find(path: str) -> Any:
-    """A class or a module of vLLM."""
+    """Return a class or a module of vLLM."""
     module, _, name = f"vllm.{path}".rpartition(".")
     if name[0].isupper():
         return getattr(importlib.import_module(module), name)

@@ -30,10 +30,10 @@ class AsyncScheduler(VllmAsyncScheduler):  # type: ignore[misc] # vLLM has no ty
 
 
 class Scheduler(VllmScheduler):  # type: ignore[misc] # vLLM has no types here
-    """vLLM's scheduler over kvcore; an AsyncScheduler if the configuration wants one."""
+    """vLLM's scheduler over kvcore, or an AsyncScheduler if the configuration asks for one."""
 
     def __new__(cls, vllm_config: Any, *args: Any, **options: Any) -> Any:
-        """What vLLM itself would choose: the engine runs the two in different ways."""
+        """Choose the class as vLLM does: the engine runs the two in different ways."""
         if cls is Scheduler and vllm_config.scheduler_config.async_scheduling:
             return AsyncScheduler(vllm_config, *args, **options)
         return super().__new__(cls)

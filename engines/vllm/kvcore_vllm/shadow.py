@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""kvcore behind vLLM's own manager: the same calls, the answers compared, no say in anything.
+"""kvcore behind vLLM's own manager: it gets the same calls, and only its answers are compared.
 
-vLLM's manager stays in charge. kvcore is asked about running requests once a step has them all
-(later_calls.py), about the rest at once. The first call whose answers differ is told with both
-answers and what both hold; from then on kvcore is not asked any more. KVCORE_SHADOW_EVERY=n
-compares the answers of every n-th step only. The clock is read in one step of STEPS_PER_TIMED,
-since it takes as long as a small call.
+vLLM's manager decides. Calls for running requests reach kvcore once a step has them all
+(later_calls.py), other calls at once. The first call whose answers differ is reported with both
+answers and what both sides hold; from then on kvcore gets no more calls. With
+KVCORE_SHADOW_EVERY=n, only the answers of every n-th step are compared. The clock is read in one of
+STEPS_PER_TIMED steps, since reading it takes as long as a small call.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ from kvcore_vllm.short_ways import KVCacheManager
 logger = init_logger("vllm.kvcore")
 SIDES = ("vLLM", "kvcore")
 COMPARED = ("free", "remove_skipped_blocks", "evict_blocks", "reset_prefix_cache")
-"""Calls that both managers get as they come, with answers that compare."""
+"""Calls that both managers get unchanged, and whose answers are compared."""
 STEPS_PER_TIMED = 64
 MADE = ("new_step_starts", "record_blocks_for_zeroing", "take_new_block_ids", "take_events")
-"""Calls that both get, with answers that name blocks, which may lie elsewhere."""
+"""Calls that both get; their answers name block ids, which may differ."""
 
 
 @attrs.define
 class Tally:
     """What was seen so far.
 
-    difference: the report of the first one, None before it. same_ids: whether the answers named the
-    same blocks so far; where blocks lie is no difference. nanoseconds: in each manager, and of
-    comparing, in the num_timed steps that were timed. hit_tokens: of all look-ups. num_evictions:
-    of each manager.
+    difference: the report of the first difference, None before. same_ids: whether the answers have
+    named the same block ids so far; other ids are not a difference. nanoseconds: time in each
+    manager and in comparing, over the num_timed steps that were timed. hit_tokens: of all look-ups.
+    num_evictions: of each manager.
     """
 
     difference: str | None = None
@@ -59,7 +59,7 @@ class Tally:
     started: int = attrs.field(factory=perf_counter_ns)
 
     def report(self) -> str:
-        """Log it, and return the text."""
+        """Log the counts, and return the text."""
         whole = max(1, perf_counter_ns() - self.started)
         scale = max(1, self.num_steps) / max(1, self.num_timed) / 1e9
         own, kvcore, comparing = (self.nanoseconds[each] * scale for each in (*SIDES, "comparing"))
@@ -78,16 +78,16 @@ class Tally:
 
 
 class Shadow:
-    """Both managers by vLLM's names. Raises NotServed for what kvcore does not serve.
+    """Both managers under vLLM's names. Raises NotServed for what kvcore does not serve.
 
-    The report is logged when it is dropped, at the latest when Python exits.
+    The report is logged when this object is dropped, at the latest when Python exits.
     """
 
     def __init__(self, own: Any, kvcore: KVCacheManager) -> None:
         self.own, self.kvcore = own, kvcore
         self.tally = Tally()
         self.block_pool = ShadowPool(self)
-        self.place: dict[int, int] = {}  # of vLLM's blocks that others hold, where kvcore has them
+        self.place: dict[int, int] = {}  # of blocks that connectors hold: vLLM's id to kvcore's
         self._every = read_every(NotServed)
         self._clock: Callable[[], int] = perf_counter_ns
         sizes = [group.block_size for group in kvcore.compat.config.groups]
@@ -105,15 +105,15 @@ class Shadow:
         weakref.finalize(self, self.tally.report)
 
     def __getattr__(self, name: str) -> Any:
-        """What is asked of one manager alone is asked of vLLM's."""
+        """Pass every other call to vLLM's manager alone."""
         return getattr(self.own, name)
 
     def get_computed_blocks(self, request: Any, *args: Any, **options: Any) -> Any:
-        """vLLM's hit; kvcore's is kept for `allocate_slots`."""
+        """Return vLLM's hit; kvcore's is kept for `allocate_slots`."""
         return self._look_up("get_computed_blocks", request, *args, **options)
 
     def get_computed_blocks_for_connector(self, request: Any, *args: Any, **options: Any) -> Any:
-        """The same."""
+        """Return vLLM's hit, as above, with whether it differs between groups."""
         return self._look_up("get_computed_blocks_for_connector", request, *args, **options)
 
     def allocate_slots(
@@ -125,7 +125,7 @@ class Shadow:
         *args: Any,
         **options: Any,
     ) -> Any:
-        """vLLM's slots, or None."""
+        """Allocate slots in both. Returns vLLM's new blocks, or None."""
         counts = (request, num_new_tokens, num_new_computed_tokens)
 
         def theirs() -> Any:
@@ -142,7 +142,7 @@ class Shadow:
         self._ask_both("cache_blocks", None, request, num_computed_tokens)
 
     def catch_up(self) -> None:
-        """Ask kvcore what was put off, and compare."""
+        """Make the calls to kvcore that were put off, and compare the answers."""
         clock, spent = self._clock, self.tally.nanoseconds
         self.tally.num_calls += len(self._later)
         compares = self.tally.num_steps % self._every == 0
@@ -162,7 +162,7 @@ class Shadow:
         spent["kvcore"] += clock() - started
 
     def pop_blocks_for_free(self, request: Any) -> Any:
-        """vLLM's blocks; `block_pool.free_blocks` gives back both managers'."""
+        """Return vLLM's blocks; `block_pool.free_blocks` gives back those of both managers."""
         calls = (partial(each.pop_blocks_for_free, request) for each in (self.own, self.kvcore))
         return self.ask("pop_blocks_for_free", request.request_id, self._note_places, *calls)
 
@@ -174,7 +174,7 @@ class Shadow:
         mine: Callable[[], Any],
         theirs: Callable[[], Any],
     ) -> Any:
-        """vLLM's answer, with kvcore's compared to it if there is a way to."""
+        """Return vLLM's answer, compared with kvcore's by `same` if it is given."""
         if self._later:
             self.catch_up()
         self._later.forget(request_id)
@@ -198,7 +198,7 @@ class Shadow:
         return answer
 
     def part(self, name: str, request_id: str, mine: Any, theirs: Any) -> None:
-        """Say what differs, and ask kvcore no more."""
+        """Report a difference, and make no more calls to kvcore."""
         self._put_off({})
         sides = []
         for manager in (self.own, self.kvcore):
@@ -207,7 +207,7 @@ class Shadow:
                 pool = manager.block_pool
                 free = f"{pool.get_num_free_blocks()} of {pool.num_gpu_blocks} blocks free"
                 sides.append(f"{free}, {held} held by the request")
-            except Exception as error:  # no less an error of kvcore
+            except Exception as error:  # this is an error of kvcore too
                 sides.append(f"it cannot tell what it holds: {error!r}")
         whose = f"{name} of request {request_id!r}" if request_id else name
         seen, withdrawn = self.tally, self.kvcore.num_withdrawn
@@ -219,13 +219,13 @@ class Shadow:
         logger.error("%s", self.tally.difference)
 
     def _put_off(self, calls: Mapping[str, Any]) -> None:
-        """Answer these calls from now on; without any, all go to both managers at once."""
+        """Install methods that note their calls; without any, both managers are called at once."""
         for name in self._untimed:
             vars(self).pop(name, None)
         vars(self).update(calls)
 
     def _clocked(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        """A call of vLLM's manager, whose time is counted."""
+        """Wrap a call of vLLM's manager so that its time is counted."""
         spent, clock = self.tally.nanoseconds, perf_counter_ns
 
         def timed(*args: Any) -> Any:
@@ -252,7 +252,7 @@ class Shadow:
         def same(mine: Any, theirs: Any) -> bool:
             self.tally.hit_tokens["vLLM"] += mine[1]
             self.tally.hit_tokens["kvcore"] += theirs[1]
-            # mine[2] says what vLLM is to keep of a window; kvcore keeps all.
+            # mine[2] says what vLLM keeps of a window; kvcore keeps all of it.
             is_same = mine[1] == theirs[1] and mine[3:] == theirs[3:]
             return is_same and self._same_blocks(mine[0], theirs[0])
 
@@ -265,7 +265,7 @@ class Shadow:
         return self.ask(name, request.request_id, same, mine, theirs)
 
     def _same_blocks(self, mine: Any, theirs: Any) -> bool:
-        """Whether both are None, or have as many blocks in each group."""
+        """Return whether both are None or have equally many blocks in each group."""
         if mine is None or theirs is None:
             return mine is theirs
         own, kvcore = read_ids(mine), read_ids(theirs)
@@ -280,22 +280,22 @@ class Shadow:
 
 
 class ShadowPool:
-    """vLLM's pool; what connectors hold and give back, kvcore's pool does too."""
+    """vLLM's pool. What connectors hold and give back is held and given back in kvcore's too."""
 
     def __init__(self, shadow: Shadow) -> None:
         self._shadow = shadow
         self._own = shadow.own.block_pool
 
     def __getattr__(self, name: str) -> Any:
-        """All else is vLLM's."""
+        """Pass every other call to vLLM's pool."""
         return getattr(self._own, name)
 
     def touch(self, blocks: Iterable[Any]) -> None:
-        """Hold blocks, so that they stay."""
+        """Hold blocks in both pools, so that they are not reused."""
         self._of_both("touch", blocks)
 
     def free_blocks(self, ordered_blocks: Iterable[Any]) -> None:
-        """Give back held blocks."""
+        """Give back held blocks in both pools."""
         self._of_both("free_blocks", ordered_blocks)
 
     def _of_both(self, name: str, blocks: Iterable[Any]) -> None:
@@ -312,7 +312,7 @@ class ShadowPool:
 
 
 def shadowed(own: type[Any]) -> Callable[..., Shadow]:
-    """What makes vLLM's manager with kvcore's behind it, with the arguments of vLLM's."""
+    """Return a function that makes vLLM's manager with kvcore's behind it, by vLLM's arguments."""
 
     def make(*args: Any, **options: Any) -> Shadow:
         return Shadow(own(*args, **options), KVCacheManager(*args, **options))
@@ -321,7 +321,7 @@ def shadowed(own: type[Any]) -> Callable[..., Shadow]:
 
 
 def shown(answer: Any) -> str:
-    """An answer as the counts of its blocks, or as it is."""
+    """Show an answer by the number of its blocks, or as it is."""
     if isinstance(answer, tuple):
         return f"({', '.join(map(shown, answer))})"
     try:
@@ -331,7 +331,7 @@ def shown(answer: Any) -> str:
 
 
 def count_evictions(shadow: Shadow) -> None:
-    """Let both managers count the cached blocks that they drop."""
+    """Let both managers count the cached blocks that they evict."""
     pool, core = shadow.own.block_pool, shadow.kvcore.compat.core
     numbers = shadow.tally.num_evictions
     drop, take = pool._maybe_evict_cached_block, core.take_batch

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The manager with short ways for what each step has: decoded tokens, and requests that end.
+"""The manager with fast paths for what every step has: decoded tokens, and requests that end.
 
-They are taken where nothing else has to be noted: no events, no windows, no blocks to zero, no
-modules that predict several tokens. All else goes the way of `manager.py`, with the same outcome.
+They are taken if nothing else has to be noted: no events, no windows, no blocks to zero, no modules
+that predict several tokens. All other calls take the path of `manager.py`; the outcome is the same.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from kvcore_vllm.manager import KVCacheManager as Whole
 
 
 class KVCacheManager(Whole):
-    """vLLM's manager by its names."""
+    """vLLM's manager under its names, with the fast paths."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -27,7 +27,7 @@ class KVCacheManager(Whole):
 
     @property
     def is_short(self) -> bool:
-        """Whether a decoded token takes no more than `compat.append` now."""
+        """Whether `compat.append` alone suffices for a decoded token now."""
         return self._is_plain and self._in_step
 
     def allocate_slots(
@@ -45,7 +45,7 @@ class KVCacheManager(Whole):
         has_scheduled_reqs: bool = True,
         skip_zeroing_group_ids: Sequence[int] = (),
     ) -> Blocks | None:
-        """Slots for the next tokens: the blocks that tables grew by, or None."""
+        """Allocate slots for new tokens. Returns the new blocks, or None if they do not fit."""
         if num_new_tokens == 1 and new_computed_blocks is None and self._is_plain and self._in_step:
             counts = num_new_computed_tokens or num_lookahead_tokens or num_external_computed_tokens
             others = delay_cache_blocks or num_encoder_tokens or full_sequence_must_fit
@@ -76,7 +76,10 @@ class KVCacheManager(Whole):
             super().free(request)
 
     def _free_in_order(self, request: Any) -> bool:
-        """Free a request unless two of its blocks have no key: only their order would differ."""
+        """Free a request, and return True, unless two of its blocks have no key.
+
+        The order of blocks without a key in the free queue would differ from vLLM's.
+        """
         self._confirm_loads(request)
         tables = self.compat.get_blocks(request.request_id).blocks
         held = tables[0] if len(tables) == 1 else [each for table in tables for each in table]
@@ -86,6 +89,6 @@ class KVCacheManager(Whole):
             return False
         lasts = [next(filter(has_key, reversed(table)), 0) for table in tables]
         self.compat.free(request)
-        if not all(map(has_key, lasts)):  # keys are withdrawn from the end on
+        if not all(map(has_key, lasts)):  # keys are withdrawn from the end
             self.num_withdrawn += num_found - sum(map(has_key, held))
         return True

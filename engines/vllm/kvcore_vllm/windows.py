@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Blocks behind a window that a step in flight still reads: held until its output came.
+"""Blocks behind a window that a step in flight still reads, held until its output arrives.
 
-The core gives a block back once no query to come sees it. vLLM keeps it while tokens are in flight,
+The core gives a block back once no later query sees it. vLLM keeps it while tokens are in flight,
 since an asynchronous load may write to a free block before the step that reads it is over.
 """
 
@@ -12,14 +12,14 @@ from kvcore.types.groups import skipped_blocks
 
 
 class Windows:
-    """Pins of such blocks, by request, group and place in the table."""
+    """Pins of such blocks, by request, group and position in the table."""
 
     def __init__(self, compat: KVCacheManager) -> None:
         self._compat = compat
         self._held: dict[str, dict[tuple[int, int], int]] = {}
 
     def hold(self, name: str, num_computed: int, num_in_flight: int) -> None:
-        """Let go what no step reads any more, and hold what this count is about to give back."""
+        """Unpin what no step reads any more, and pin what this count is about to give back."""
         processed = max(0, num_computed - num_in_flight)
         self.release(name, processed)
         if not num_in_flight:
@@ -34,7 +34,7 @@ class Windows:
                     held[number, place] = block
 
     def release(self, name: str, processed: int) -> None:
-        """Let go of the blocks that no query from this count on sees, the newest first."""
+        """Unpin the blocks that no query from this count on sees, the newest first."""
         held = self._held.get(name)
         if not held:
             return
@@ -47,11 +47,11 @@ class Windows:
             del self._held[name]
 
     def complete(self, name: str, tables: tuple[list[int], ...]) -> tuple[list[int], ...]:
-        """The tables with the blocks that are held in their places."""
+        """Put the held blocks back into their positions of the tables. Returns the tables."""
         for (group, place), block in self._held.get(name, {}).items():
             tables[group][place] = block
         return tables
 
     def pop(self, name: str) -> list[int]:
-        """Forget a request; returns its held blocks, whose pins go over to the caller."""
+        """Forget a request. Returns its held blocks, whose pins the caller takes over."""
         return list(self._held.pop(name, {}).values())

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which blocks the workers zero before a step: new ones, unless a load writes them meanwhile."""
+"""The blocks that workers zero before a step: new ones, unless a load writes them meanwhile."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Tables = Sequence[Sequence[int]]
 
 
 class Zeroing:
-    """Notes blocks until they are taken. wanted: whether this cache needs it."""
+    """Collects blocks until they are taken. wanted: whether this cache needs zeroing."""
 
     def __init__(self, specs: Sequence[Any], *, wanted: bool) -> None:
         self.wanted = wanted
@@ -20,12 +20,12 @@ class Zeroing:
         self._blocks: list[int] = []
 
     def note(self, tables: Tables, skipped: Sequence[int] = ()) -> None:
-        """Note blocks of each group but the skipped ones; the null block is never zeroed."""
+        """Note the blocks of all groups except the skipped ones; the null block is never zeroed."""
         for number in self._groups if self.wanted else ():
             if number not in skipped:
                 self._blocks += [each for each in tables[number] if each != 0]
 
     def take(self) -> list[int]:
-        """Those since the last call."""
+        """Return the blocks that were noted since the last call."""
         taken, self._blocks = self._blocks, []
         return taken

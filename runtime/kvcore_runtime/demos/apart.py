@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`make demo-apart`: SmolLM2 in two processes, one computes prompts, the other one answers.
+"""`make demo-apart`: SmolLM2 in two processes, of which one computes prompts and the other answers.
 
-The pages go through Redis (a server of its own on the loopback interface, if there is a program for
-it) or a directory. Of each prompt the answering process measures the time to its first token, with
-the pages and without, and compares the tokens.
+The pages go through Redis (a server that the demonstration starts on the loopback interface, if one
+is installed) or a directory. For each prompt the answering process measures the time to its first
+token, with the pages and without, and compares the tokens.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ OPTIONS = FarOptions(fetch_timeout_s=5.0, staging_pages=256)
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run both; 0 if all tokens are equal."""
+    """Run both processes. Returns 0 if all tokens are equal."""
     parser = argparse.ArgumentParser(prog="kvcore_runtime.demos.apart", description=__doc__)
     parser.add_argument("--tiny", action="store_true", help="the random model")
     parser.add_argument("--directory", action="store_true", help="through files, not Redis")

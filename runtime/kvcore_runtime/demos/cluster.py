@@ -4,7 +4,8 @@
 Everything runs on this machine, on the loopback interface: Redis (or a directory), two processes
 with an engine each, and Dynamo's indexer if it is installed (`make engines-dynamo`), else kvcore's
 own index. The first engine computes a prompt and answers another one about the same text; then the
-prompt moves to the second engine. All that was started has ended when this ends, at Ctrl-C too.
+prompt moves to the second engine. When this ends, even by Ctrl-C, everything that it started has
+ended.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ SHOWN = (
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Tell the story; 0 if every answer was as it should be."""
+    """Run the demonstration. Returns 0 if every answer was as it should be."""
     parser = argparse.ArgumentParser(prog="kvcore_runtime.demos.cluster", description=__doc__)
     parser.add_argument("--tiny", action="store_true", help="the random model")
     parser.add_argument("--stay", action="store_true", help="go on until Ctrl-C, to look around")
@@ -89,7 +90,7 @@ def main(argv: list[str] | None = None) -> int:
 
 @attrs.frozen(eq=False)
 class Node:
-    """An engine's process, and where its events and metrics are."""
+    """An engine's process, and the addresses of its events and metrics."""
 
     name: str
     process: subprocess.Popen[str]
@@ -98,21 +99,21 @@ class Node:
     metrics: int
 
     def ask(self, name: str, prompt: list[int]) -> dict[str, Any]:
-        """Let it answer a prompt: tokens, positions computed, seconds."""
+        """Let the node answer a prompt. Returns tokens, computed positions and seconds."""
         assert self.process.stdin is not None
         self.process.stdin.write(json.dumps({"request_id": name, "prompt": prompt}) + "\n")
         self.process.stdin.flush()
         return _read(self.process)
 
     def scrape(self) -> list[str]:
-        """Fetch the lines of its metrics that the demonstration shows."""
+        """Fetch the lines of the node's metrics that the demonstration shows."""
         with urllib.request.urlopen(self.url, timeout=WAIT_S) as answer:
             lines = answer.read().decode().splitlines()
         return [line for line in lines if line.startswith(SHOWN)]
 
     @property
     def url(self) -> str:
-        """Where Prometheus would look."""
+        """The address that Prometheus would scrape."""
         return f"http://127.0.0.1:{self.metrics}/metrics"
 
 
@@ -203,7 +204,7 @@ def _read(process: subprocess.Popen[str]) -> dict[str, Any]:
 
 
 class NodeEnded(KvcoreRuntimeError):
-    """A process of the demonstration that ended before its time."""
+    """A process of the demonstration ended too early."""
 
     message = "the engine of process {process_id} has ended; its reason stands above"
 

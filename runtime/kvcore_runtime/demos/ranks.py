@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`make demo-ranks`: SmolLM2 on several processes of this machine, beside the same on one.
+"""`make demo-ranks`: SmolLM2 on several processes of this machine, compared with one process.
 
 Rank 0 answers the prompts with the others, then alone with the whole model, and compares the
-answers token by token. SmolLM2 has 3 key-value heads; on 2 ranks it gets a fourth one of zeros.
+answers token by token. SmolLM2 has 3 key-value heads; on 2 ranks it gets a fourth head, of zeros.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ GRACE_S = 10.0
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Start the ranks and wait for them; 0 if all answers are equal."""
+    """Start the ranks and wait for them. Returns 0 if all answers are equal."""
     options = _parser().parse_args(argv)
     if options.rank is not None:
         return _run_rank(options)

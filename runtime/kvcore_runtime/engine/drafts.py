@@ -4,9 +4,8 @@
 A drafter is a function of the tokens alone, so a run can be repeated. A draft is accepted if the
 model samples exactly that token at its position; the first other one and all drafts after it are
 rejected, and the token sampled there is used instead. Sampling draws from a stream by position
-(sampling.py), so answers are the same as without drafts, at every temperature. Source: Leviathan et
-al.
-2023; prompt look-up: Saxena 2023.
+(sampling.py), so answers are the same as without drafts, at every temperature. Source: speculative
+decoding, Leviathan et al. 2023; prompt look-up, Saxena 2023.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ class Drafter(Protocol):
     """Guesses the next tokens."""
 
     def propose(self, tokens: Sequence[int], num_drafts_max: int) -> Sequence[int]:
-        """Propose at most `num_drafts_max` next tokens; none if it has no guess."""
+        """Return guesses of up to `num_drafts_max` next tokens, none if it has no guess."""
         ...
 
 

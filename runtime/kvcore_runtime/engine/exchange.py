@@ -18,9 +18,9 @@ class Exchange:
     """An exchange that sends and loads nothing. Subclasses override what they need."""
 
     needs_idle_cache = False
-    """Whether its calls touch the cache by themselves, so that no step may run meanwhile."""
+    """Whether its calls access the cache directly, so that no step may run meanwhile."""
     takes_prompts = False
-    """Whether `prompt_computed` needs all blocks of the prompt, those too that a window leaves."""
+    """Whether `prompt_computed` needs all blocks of the prompt, even those behind a window."""
 
     @property
     def is_busy(self) -> bool:
@@ -52,10 +52,10 @@ class Exchange:
         return []
 
     def idle(self) -> None:
-        """Note that a plan computes nothing: wait a moment if something comes from outside."""
+        """Note that a plan computes nothing: wait a moment if something is still to arrive."""
 
     def flush(self, timeout_s: float) -> bool:
-        """Wait until what was given away has been taken; whether it was in this time."""
+        """Wait until all that was sent has been taken. Returns whether it was within timeout_s."""
         del timeout_s
         return True
 

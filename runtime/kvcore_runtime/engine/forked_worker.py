@@ -38,13 +38,14 @@ from kvcore_runtime.engine.errors import (
 )
 
 SPIN_SECONDS = 200e-6
-"""How long the process looks for a call before it sleeps: the next step comes sooner than that, and
-to be woken takes 30 to 100 us."""
+"""How long the process polls for a call before it sleeps. The next step usually comes sooner, and
+waking up takes 30 to 100 us."""
 NAP_SECONDS = 20e-6
 NUM_NAPS_MAX = 100
-"""How often the caller looks for a reply before it sleeps until it is woken: a nap takes 0.1 ms,
-ends on the caller's core, and costs the process nothing. To wake a sleeper takes the process time,
-and the system may put the sleeper on the core of the process, before whose next call it then runs.
+"""How often the caller polls for a reply, each time with a nap that takes 0.1 ms, before it sleeps
+until it is woken. A nap ends on the caller's core and costs the process nothing. Waking the caller
+costs the process time, and the system may then run the caller on the core of the process, before
+its next call.
 """
 SIZE_BYTES = 8
 SENT_BYTES_MAX = 32 * 1024

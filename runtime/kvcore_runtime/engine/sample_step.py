@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """From logits to answers: which sequences sample, which tokens they take, and when an answer ends.
 
-The samples of a step are decided when it is planned, and drawn where its logits are, since the next
-step may be computed from them before they are read. A sequence with drafts samples after each of
-them and takes tokens up to the first that differs from the draft (drafts.py); an answer may end
-among them, and takes no token after its end.
+The samples of a step are decided when it is planned, and drawn on the device of its logits, since
+the next step may be computed from them before they are read. A sequence with drafts samples after
+each of them and takes tokens up to the first that differs from the draft (drafts.py); an answer may
+end among them, and takes no token after its end.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 
 `kvcore.scheduler` has the policy. Here a decoding sequence with a drafter also gets slots for its
 drafts. A sequence whose first tokens are computed elsewhere (exchange.py) loads before it runs: it
-holds blocks, computes nothing and is never preempted. Before that its exchange may fetch what is to
-be loaded; meanwhile others are admitted.
+holds blocks, computes nothing and is never preempted. Before that its exchange may fetch the
+content to load; meanwhile others are admitted.
 """
 
 from bisect import insort

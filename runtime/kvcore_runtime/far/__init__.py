@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Far tiers: pages of other processes and machines, fetched first and loaded later."""
+"""Far tiers: pages shared with other processes and machines, fetched first and loaded later."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Says when a far tier is down: after failures in a row nobody waits for it any more."""
+"""The circuit breaker of a far tier: after several failures in a row, nothing waits for it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ FIRST_WAIT_S, WAIT_S_MAX = 1.0, 60.0
 
 
 class Breaker:
-    """Counts failures. is_down: no ticket is to be submitted but probes, when they are due."""
+    """Counts failures. is_down: only probes may be submitted, when they are due."""
 
     def __init__(self) -> None:
         self.is_down = False
@@ -17,7 +17,7 @@ class Breaker:
         self._next_probe = 0.0
 
     def failed(self, now: float, *, probe: bool = False) -> None:
-        """Note that a ticket failed or was given up; a probe that did doubles the wait."""
+        """Note that a ticket failed or was given up; a failed probe doubles the wait."""
         self._num_failures += 1
         if self.is_down:
             if probe:
@@ -27,14 +27,14 @@ class Breaker:
             self.trip(now)
 
     def trip(self, now: float) -> None:
-        """Note that the tier is down."""
+        """Mark the tier as down."""
         self.is_down, self._wait_s = True, FIRST_WAIT_S
         self._next_probe = now + self._wait_s
 
     def worked(self) -> None:
-        """Note that a ticket was answered in time: the tier is up."""
+        """Note that a ticket was answered in time, which marks the tier as up."""
         self.is_down, self._num_failures = False, 0
 
     def is_due(self, now: float) -> bool:
-        """Whether a probe is to be sent now."""
+        """Return whether a probe is to be sent now."""
         return self.is_down and now >= self._next_probe

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A store of pages in the files of a directory, within a number of bytes.
+"""A store of pages as files in a directory, with a limit of bytes.
 
-Above the limit the file used longest ago leaves first, down to 90 %, but for those with a lease.
+Above the limit, the least recently used files without a lease are removed, down to 90 % of it.
 """
 
 import contextlib
@@ -25,8 +25,10 @@ SHARE_KEPT = 0.9
 
 
 class DirectoryStore:
-    """See `BlockingStore`; made with mode 700. max_bytes: of all files. sync: wait for the disk;
-    without it a checksum finds what a power cut tore. Raises TierUnusable, InvalidTier.
+    """See `BlockingStore`; the directory is made with mode 700.
+
+    max_bytes: of all files. sync: wait for the disk; without it, the checksum finds pages that a
+    power cut left incomplete. Raises TierUnusable, InvalidTier.
     """
 
     def __init__(self, path: Path | str, *, max_bytes: int | None = None, sync: bool = False):
@@ -34,7 +36,7 @@ class DirectoryStore:
             raise InvalidTier(name="max_bytes", value=max_bytes, expected="at least one page")
         self.path, self._max_bytes, self._sync = Path(path), max_bytes, sync
         self._lock = threading.Lock()
-        self._files: dict[str, tuple[float, int]] = {}  # by name: when it was used, and bytes
+        self._files: dict[str, tuple[float, int]] = {}  # by name: time of its last use, bytes
         self._leases: dict[str, float] = {}
         make_private(self.path)
         for file in self.path.rglob(f"*{SUFFIX}"):
@@ -48,12 +50,12 @@ class DirectoryStore:
         """See `FarTier`."""
 
     def file(self, name: str) -> Path:
-        """Where the page of a name is, or would be: below two digits of its key."""
+        """Return the path of the page of a name, in a folder of two digits of its key."""
         folder, _, key = name.rpartition("/")
         return self.path / folder / key[:2] / f"{key}{SUFFIX}"
 
     def find(self, names: Sequence[str], lease_s: float) -> list[bool]:
-        """See `BlockingStore`; what is found is not evicted for so long."""
+        """See `BlockingStore`; a page that is found is not evicted for `lease_s`."""
         found = [is_file(self.file(name)) for name in names]
         end = time.time() + lease_s
         with self._lock:
@@ -71,7 +73,7 @@ class DirectoryStore:
         return statuses
 
     def remove(self, names: Sequence[str]) -> None:
-        """See `BlockingStore`; what is no file stays."""
+        """See `BlockingStore`; anything but a file stays."""
         for name in names:
             with contextlib.suppress(OSError):
                 self.file(name).unlink()
@@ -79,7 +81,7 @@ class DirectoryStore:
                 self._files.pop(name, None)
 
     def close(self) -> None:
-        """See `BlockingStore`; no file is held open."""
+        """See `BlockingStore`; no file is kept open."""
 
     def _read(self, name: str, view: View) -> int | FarStatus:
         got = read_file(self.file(name), view)
@@ -100,7 +102,7 @@ class DirectoryStore:
             self._files[name] = (time.time(), num_bytes)
 
     def _leaving(self) -> list[str]:
-        """The files that are to go, so that the others are within the limit."""
+        """Return the names of the files to remove so that the others are within the limit."""
         with self._lock:
             size = sum(num_bytes for _, num_bytes in self._files.values())
             if self._max_bytes is None or size <= self._max_bytes:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What can be wrong with a far tier when it is made, and with a ticket."""
+"""Errors of making a far tier, and of its tickets."""
 
 from __future__ import annotations
 

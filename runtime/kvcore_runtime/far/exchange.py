@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Keeps an engine's blocks in a far tier, and loads them from there for later prompts.
 
-Fetch first, load later: a far tier never sees a cache block. It fills and drains staging slots;
-what has arrived and was verified is then loaded by the manager, which copies from the slots and
-cannot fail for reasons of a network. So a tier that is slow, lying or dead costs computed tokens,
-never a block and never a wrong byte. Nothing that it does raises here.
+Fetch first, load later: a far tier never sees a cache block. It fills and drains staging slots; the
+manager then loads the pages that have arrived and were verified. That is a copy from a slot, which
+no network can make fail. So a tier that is slow, wrong or dead costs tokens that are computed
+instead, never a block and never a wrong byte. None of its failures raises here.
 Invariants: STAGING, FAR-KV, FAR-HINT, NEVER-STUCK.
 """
 
@@ -37,7 +37,7 @@ CLOSE_S = 2.0
 class FarExchange(Exchange):
     """An engine's stores to, and loads from, one far tier.
 
-    clock: as the module `time`. Raises InvalidTier.
+    clock: with the functions of the module `time`. Raises InvalidTier.
     """
 
     def __init__(
@@ -66,23 +66,23 @@ class FarExchange(Exchange):
 
     @property
     def counts(self) -> FarCounts:
-        """What happened so far."""
+        """The counts so far."""
         return self._link.counts
 
     @property
     def identity(self) -> str | None:
-        """What this engine's pages are named by, in hexadecimal; None while it has no weights."""
+        """The identity in the names of this engine's pages, in hexadecimal, or None."""
         place = self._link.place
         return None if place is None else place.identity.hex()
 
     @property
     def is_up(self) -> bool:
-        """Whether the tier is used: it answered of late."""
+        """Whether the tier is used, because it answers."""
         return self._link.is_up
 
     @property
     def is_busy(self) -> bool:
-        """See `Exchange`. Stores that the tier has not answered hold nobody."""
+        """See `Exchange`. Nothing waits for stores that the tier has not answered."""
         fetches = self._fetches
         return self._stores.is_copying or fetches.is_waiting or fetches.is_loading
 
@@ -111,7 +111,7 @@ class FarExchange(Exchange):
             self._clock.sleep(NAP_S)
 
     def cancelled(self, number: int) -> list[Sequence]:
-        """See `Exchange`. What has run is heard of by `poll`; the rest failed."""
+        """See `Exchange`. `poll` reports the operations that have run; the others failed."""
         heard = {each.operation for each in self._engine.finished}
         lost, failed = self._fetches.cancelled(number, heard)
         for operation in (*failed, *self._stores.cancelled(number, heard)):
@@ -128,10 +128,10 @@ class FarExchange(Exchange):
         self._stores.forget(sequence.sequence_id)
 
     def set_weights(self, weights: str | None) -> None:
-        """Name the weights of now by a digest; None: the tier is not used until it is called again.
+        """Set the digest of the present weights. With None the tier is unused until the next call.
 
         Call it with None before `KVCacheManager.advance_epoch` and with the new weights' digest
-        after it: an epoch is a number of one process, not a name of weights.
+        after it: an epoch number belongs to one process, and does not identify weights.
         """
         self._link.place = None if weights is None else self._place(weights)
 
@@ -147,7 +147,7 @@ class FarExchange(Exchange):
         return True
 
     def close(self, timeout_s: float = CLOSE_S) -> None:
-        """Close the tier; what it has not answered after this time is given up."""
+        """Close the tier; tickets that it has not answered within timeout_s are given up."""
         self._link.close(timeout_s)
 
     def check(self) -> None:
@@ -157,7 +157,7 @@ class FarExchange(Exchange):
         assert set(held) == self.staging.used, f"{self.staging.used} used, {sorted(held)} held"
 
     def _hear(self) -> None:
-        """Get on with what the tier answered."""
+        """Process the tier's answers."""
         for ended in self._link.poll():
             if ended.ticket.operation == "store":
                 self._stores.answered(ended)
@@ -167,7 +167,7 @@ class FarExchange(Exchange):
         self._stores.submit()
 
     def _place(self, weights: str) -> Place:
-        """Whose pages these are: all that decides their bytes, apart from what a key says."""
+        """Return the place of pages: all that decides their bytes apart from their keys."""
         engine, options = self._engine, self._options
         config = engine.manager.config
         cache = engine.runtime.cache

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The pages that waiting sequences fetch: found, brought into slots, verified, and then loaded.
 
-A sequence is new, finding, fetching, ready, loading, over. It waits until its tickets are done, or
-for `fetch_timeout_s`, or not at all if the tier is down; others run meanwhile. Nothing is counted
-on a find. What is ready is counted when its load begins: the pages behind the hit of that moment,
-in a row, under the names of that moment.
+A sequence is new, finding, fetching, ready, loading, over. It waits until its tickets are done, at
+most for `fetch_timeout_s`, and not at all if the tier is down; others run meanwhile. A find
+promises nothing. Which pages are loaded is decided when the load begins: the contiguous ready pages
+behind the hit of that moment, under the names of that moment.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
     from kvcore_runtime.engine.sequence import Sequence
 
 BATCH_PAGES = 32
-"""Names of one ticket at most."""
+"""The greatest number of names in one ticket."""
 Keys = tuple[tuple[bytes, ...], ...]
 
 
 class FetchState(enum.Enum):
-    """What a sequence's fetch does."""
+    """The state of a sequence's fetch."""
 
     FINDING = "finding"
     FETCHING = "fetching"
@@ -45,8 +45,10 @@ class FetchState(enum.Enum):
 
 @attrs.define(eq=False)
 class Fetch:
-    """What a sequence fetches. found: names that the tier says it has. pages: verified slots by
-    name. operations: loads on their way.
+    """The fetch of a sequence.
+
+    found: names that the tier says it has. pages: verified slots by name. operations: loads that
+    have not ended.
     """
 
     sequence: Sequence
@@ -60,7 +62,7 @@ class Fetch:
 
 @attrs.define
 class Load:
-    """A load of a batch. fetch: None if its sequence goes on without it. slot: that it reads."""
+    """A load of a batch. slot: which it reads. fetch: None if its sequence goes on without it."""
 
     name: str
     slot: int | None
@@ -104,25 +106,25 @@ class Fetches:
 
     @property
     def held(self) -> list[int]:
-        """The slots of pages that are ready, or are loaded now."""
+        """The slots of pages that are ready, or are being loaded."""
         pages = [slot for each in self._fetches.values() for slot in each.pages.values()]
         return pages + [each.slot for each in self._loads.values() if each.slot is not None]
 
     def is_fetching(self, sequence: Sequence) -> bool:
-        """Whether a waiting sequence is to wait on; a new one asks for its pages."""
+        """Return whether a sequence must keep waiting; for a new one, the fetch begins."""
         name = sequence.sequence_id
         if name not in self._fetches:
             self._fetches[name] = self._begin(sequence)
         return self._fetches[name].state in (FetchState.FINDING, FetchState.FETCHING)
 
     def begin(self, sequence: Sequence, hit: Hit) -> int | Refused:
-        """See `Exchange`: load what is ready behind a hit."""
+        """See `Exchange`: load the ready pages behind a hit."""
         fetch = self._fetches.get(sequence.sequence_id)
         if fetch is None or fetch.state is not FetchState.READY:
             return 0
         start, place = hit.num_tokens, self._link.place
         keys = self._engine.manager.get_block_keys(sequence.sequence_id)
-        # A mark says a key, and of which place it is not.
+        # A slot's mark names a key but no place, so the loads of two places cannot be told apart.
         if place is None or any(each.place != place for each in self._loads.values()):
             self._leave(fetch, FetchState.OVER)
             return 0
@@ -143,12 +145,12 @@ class Fetches:
             fetch.operations.add(operation)
         self._link.counts.num_hits += end - start
         self._leave(fetch, FetchState.LOADING)
-        if not got:  # no query sees what was to be loaded
+        if not got:  # no query sees any block of these tokens
             self._loaded.append(sequence)
         return end - start
 
     def end(self, operation: int, done: bool) -> None:
-        """Note that a batch carried out a load, or could not."""
+        """Note that a batch carried out a load, or failed to."""
         load = self._loads.pop(operation)
         self._give_back(load.slot)
         fetch = load.fetch
@@ -160,16 +162,16 @@ class Fetches:
                 self._loaded.append(fetch.sequence)
 
     def owns(self, operation: int) -> bool:
-        """Whether an operation is a load."""
+        """Return whether an operation is a load."""
         return operation in self._loads
 
     def take_loaded(self) -> list[Sequence]:
-        """Hand out the sequences whose load is over."""
+        """Take the sequences whose loads have ended."""
         loaded, self._loaded = self._loaded, []
         return [each for each in loaded if not each.is_gone]
 
     def answered(self, ended: Ended) -> None:
-        """Note the end of a find or load."""
+        """Process the end of a find or load."""
         ticket, statuses = ended.ticket, ended.statuses
         fetch = self._by_ticket.pop(ticket)
         fetch.tickets.discard(ticket)
@@ -195,7 +197,7 @@ class Fetches:
                 self._known.discard(name)
 
     def settle(self) -> None:
-        """Let those be ready whose tickets are done, whose time is over, or whose tier is down."""
+        """Mark fetches as ready if their tickets are done, time is up, or the tier is down."""
         now = self._clock.monotonic()
         for fetch in {id(each): each for each in self._by_ticket.values()}.values():
             if now >= fetch.deadline or not self._link.is_up:
@@ -205,10 +207,10 @@ class Fetches:
                 fetch.state = FetchState.READY
 
     def cancelled(self, number: int, heard: set[int]) -> tuple[list[Sequence], list[int]]:
-        """Give up the loads of these batches: their pages are ready again.
+        """Give up the loads of the batches from this number on: their pages are ready again.
 
-        heard: operations whose end is still to be told. Returns their sequences, and the other
-        operations, which failed.
+        heard: operations whose end will still be reported. Returns the sequences of the loads, and
+        the operations that are not in `heard`, which failed.
         """
         lost, self._loaded = self._loaded, []
         failed: list[int] = []
@@ -230,7 +232,7 @@ class Fetches:
         return lost, failed
 
     def forget(self, sequence: Sequence) -> None:
-        """Note that a sequence ends here; slots that a load still reads come back with its end."""
+        """Forget a sequence; slots that a load still reads are given back when it ends."""
         fetch = self._fetches.pop(sequence.sequence_id, None)
         if fetch is None:
             return
@@ -240,7 +242,7 @@ class Fetches:
         self._leave(fetch, FetchState.OVER)
 
     def _begin(self, sequence: Sequence) -> Fetch:
-        """Ask which pages of a sequence there are."""
+        """Ask the tier which pages of a sequence it has."""
         now, place = self._clock.monotonic(), self._link.place
         fetch = Fetch(sequence, now + self._options.fetch_timeout_s, FetchState.OVER)
         if place is None or not self._link.is_up:
@@ -265,7 +267,7 @@ class Fetches:
         return fetch
 
     def _fetch(self, fetch: Fetch) -> None:
-        """Fetch what was found: the longest beginning for which there are slots."""
+        """Fetch the pages that were found: the longest prefix for which there are slots."""
         place, manager = self._link.place, self._engine.manager
         name, alignment = fetch.sequence.sequence_id, manager.config.hit_alignment
         fetch.state = FetchState.FETCHING
@@ -299,14 +301,14 @@ class Fetches:
             self._by_ticket[ticket] = fetch
 
     def _give_up(self, fetch: Fetch) -> None:
-        """Wait for no ticket of a fetch any more."""
+        """Stop waiting for the tickets of a fetch."""
         for ticket in fetch.tickets:
             del self._by_ticket[ticket]
             self._link.give_up(ticket)
         fetch.tickets.clear()
 
     def _leave(self, fetch: Fetch, state: FetchState) -> None:
-        """Let a fetch have no ready pages any more."""
+        """Give back the slots of a fetch's ready pages, and set its state."""
         for slot in fetch.pages.values():
             self._give_back(slot)
         fetch.pages.clear()
@@ -319,7 +321,7 @@ class Fetches:
     def _reach(
         self, sequence: Sequence, keys: Keys, start: int, has: Callable[[bytes], bool]
     ) -> int:
-        """The longest end behind start for which every page is there; start if there is none."""
+        """Return the greatest end behind start for which no page is missing, or start."""
         config = self._engine.manager.config
         sizes = (group.block_size for group in config.groups)
         full = min(len(own) * size for own, size in zip(keys, sizes, strict=True))
@@ -328,14 +330,14 @@ class Fetches:
             missing = self._first_missing(keys, start, end, has)
             if missing is None:
                 return end
-            # Every end behind the first missing page needs that page, with a window too.
+            # Every end behind the first missing page needs that page, even with a window.
             end = missing // config.hit_alignment * config.hit_alignment
         return start
 
     def _first_missing(
         self, keys: Keys, start: int, end: int, has: Callable[[bytes], bool]
     ) -> int | None:
-        """Where the first block begins that a query at end needs and that is not there."""
+        """Return the start of the first missing block that a query at end needs, or None."""
         for group, own in zip(self._engine.manager.config.groups, keys, strict=True):
             first = max(start // group.block_size, skipped_blocks(group, end))
             for position in range(first, end // group.block_size):
@@ -344,7 +346,7 @@ class Fetches:
         return None
 
     def _needed(self, keys: Keys, start: int, end: int) -> list[bytes]:
-        """The keys of tokens [start, end) that a query at end needs, group by group."""
+        """Return the keys of the blocks in [start, end) that a query at end needs, by group."""
         needed: list[bytes] = []
         for group, own in zip(self._engine.manager.config.groups, keys, strict=True):
             first = max(start // group.block_size, skipped_blocks(group, end))

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prefill and decode apart: one engine computes a prompt, another one goes on from a far tier.
+"""Disaggregated prefill: one engine computes a prompt, another continues from a far tier.
 
 The first engine answers with one token and stores the prompt's blocks; the second gets the prompt,
-that token, and whatever blocks it finds. A hand-over is a hint: any part of the blocks, or none,
-gives the same tokens, and what is not found is computed.
+that token, and whatever blocks it finds. A hand-over is only a hint: with any part of the blocks,
+or none, the tokens are the same, and blocks that are not found are computed.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ _HEX_DIGITS = 64
 
 
 class BadHandover(KvcoreRuntimeError):
-    """Text that is no hand-over of this version, or one of another request."""
+    """Text that is not a hand-over of this version, or one for another request."""
 
     message = "the hand-over cannot be used: {reason}"
 
 
 @attrs.frozen(kw_only=True)
 class Handover:
-    """What the second engine is told, by any way.
+    """What the second engine needs to know; how it gets there is up to the caller.
 
     num_tokens: of the prompt. first_token: of the answer. identity: of the model and layout whose
     pages were stored.
@@ -44,12 +44,12 @@ class Handover:
     version: int = VERSION
 
     def to_json(self) -> str:
-        """As text, on one line."""
+        """Write the hand-over as one line of text."""
         return json.dumps(attrs.asdict(self))
 
 
 def read_handover(text: str | bytes) -> Handover:
-    """The hand-over of some text; undoes `to_json`. Raises BadHandover."""
+    """Read a hand-over from text; the inverse of `to_json`. Raises BadHandover."""
     if len(text) > BYTES_MAX:
         raise BadHandover(reason=f"{len(text)} bytes, at most {BYTES_MAX}")
     try:
@@ -75,17 +75,17 @@ def read_handover(text: str | bytes) -> Handover:
 
 
 def as_prefill(request: GenerationRequest) -> GenerationRequest:
-    """The request as the first engine answers it: with one token."""
+    """Return the request for the first engine, which answers with one token."""
     return attrs.evolve(request, sampling=attrs.evolve(request.sampling, max_tokens=1))
 
 
 def hand_over(
     engine: Engine, request: GenerationRequest, completion: Completion, timeout_s: float = 10.0
 ) -> Handover | None:
-    """Wait until the prompt's blocks are stored, and say so; None if the answer is over already.
+    """Wait until the prompt's blocks are stored. Returns None if the answer is complete already.
 
-    request: as it was asked. completion: of `as_prefill(request)`. timeout_s: after it, what is
-    stored by then must do. Raises BadHandover if the engine has no far tier.
+    request: the original one. completion: of `as_prefill(request)`. timeout_s: the longest wait;
+    the blocks that are stored by then must do. Raises BadHandover if the engine has no far tier.
     """
     if completion.reason is not FinishReason.LENGTH or request.sampling.max_tokens == 1:
         return None
@@ -102,10 +102,10 @@ def hand_over(
 
 
 def as_decode(engine: Engine, request: GenerationRequest, handover: Handover) -> GenerationRequest:
-    """The request as the second engine goes on with it.
+    """Return the request for the second engine, which continues the answer.
 
-    A hand-over of another model says nothing here: then the request is as it was asked. Raises
-    BadHandover for one of another request.
+    A hand-over of another model is ignored: then this is the original request. Raises BadHandover
+    for one of another request.
     """
     said = handover.request_id, handover.num_tokens
     if said != (request.request_id, len(request.prompt)):

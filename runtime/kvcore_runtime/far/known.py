@@ -17,12 +17,12 @@ class KnownNames:
         return name in self._names
 
     def add(self, name: str) -> None:
-        """Believe in a name."""
+        """Note that the tier has a name."""
         self._names[name] = None
         self._names.move_to_end(name)
         if len(self._names) > self._num_names_max:
             self._names.popitem(last=False)
 
     def discard(self, name: str) -> None:
-        """Believe in a name no more."""
+        """Forget a name."""
         self._names.pop(name, None)

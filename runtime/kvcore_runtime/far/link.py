@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The exchange's end of a far tier: tickets with deadlines, quarantine, and the breaker.
+"""The exchange's side of a far tier: tickets with deadlines, quarantine, and the breaker.
 
-At its deadline a ticket is given up: nobody waits for it any more, and its slots stay in quarantine
-until its `Done`. Whatever the tier raises is a failure of that ticket.
+At its deadline a ticket is given up: nothing waits for it any more, and its slots stay in
+quarantine until its `Done`. Any exception of the tier counts as a failure of the ticket.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ Operation = Literal["find", "load", "store"]
 
 
 class Clock(Protocol):
-    """As the module `time`."""
+    """The functions of the module `time` that are used here."""
 
     def monotonic(self) -> float:
-        """Seconds."""
+        """Return seconds since any fixed moment."""
 
     def sleep(self, seconds: float, /) -> None:
-        """Wait."""
+        """Wait this many seconds."""
 
 
 @attrs.define(eq=False)
 class Ticket:
-    """What was submitted. slots: of a load or store, one for each name."""
+    """A submitted operation. slots: of a load or store, one per name."""
 
     number: int
     operation: Operation
@@ -49,14 +49,14 @@ class Ticket:
 
 @attrs.frozen
 class Ended:
-    """A ticket that nobody waits for any more. statuses: None if it was given up."""
+    """A ticket that is over for the exchange. statuses: None if it was given up."""
 
     ticket: Ticket
     statuses: tuple[FarStatus, ...] | None
 
 
 class TierLink:
-    """Tickets of one tier. place: of the pages now; None: the tier is not used."""
+    """The tickets of one tier. place: of the pages at present, or None while the tier is unused."""
 
     def __init__(
         self, tier: FarTier, staging: Staging, place: Place, clock: Clock, probe_timeout_s: float
@@ -84,33 +84,33 @@ class TierLink:
 
     @property
     def num_stores(self) -> int:
-        """Stores on their way that are not given up."""
+        """Number of stores that have neither ended nor been given up."""
         return sum(
             each.operation == "store" and not each.is_given_up for each in self._tickets.values()
         )
 
     def find(self, names: Sequence[str], lease_s: float, timeout_s: float) -> Ticket | None:
-        """Submit a find; None if the tier takes none."""
+        """Submit a find. Returns None if the tier does not accept it."""
         return self._submit("find", names, (), timeout_s, lease_s) if self.is_up else None
 
     def load(self, names: Sequence[str], slots: Sequence[int], timeout_s: float) -> Ticket | None:
-        """Submit a load; None if the tier takes none."""
+        """Submit a load. Returns None if the tier does not accept it."""
         return self._submit("load", names, slots, timeout_s) if self.is_up else None
 
     def store(self, names: Sequence[str], slots: Sequence[int], timeout_s: float) -> Ticket | None:
-        """Submit a store of sealed slots; None if the tier takes none."""
+        """Submit a store of sealed slots. Returns None if the tier does not accept it."""
         return self._submit("store", names, slots, timeout_s) if self.is_up else None
 
     def give_up(self, ticket: Ticket) -> None:
-        """Wait for a ticket no more; its slots come back when it ends."""
+        """Stop waiting for a ticket; its slots are given back when it ends."""
         ticket.is_given_up = True
         try:
             self._tier.cancel(ticket.number)
-        except Exception:  # it ends when it ends
+        except Exception:  # the ticket still ends with its `Done`
             self.counts.dropped["cancel failed"] += 1
 
     def poll(self) -> list[Ended]:
-        """What ended since the last call, and what is given up now."""
+        """Return the tickets that ended since the last call, and those given up by this one."""
         now = self._clock.monotonic()
         ended: list[Ended] = []
         for done in self._answers(now):
@@ -131,7 +131,7 @@ class TierLink:
         """Close the tier."""
         try:
             self._tier.close(timeout_s)
-        except Exception:  # what it holds is given up all the same
+        except Exception:  # its tickets are given up all the same
             self.counts.dropped["close failed"] += 1
 
     def _submit(
@@ -198,7 +198,7 @@ class TierLink:
         return any(each.is_probe and not each.is_given_up for each in self._tickets.values())
 
     def _probe(self, now: float) -> None:
-        """Ask for a name that is nobody's, to hear whether the tier answers."""
+        """Ask for a name that no page has, to see whether the tier answers."""
         place = self.place or Place(bytes(32))
         ticket = self._submit("find", [place.name(bytes(KEY_SIZE))], (), self._probe_timeout_s)
         if ticket is None:

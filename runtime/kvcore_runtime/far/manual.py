@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A far tier for tests: it answers when, and as, the test says."""
+"""A far tier for tests, which answers when and how the test says."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from kvcore_runtime.far.page import check_page
 from kvcore_runtime.far.tier import Done, FarStatus, View
 
 Fault = Callable[[bytearray], "FarStatus | None"]
-"""What becomes of a page on its way: it may change it, or end its name with a status."""
+"""A fault that befalls a page: it may change the page, or end its name with a status."""
 
 
 @attrs.define(eq=False)
 class PendingTransfer:
-    """A ticket that waits for its answer. operation: "find", "load" or "store"."""
+    """A ticket without an answer yet. operation: "find", "load" or "store"."""
 
     ticket: int
     operation: str
@@ -28,7 +28,7 @@ class PendingTransfer:
 
 
 class ManualTier:
-    """See `FarTier`. entries: the pages that it holds. takes: whether it takes tickets."""
+    """See `FarTier`. entries: the pages that it holds. takes: whether it accepts tickets."""
 
     def __init__(self) -> None:
         self.entries: dict[str, bytes] = {}
@@ -72,7 +72,7 @@ class ManualTier:
         self.takes = False
 
     def answer(self, pending: PendingTransfer, faults: Sequence[Fault | None] = ()) -> None:
-        """End a ticket. faults: for the names at its front; None for none."""
+        """End a ticket. faults: for its first names, in order; None for no fault."""
         self.pending.remove(pending)
         by_name = [*faults, *[None] * (len(pending.names) - len(faults))]
         statuses = [
@@ -82,7 +82,7 @@ class ManualTier:
         self._done.append(Done(pending.ticket, tuple(statuses)))
 
     def answer_all(self) -> None:
-        """End all tickets as they should."""
+        """End all tickets without faults."""
         for each in list(self.pending):
             self.answer(each)
 

@@ -19,12 +19,13 @@ OPERATIONS = ("find", "load", "store")
 class FarOptions:
     """How an engine uses a far tier.
 
-    staging_pages: slots of host memory, at least 3; a third is kept for loads, a third for stores.
-    fetch_timeout_s: the longest that a request waits for its pages. store_timeout_s: after it a
-    store is given up. lease_s: for so long pages that were found are wanted. min_fetch_tokens:
-    fewer are computed rather than fetched. store_policy: a block is stored once it is computed, or
-    once a second request has it. weights: a digest of the model's weights; `identify` makes it if
-    there is none. rank, world: of these slices of each block this is the one. Raises InvalidTier.
+    staging_pages: number of slots in host memory, at least 3; a third is reserved for loads, a
+    third for stores. fetch_timeout_s: the longest that a request waits for its pages.
+    store_timeout_s: the time after which a store is given up. lease_s: how long pages that were
+    found should be kept. min_fetch_tokens: fewer tokens than this are computed instead of fetched.
+    store_policy: store a block once it is computed, or once a second request uses it. weights: a
+    digest of the model's weights; if it is missing, `identify` computes it. rank, world: which of
+    how many slices of each block this engine holds. Raises InvalidTier.
     """
 
     staging_pages: int = 256
@@ -53,10 +54,10 @@ class FarOptions:
 class FarCounts:
     """Sums so far.
 
-    pages: names by operation ("find", "load", "store") and how they ended, a status in small
-    letters or "timeout". dropped: pages by the reason why they were not asked for, or not used.
-    seconds: from submit to answer, by operation. num_queried, num_hits: tokens that were looked
-    for, and that were loaded. num_loaded: blocks that were loaded.
+    pages: number of names by operation ("find", "load", "store") and outcome, a status in lower
+    case or "timeout". dropped: pages that were not requested or not used, by the reason. seconds:
+    from submit to answer, by operation. num_queried, num_hits: tokens that were looked up, and that
+    were loaded. num_loaded: blocks that were loaded.
     """
 
     pages: Counter[tuple[str, str]] = attrs.field(factory=Counter)
@@ -68,12 +69,12 @@ class FarCounts:
 
     @property
     def num_stored(self) -> int:
-        """Pages that the tier said it keeps."""
+        """Number of pages that the tier confirmed to keep."""
         return self.pages["store", "ok"]
 
     @property
     def num_failed(self) -> int:
-        """Pages that were not had, or not kept, for another reason than that there was none."""
+        """Number of pages that were not loaded or not kept, apart from those it did not have."""
         fine = ("ok", "missing")
         return sum(number for (_, end), number in self.pages.items() if end not in fine)
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The name of a page in a far tier, and its header: what it is, and a checksum of all of it.
+"""The name of a page in a far tier, and its header, which identifies it and holds its checksum.
 
 A slot holds a header of 112 bytes, 16 zero bytes, and the payload. The name ends with the key of
 the block, 36 bytes; before it stand the identity of the layout and weights, and the rank. XXH3
-finds damage, not intent: who can write the store is trusted.
+detects damage, not forgery: everyone who can write to the store is trusted.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from kvcore_runtime.far.tier import FarStatus, View
 
 MAGIC = b"kvpage02"
 OLD_MAGIC = b"kvblock1"
-"""Of the files of earlier versions."""
+"""The magic numbers of earlier versions."""
 HEADER = struct.Struct(f"<8s32s{KEY_SIZE}sB3xQQ16s")
 PAYLOAD_START = 128
 RAW = 0
@@ -29,49 +29,49 @@ RAW = 0
 _DIGEST_SIZE = 16
 _DIGEST_START = HEADER.size - _DIGEST_SIZE
 _SHOWN_SIZE = 16
-"""Bytes of the identity that a name shows."""
+"""Number of bytes of the identity in a name."""
 _PREFIX = "kvcore2"
 
 
 @attrs.frozen
 class Place:
-    """Whose pages: 32 bytes of identity, and which of `world` slices of a block."""
+    """Where pages belong: 32 bytes of identity, and which of `world` slices of a block."""
 
     identity: bytes
     rank: int = 0
     world: int = 1
 
     def name(self, key: bytes) -> str:
-        """The name of the page of a block."""
+        """Return the name of a block's page."""
         shown = self.identity[:_SHOWN_SIZE].hex()
         return f"{_PREFIX}/{shown}/{self.rank}.{self.world}/{key.hex()}"
 
     def owns(self, view: View) -> bool:
-        """Whether the header in a slot has this identity, all of it."""
+        """Return whether the header in a slot has exactly this identity."""
         return bytes(view[8:40]) == self.identity
 
 
 def identify_pages(lines: Iterable[str]) -> bytes:
-    """32 bytes that stand for all that these lines say, in this order."""
+    """Compute the identity, 32 bytes, that these lines in this order stand for."""
     return hashlib.sha256("\n".join((_PREFIX, *lines)).encode()).digest()
 
 
 def begin_page(view: View, identity: bytes, key: bytes) -> None:
-    """Write the header of a slot, but for its checksum."""
+    """Write the header of a slot, except its checksum."""
     size = len(view) - PAYLOAD_START
     HEADER.pack_into(view, 0, MAGIC, identity, key, RAW, size, size, bytes(_DIGEST_SIZE))
     view[HEADER.size : PAYLOAD_START] = bytes(PAYLOAD_START - HEADER.size)
 
 
 def seal_page(view: View) -> None:
-    """Write the checksum of a slot whose payload has come."""
+    """Write the checksum of a slot whose payload is complete."""
     view[_DIGEST_START : HEADER.size] = _digest(view)
 
 
 def check_page(view: View, name: str, num_bytes: int) -> FarStatus:
-    """Whether a slot holds the page of a name. num_bytes: that the store has of it.
+    """Verify that a slot holds the page of a name. num_bytes: the size of the store's entry.
 
-    OK, FOREIGN for a page of another identity or an earlier format, DAMAGED for everything else.
+    Returns OK, FOREIGN for a page of another identity or an earlier format, or DAMAGED otherwise.
     """
     if num_bytes < HEADER.size or len(view) < HEADER.size:
         return FarStatus.DAMAGED

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Directories and files that only the user of the process may read or write.
 
-A file is there whole or not at all: it is written under a temporary name, then renamed. Only
-regular files are read, so nothing else under a name can block a read or lead it to another place.
+A file exists completely or not at all: it is written under a temporary name, then renamed. Only
+regular files are read, so nothing else under a name can block a read or redirect it.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from kvcore_runtime.far.tier import FarStatus, View
 
 TEMPORARY = ".new-"
 OLD_S = 3600.0
-"""The age at which a temporary file is nobody's."""
+"""The age at which the writer of a temporary file is taken to have died."""
 
 DIRECTORY_MODE = 0o700
 FILE_MODE = 0o600
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
-# What opening something else than a file gives: a link, a socket, a directory.
+# The errors of opening anything but a file: a link, a socket, a directory.
 _NOT_REGULAR = (errno.ELOOP, errno.ENXIO, errno.EISDIR)
 
 
 def make_private(path: Path) -> None:
-    """Make a directory, and those above it that are missing, for this user alone.
+    """Make a directory, and missing ones above it, for this user alone, whatever the umask.
 
-    The umask does not matter. Raises TierUnusable if it cannot be made, or if other users may use
-    it: its mode is then left as it is, since the directory may hold more than pages.
+    Raises TierUnusable if it cannot be made, or if other users may use it. Its mode is then left as
+    it is, since the directory may hold more than pages.
     """
     try:
         for missing in (each for each in reversed(path.parents) if not each.exists()):
@@ -60,14 +60,14 @@ def _check_private(path: Path) -> None:
 
 
 def is_file(file: Path) -> bool:
-    """Whether a regular file is there."""
+    """Return whether a regular file exists at this path."""
     with contextlib.suppress(OSError):
         return stat.S_ISREG(file.lstat().st_mode)
     return False
 
 
 def read_file(file: Path, view: View) -> int | FarStatus:
-    """Fill a view from a file of as many bytes; returns the bytes of the file, or why not."""
+    """Fill a view from a file. Returns the file's size, 0 if the sizes differ, or a status."""
     try:
         with open(file, "rb", buffering=0, opener=_open_at_once) as opened:
             info = os.fstat(opened.fileno())
@@ -80,7 +80,7 @@ def read_file(file: Path, view: View) -> int | FarStatus:
 
 
 def write_file(file: Path, view: View, *, sync: bool) -> bool:
-    """Write a file whole, or not at all; whether it is there. sync: wait for the disk."""
+    """Write a file completely or not at all. Returns whether it exists. sync: wait for the disk."""
     temporary = file.parent / f"{TEMPORARY}{uuid.uuid4().hex}"
     try:
         make_private(file.parent)
@@ -99,7 +99,7 @@ def write_file(file: Path, view: View, *, sync: bool) -> bool:
 
 
 def remove_old(path: Path) -> None:
-    """Remove the temporary files that writers left which died."""
+    """Remove the temporary files of writers that died."""
     for file in path.rglob(f"{TEMPORARY}*"):
         with contextlib.suppress(OSError):
             if time.time() - file.lstat().st_mtime > OLD_S:
@@ -107,12 +107,12 @@ def remove_old(path: Path) -> None:
 
 
 def _open_private(path: str, flags: int) -> int:
-    """An opener of a file for this user alone, whatever the umask."""
+    """Open a file for this user alone, whatever the umask."""
     descriptor = os.open(path, flags, FILE_MODE)
     os.fchmod(descriptor, FILE_MODE)
     return descriptor
 
 
 def _open_at_once(path: str, flags: int) -> int:
-    """An opener that neither follows a link nor waits for the writer of a FIFO."""
+    """Open a file without following a link or waiting for the writer of a FIFO."""
     return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)

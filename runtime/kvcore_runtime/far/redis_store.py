@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A store of pages in Redis or Valkey.
 
-A connection that timed out is closed and never used again: it would read the answer to the question
-before. The server evicts by itself (`maxmemory-policy allkeys-lru`), or refuses when it is full.
+A connection that timed out is closed and never used again: it would read the answer to the previous
+command. The server evicts by itself (`maxmemory-policy allkeys-lru`), or refuses when it is full.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from kvcore_runtime.far.tier import FarStatus, View
 
 LOOPBACK = "redis://127.0.0.1:6379/0"
 _FULL = "OOM"
-"""How a server begins its error that has no memory left."""
+"""The beginning of a server's error when it has no memory left."""
 
 
 class RedisStore:
     """See `BlockingStore`.
 
-    url: as of the client library; a password comes from there, from a file or from the environment
-    of the caller, and is in no message. timeout_s: of a connection and of an answer. required:
-    whether a server that cannot be reached now is an error. Raises PackageMissing, InvalidTier,
-    TierUnusable.
+    url: in the form of the client library. A password comes from the URL, or from a file or the
+    environment of the caller, and appears in no message. timeout_s: for a connection and for an
+    answer. required: whether a server that cannot be reached now is an error. Raises
+    PackageMissing, InvalidTier, TierUnusable.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class RedisStore:
         self._client.close()
 
     def _status(self, answer: object) -> FarStatus:
-        """What became of a `SET NX`: done, or there already (None), or an error."""
+        """Convert the answer to a `SET NX`: done, already there (None), or an error."""
         if not isinstance(answer, Exception):
             return FarStatus.OK
         is_full = isinstance(answer, self._redis.exceptions.OutOfMemoryError)

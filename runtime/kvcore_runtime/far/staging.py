@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Staging slots: host memory between the cache and a far tier, and the tier of the batches.
 
-A batch's `Store` copies its block into the slot that is marked for its key, its `Load` copies from
-one. Both cannot fail for reasons of a network. The batches may run in a forked process, so slots
-and marks lie in shared memory.
+A batch's `Store` copies its block into the slot that is marked for its key, and its `Load` copies
+from one. No network can make either fail. The batches may run in a forked process, so slots and
+marks lie in shared memory.
 Invariants: STAGING: each slot is free, or has one user; a mark stands for one operation.
 """
 
@@ -29,7 +29,7 @@ _KINDS: dict[Use, bytes] = {"load": b"L", "store": b"S"}
 
 
 class Staging:
-    """num_slots slots, each for one page of page_bytes and its header. Raises InvalidTier."""
+    """Holds num_slots slots, each for a page of page_bytes and its header. Raises InvalidTier."""
 
     def __init__(self, num_slots: int, page_bytes: int) -> None:
         if num_slots < NUM_SLOTS_MIN:
@@ -45,7 +45,7 @@ class Staging:
         self._marks = mmap.mmap(-1, num_slots * _MARK_SIZE)
         self._free = list(range(num_slots))
         self._uses: dict[int, Use] = {}
-        self._num_each_max = num_slots - num_slots // 3  # a third is kept for the other use
+        self._num_each_max = num_slots - num_slots // 3  # a third is reserved for the other use
 
     @property
     def used(self) -> frozenset[int]:
@@ -53,34 +53,34 @@ class Staging:
         return frozenset(self._uses)
 
     def num_free(self, use: Use) -> int:
-        """Slots that `take` would give."""
+        """Return the number of slots that `take` would give."""
         used = sum(each == use for each in self._uses.values())
         return min(len(self._free), self._num_each_max - used)
 
     def take(self, use: Use, num_slots: int) -> list[int]:
-        """Take free slots, as many of these as there are."""
+        """Take up to num_slots free slots."""
         count = min(num_slots, self.num_free(use))
         taken, self._free = self._free[:count], self._free[count:]
         self._uses |= dict.fromkeys(taken, use)
         return taken
 
     def give_back(self, slot: int) -> None:
-        """Let a slot be taken again."""
+        """Free a slot, so that it can be taken again."""
         self.unmark(slot)
         del self._uses[slot]
         self._free.append(slot)
 
     def mark(self, slot: int, key: bytes, identity: bytes) -> None:
-        """Let the operation of this key, of the slot's use, copy from or to the slot."""
+        """Mark a slot for the operation of this key, by the slot's use a store or a load."""
         use = self._uses[slot]
         if use == "store":
             begin_page(self.views[slot], identity, key)
         at = slot * _MARK_SIZE
         self._marks[at + 1 : at + _MARK_SIZE] = key
-        self._marks[at : at + 1] = _KINDS[use]  # last: a reader sees a whole mark or none
+        self._marks[at : at + 1] = _KINDS[use]  # last: a reader sees a complete mark or none
 
     def unmark(self, slot: int) -> None:
-        """Let no operation use the slot."""
+        """Remove the mark of a slot, so that no operation uses it."""
         self._marks[slot * _MARK_SIZE] = 0
 
     def store(self, key: bytes, page: Tensor) -> None:
@@ -90,12 +90,12 @@ class Staging:
         seal_page(self.views[slot])
 
     def load(self, key: bytes, num_bytes: int) -> Tensor:
-        """See `ExternalTier`: the page that was verified in its slot. Raises BlockMissing."""
+        """See `ExternalTier`: return the verified page in its slot. Raises BlockMissing."""
         page: Tensor = self._pages[self._marked("load", key)][:num_bytes]
         return page
 
     def _marked(self, use: Use, key: bytes) -> int:
-        """The slot that is marked for a key."""
+        """Find the slot that is marked for a key."""
         mark, at = _KINDS[use] + key, -1
         while (at := self._marks.find(mark, at + 1)) >= 0:
             if at % _MARK_SIZE == 0:

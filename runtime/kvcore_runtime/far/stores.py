@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which blocks an engine keeps in its far tier, and their way there.
+"""Choose the blocks that an engine stores in its far tier, and store them.
 
-A block is copied into a slot by the batch after the one that wrote it, and is free of the tier from
-there on; what the tier answers goes to the counts alone. What has no slot is dropped.
+The batch after the one that wrote a block copies it into a slot; from then on the block does not
+depend on the tier, whose answer only changes the counts. A block without a slot is not stored.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 NUM_SEEN_MAX = 32
-"""Keys that are remembered for the policy of second uses, for each block of the pool."""
+"""Number of keys per block of the pool that the policy "second_use" remembers."""
 
 
 @attrs.frozen
@@ -42,7 +42,7 @@ class _Store:
 
 
 class Stores:
-    """The stores of an engine."""
+    """The stores of an engine: those in batches, and those handed to the tier."""
 
     def __init__(
         self,
@@ -58,29 +58,29 @@ class Stores:
         self._options = options
         self._operations: dict[int, _Store] = {}
         self._copied: list[_Store] = []
-        # The first block of each group that is still to be looked at, by sequence.
+        # The first block of each group that `look` has not handled yet, by sequence.
         self._next: dict[str, list[int]] = {}
         self._known = known
-        # Who was the first to use a block, by its key.
+        # The age of the first sequence that used a block, by its key.
         self._seen: OrderedDict[bytes, tuple[int, int]] = OrderedDict()
         self._num_seen_max = NUM_SEEN_MAX * engine.manager.config.num_blocks
 
     @property
     def is_copying(self) -> bool:
-        """Whether a batch is to copy blocks."""
+        """Whether a batch has yet to copy blocks."""
         return bool(self._operations)
 
     @property
     def held(self) -> list[int]:
-        """The slots of blocks that a batch copies."""
+        """The slots of blocks that are being copied, or were and are not handed to the tier yet."""
         return [each.slot for each in (*self._operations.values(), *self._copied)]
 
     def owns(self, operation: int) -> bool:
-        """Whether an operation is a store."""
+        """Return whether an operation is a store."""
         return operation in self._operations
 
     def look(self, sequence: Sequence) -> None:
-        """Store what is new of a running sequence; the open batch must write none of it."""
+        """Store the new blocks of a running sequence, none of which the open batch may write."""
         place, manager, name = self._link.place, self._engine.manager, sequence.sequence_id
         if place is None or not self._link.is_up:
             return
@@ -96,11 +96,11 @@ class Stores:
             behind = skipped_blocks(group, num_computed)
             for position in range(starts[index], min(ends[index], len(own))):
                 if not self._take(own[position], sequence) and position >= behind:
-                    break  # it gets its key later
+                    break  # it is published later
                 starts[index] = position + 1
 
     def end(self, operation: int, done: bool) -> None:
-        """Note that a batch copied a block, or could not."""
+        """Note that a batch copied a block, or failed to."""
         store = self._operations.pop(operation)
         if done:
             self._copied.append(store)
@@ -108,7 +108,7 @@ class Stores:
             self._drop(store, "not copied")
 
     def submit(self) -> None:
-        """Hand what was copied to the tier."""
+        """Hand the copied blocks to the tier."""
         copied, self._copied = self._copied, []
         for first in range(0, len(copied), BATCH_PAGES):
             part = copied[first : first + BATCH_PAGES]
@@ -118,7 +118,7 @@ class Stores:
                     self._drop(each, "busy" if self._link.is_up else "down")
 
     def answered(self, ended: Ended) -> None:
-        """Note the end of a store."""
+        """Process the end of a store."""
         ticket = ended.ticket
         if ended.statuses is None:
             for name in ticket.names:
@@ -130,7 +130,10 @@ class Stores:
                 self._known.discard(name)
 
     def cancelled(self, number: int, heard: set[int]) -> list[int]:
-        """Give up the stores of these batches, but for those that are heard of; returns these."""
+        """Give up the stores of the batches from this number on. Returns the failed operations.
+
+        heard: operations whose end will still be reported; they are not given up.
+        """
         failed = [
             operation
             for operation, store in self._operations.items()
@@ -142,11 +145,11 @@ class Stores:
         return failed
 
     def forget(self, name: str) -> None:
-        """Note that a sequence ends, or computes its blocks anew."""
+        """Forget a sequence that ends, or that computes its blocks again."""
         self._next.pop(name, None)
 
     def _take(self, key: bytes, sequence: Sequence) -> bool:
-        """Store the block of a key, if the policy says so; False if it is not published."""
+        """Store the block of a key if the policy says so. Returns False to try again later."""
         if self._options.store_policy == "second_use":
             first = self._seen.setdefault(key, sequence.age)
             self._seen.move_to_end(key)
@@ -157,7 +160,7 @@ class Stores:
         return self._store(key)
 
     def _store(self, key: bytes) -> bool:
-        """Store the block of a key, unless the tier has it; False if it is not published."""
+        """Store the block of a key unless the tier has it. Returns False to try again later."""
         place = self._link.place
         assert place is not None
         name = place.name(key)
@@ -165,7 +168,7 @@ class Stores:
             return True
         block = self._engine.manager.get_cached_block(key)
         others = any(each.place != place for each in self._operations.values())
-        if block is None or others:  # a mark says a key, and of which place it is not
+        if block is None or others:  # a slot's mark names a key but no place
             return False
         slots = self._staging.take("store", 1)
         if not slots:
@@ -173,7 +176,7 @@ class Stores:
             return True
         try:
             (operation,) = self._engine.manager.store([block])
-        except KvcoreError:  # it is written by the open batch, or rests on a load
+        except KvcoreError:  # the open batch writes it, or it depends on a load
             self._staging.give_back(slots[0])
             return False
         self._staging.mark(slots[0], key, place.identity)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes a far tier out of a store whose functions block: some threads, and a bounded queue each.
+"""Makes a far tier from a store with blocking functions, by threads with bounded queues.
 
-A page that was read is verified here, in its slot, and what is damaged is removed by name before
-anybody hears of it: no store overwrites, so damage would stay for ever.
+A page that was read is verified here, in its slot. A damaged page is removed by name before its
+ticket ends: stores never overwrite, so the damage would stay forever.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from kvcore_runtime.far.tier import BlockingStore, Done, FarStatus, View
 
 NUM_THREADS = {"find": 1, "get": 2, "put": 1}
 NUM_WAITING_MAX = 64
-"""Tickets that wait for a thread, of each kind of operation."""
+"""The most tickets of each kind of operation that wait for a thread."""
 
 
 @attrs.define(eq=False)
@@ -36,7 +36,7 @@ class _Job:
 
 
 class ThreadedTier:
-    """See `FarTier`. Its threads begin with the first ticket, and end with the process."""
+    """See `FarTier`. Its threads start with the first ticket, and end with the process."""
 
     def __init__(self, store: BlockingStore) -> None:
         self._store = store
@@ -66,7 +66,7 @@ class ThreadedTier:
         return self._submit("put", _Job(next(self._numbers), tuple(names), tuple(views)))
 
     def cancel(self, ticket: int) -> None:
-        """See `FarTier`: what a thread has begun ends as it would have."""
+        """See `FarTier`: an operation that a thread has begun is completed."""
         if ticket not in self._jobs:
             raise UnknownTicket(ticket=ticket)
         self._jobs[ticket].is_cancelled = True
@@ -79,7 +79,7 @@ class ThreadedTier:
         return done
 
     def close(self, timeout_s: float) -> None:
-        """See `FarTier`. Threads that still wait for the store are left to themselves."""
+        """See `FarTier`. Threads that still wait for the store are not joined."""
         self._is_closed = True
         end = time.monotonic() + timeout_s
         for kind, count in NUM_THREADS.items():
@@ -136,6 +136,6 @@ class ThreadedTier:
         pairs = zip(job.names, statuses, strict=True)
         damaged = [name for name, status in pairs if status is FarStatus.DAMAGED]
         if damaged:
-            with contextlib.suppress(Exception):  # it is damaged all the same
+            with contextlib.suppress(Exception):  # the page is damaged all the same
                 self._store.remove(damaged)
         return statuses

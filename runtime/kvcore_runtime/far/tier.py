@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a far tier does: it finds, fills and drains staging slots, and answers later.
+"""The interface of a far tier: it finds pages, fills and drains staging slots, and answers later.
 
-A tier never sees a block of the cache. Nothing that it says is believed: a page counts when it was
-verified in its slot (page.py).
+A tier never sees a block of the cache, and its answers are not trusted: a page counts only once it
+was verified in its slot (page.py).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ View = memoryview
 
 
 class FarStatus(enum.IntEnum):
-    """How a name of a ticket ended. FOREIGN: the entry is of another model or format."""
+    """The outcome for a name of a ticket. FOREIGN: the entry is of another model or format."""
 
     OK = 0
     MISSING = 1
@@ -30,7 +30,7 @@ class FarStatus(enum.IntEnum):
 
 @attrs.frozen
 class Done:
-    """A ticket that has ended. statuses: one for each of its names, in order."""
+    """A ticket that has ended. statuses: one per name, in order."""
 
     ticket: int
     statuses: tuple[FarStatus, ...]
@@ -39,53 +39,53 @@ class Done:
 class FarTier(Protocol):
     """An asynchronous store of pages by name.
 
-    A `submit_*` returns a ticket, never the same twice, or None if the tier takes no more now. No
-    call but `close` blocks longer than 1 ms. From a submit to its `Done` the views belong to the
-    ticket, also after `cancel`.
+    A `submit_*` returns a ticket, never the same twice, or None if the tier accepts no more now. No
+    call except `close` blocks longer than 1 ms. From a submit to its `Done` the views belong to the
+    ticket, even after `cancel`.
     """
 
     def attach(self, memory: View) -> None:
-        """Note the memory in which all views of later calls lie; called once, first."""
+        """Note the memory that contains the views of all later calls; called once, first."""
 
     def submit_find(self, names: Sequence[str], lease_s: float) -> int | None:
-        """Ask which names are there; statuses: OK or MISSING. lease_s: wanted for so long."""
+        """Ask which names exist. Statuses: OK or MISSING. lease_s: how long to keep them."""
 
     def submit_load(self, names: Sequence[str], views: Sequence[View]) -> int | None:
         """Fill slots; OK means that `check_page` has verified the whole slot."""
 
     def submit_store(self, names: Sequence[str], views: Sequence[View]) -> int | None:
-        """Keep the sealed pages of slots; an entry that is there stays as it is."""
+        """Keep the sealed pages of slots; an existing entry is not overwritten."""
 
     def cancel(self, ticket: int) -> None:
-        """Ask that a ticket ends early; it still ends with one `Done`. Raises UnknownTicket."""
+        """Ask for a ticket to end early; it still ends with one `Done`. Raises UnknownTicket."""
 
     def poll(self) -> list[Done]:
-        """The tickets that ended since the last call."""
+        """Return the tickets that ended since the last call."""
 
     def close(self, timeout_s: float) -> None:
-        """Give up what is on its way after this time."""
+        """Wait for open tickets up to timeout_s, then give them up."""
 
 
 class BlockingStore(Protocol):
-    """The functions of a store that `ThreadedTier` makes a tier of; each may block and raise.
+    """A store that `ThreadedTier` makes into a tier; its functions may block and raise.
 
-    It is called from several threads.
+    They are called from several threads.
     """
 
     def attach(self, memory: View) -> None:
         """See `FarTier`."""
 
     def find(self, names: Sequence[str], lease_s: float) -> list[bool]:
-        """Which names are there."""
+        """Return for each name whether it exists."""
 
     def get(self, names: Sequence[str], views: Sequence[View]) -> list[int | FarStatus]:
-        """Fill slots; for each name the bytes that were stored, or why there are none."""
+        """Fill slots. Returns for each name the size of its entry, or why there is none."""
 
     def put(self, names: Sequence[str], views: Sequence[View]) -> list[FarStatus]:
-        """Keep pages: OK, FULL or FAILED for each; what is there is not overwritten."""
+        """Keep pages; an existing entry is not overwritten. Returns OK, FULL or FAILED for each."""
 
     def remove(self, names: Sequence[str]) -> None:
-        """Remove entries, so that they can be stored anew."""
+        """Remove entries, so that they can be stored again."""
 
     def close(self) -> None:
         """Release connections and files."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`kvcore generate`: answers a file of prompts out of a pool of blocks, and proves the answers.
+"""`kvcore generate`: answers a file of prompts from a pool of blocks, and verifies the answers.
 
 All input is read and checked before the model is loaded, and before anything is written. Exit
 codes: 0 success; 1 an answer was not verified, or a prompt never fits; 2 bad arguments or input; 3
@@ -55,9 +55,9 @@ from kvcore_runtime.model.tokenizer import BpeTokenizer, ByteTokenizer, Tokenize
 from kvcore_runtime.model.weights import find_smollm2, load_llama, open_gguf
 
 DIRECTORY_SEED = "kvcore generate --directory"
+"""Together with the model's identity the root of all keys in files, the same in every run."""
 DISK_S = 30.0
-"""A disk answers; the run of a command is the same on a slow one."""
-"""With the model's identity the root of the keys of blocks in files, the same in every run."""
+"""Generous, since a disk does answer, and a slow one must not change the run of a command."""
 
 
 @ends_cleanly

@@ -19,7 +19,7 @@ TINY: dict[str, Any] = {
     "temperature": 1.0,
     "threads": 1,
 }
-"""What --tiny stands for, except for what is given besides."""
+"""The defaults with --tiny."""
 DEFAULTS: dict[str, Any] = {
     "prompts": None,
     "model": "smollm2",
@@ -30,8 +30,9 @@ DEFAULTS: dict[str, Any] = {
     "temperature": 0.0,
     "threads": max(1, (os.cpu_count() or 1) // 2),
 }
-"""Otherwise. The pool is one that examples/prompts.jsonl brings under pressure. Threads that wait
-for each other lose far more on a busy machine than they win on an idle one, so half are used."""
+"""The defaults without --tiny. The pool is small enough that examples/prompts.jsonl fills it. On a
+busy machine, threads that wait for each other cost far more than they gain on an idle one, so half
+the cores are used."""
 
 NEUTRAL = frozenset(
     (
@@ -39,7 +40,7 @@ NEUTRAL = frozenset(
         *("tiny", "verify"),
     )
 )
-"""What changes nothing about which blocks are taken, copied and given back, and when."""
+"""Options that do not affect which blocks are taken, copied and given back, and when."""
 
 
 def make_parser() -> argparse.ArgumentParser:

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many blocks of a pool are used, cached, free and quarantined, from the commands of batches.
+"""Counts the used, cached, free and quarantined blocks of a pool from the commands of batches.
 
 Why: the manager does not count the free blocks whose content can still be hit, and a walk of the
-pool in each step costs more than the step. What a batch says of each block is read at once, as
-columns.
+pool in each step costs more than the step. The commands of a batch are read as whole columns.
 """
 
 from __future__ import annotations
@@ -50,14 +49,14 @@ class BlockCounts:
         self._manager = manager
         self._sizes = np.array([group.block_size for group in config.groups])
         self._is_idle = np.zeros(config.num_blocks, np.bool_)
-        """Of each block, whether it has content that can be hit, and no owner."""
+        """For each block, whether it has content that can be hit, and no owner."""
         self._first = np.zeros(config.num_blocks, np.int32)
-        """Room: of each block that a batch names, the first row with it."""
+        """Scratch memory: for each block that a batch names, its first row."""
         idle = [block for block in blocks if manager.has_key(block)]
         self._is_idle[[block for block in idle if manager.num_owners(block) == 0]] = True
         self._note_pool()
         self.num_evicted_tokens = 0
-        """Tokens of the free blocks whose content was given up for another."""
+        """Number of tokens in free blocks whose content was evicted."""
 
     def update(self, batch: Batch) -> None:
         """Follow the commands of the batch that was taken last. O(commands of the batch)."""
@@ -75,7 +74,7 @@ class BlockCounts:
         self._note_pool()
 
     def states(self) -> BlockStates:
-        """Count the blocks by state after the batch that was followed last, without the manager."""
+        """Count the blocks by state after the last batch that was followed, without the manager."""
         free, quarantined = self._num_free, self._quarantined
         cached = int(np.count_nonzero(self._is_idle))
         if quarantined:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What can be wrong with an exporter of metrics."""
+"""Errors of an exporter of metrics."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from kvcore_runtime.errors import KvcoreRuntimeError, load_extra
 
 
 class InvalidLabel(KvcoreRuntimeError):
-    """A label that Prometheus refuses, or that a metric has of its own."""
+    """A label that Prometheus refuses, or whose name a metric already uses."""
 
     message = "the label {name!r} cannot be used: {reason}"
 
 
 class InvalidNames(KvcoreRuntimeError):
-    """Metrics in the names of an engine that is not known."""
+    """Metrics were requested under the names of an unknown engine."""
 
     message = "names are {names!r}, expected some of {known}"
 
 
 class NamesTaken(KvcoreRuntimeError):
-    """A second exporter in one registry."""
+    """The registry already has an exporter."""
 
     message = "the registry has these metrics already, give each engine its own: {reason}"
 

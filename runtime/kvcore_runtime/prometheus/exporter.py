@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Exports the counts of one manager to Prometheus.
 
-The engine's thread adds numbers; metrics are made of them when a scraper asks. What nobody has told
-the exporter is absent there, not 0.
+The engine's thread adds numbers; metrics are made of them when a scraper asks. A value that the
+exporter was never given is absent there, not 0.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ BOUNDS = (
     *(0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0),
     *(10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1200.0, 1800.0),
 )
-"""Upper bounds of the buckets of seconds, as vLLM 0.33 has them for blocks."""
+"""Upper bounds of the buckets of seconds: those of vLLM 0.33 for blocks."""
 
 _LABEL = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
 _OWN_LABELS = {label for each in METRICS.values() for metric in each for label in metric.labels}
@@ -61,13 +61,13 @@ class _Seconds:
 class Exporter:
     """The metrics of one manager, in a registry of prometheus_client.
 
-    manager: whose statistics it takes; nobody else may then call its `take_stats`. labels: of every
-    metric, name to value; dashboards for vLLM expect `model_name` and `engine`. registry: of
-    prometheus_client, its global one if None; one exporter per registry. names: whose names the
-    metrics have, any of "kvcore", "vllm" and "sglang". block_sample_rate: share of the blocks whose
-    lives are followed, 0.0 to 1.0. Above 0.0 every command of a batch becomes an object, as
-    `BlockObserver` reads them; 0.0 leaves these metrics out. Raises PackageMissing without
-    prometheus-client, InvalidLabel, InvalidNames, NamesTaken, WrongArgument.
+    manager: the exporter takes its statistics, so nothing else may call its `take_stats`. labels:
+    of every metric, name to value; dashboards for vLLM expect `model_name` and `engine`. registry:
+    of prometheus_client, its global one if None; one exporter per registry. names: the naming
+    schemes of the metrics, any of "kvcore", "vllm" and "sglang". block_sample_rate: share of the
+    blocks whose lifetimes are followed, 0.0 to 1.0. Above 0.0 every command of a batch becomes an
+    object, since `BlockObserver` reads objects; 0.0 leaves these metrics out. Raises PackageMissing
+    without prometheus-client, InvalidLabel, InvalidNames, NamesTaken, WrongArgument.
     """
 
     def __init__(
@@ -111,9 +111,9 @@ class Exporter:
     ) -> PrefixCacheStats:
         """Add one step, after `take_batch`. O(commands of the batch); never waits for a scraper.
 
-        batch: the one just taken; every batch must be told, in order. num_running, num_waiting:
-        requests now. num_preempted: requests that this step preempted. far: the engine's exchange.
-        Takes and returns the manager's statistics of look-ups.
+        batch: the one just taken; every batch must be passed, in order. num_running, num_waiting:
+        requests at present. num_preempted: requests that this step preempted. far: the engine's
+        exchange. Takes and returns the manager's statistics of look-ups.
         """
         stats = self._manager.take_stats()
         with self._lock:
@@ -132,7 +132,7 @@ class Exporter:
         return stats
 
     def close(self) -> None:
-        """Take the metrics out of the registry. Twice does nothing."""
+        """Remove the metrics from the registry. A second call does nothing."""
         try:
             self.registry.unregister(self)
         except KeyError:

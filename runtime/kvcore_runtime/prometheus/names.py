@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The names of all metrics: kvcore's, and what vLLM 0.33 and SGLang 0.5.23 call the same.
+"""The names of all metrics: kvcore's, and those of vLLM 0.33 and SGLang 0.5.23 for the same values.
 
-A counter stands here without the `_total` that it has on the wire. Source: the metrics of these
+Counters are listed without the `_total` that they have on the wire. Source: the metrics of these
 releases as they export them.
 """
 
@@ -13,15 +13,15 @@ import attrs
 
 Kind = Literal["gauge", "counter", "histogram"]
 Part: TypeAlias = tuple[str, tuple[str, ...]]
-"""The name of a value of the exporter, and what the labels of the metric's own are for it."""
+"""The name of a value of the exporter, and the values of the metric's own labels for it."""
 
 
 @attrs.frozen
 class Metric:
-    """One metric: what of the exporter it shows, and how.
+    """A metric, and the values of the exporter that it shows.
 
-    labels: its own, beside the engine's. table: the exporter's values by these labels, instead of
-    parts.
+    labels: its own, in addition to the engine's. table: the exporter's values by these labels,
+    instead of parts.
     """
 
     kind: Kind

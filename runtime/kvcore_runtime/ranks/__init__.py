@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One manager and several ranks of a model: rank 0 plans, and all apply the same batches.
+"""Tensor parallelism with one manager: rank 0 plans, and all ranks apply the same batches.
 
 A rank is a process with its own share of the heads. Block ids, tables and commands are the same on
 all of them.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What can go wrong between ranks."""
+"""Errors between ranks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class NotLed(KvcoreRuntimeError):
 
 
 class StepFailed(KvcoreRuntimeError):
-    """A batch that another rank could not apply. No rank has computed its step."""
+    """A batch that another rank could not apply, so no rank has computed its step."""
 
     message = "batch {number} could not be applied on every rank: {reason}"
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Any rank but the first: applies what rank 0 sends to its share of the cache, and computes it."""
+"""Any rank except 0: it applies the steps of rank 0 to its share of the cache and computes them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _LOG = logging.getLogger("kvcore_runtime")
 class RankFollower:
     """A rank without manager or sequences.
 
-    model: its shard. config, options: those of the leader's engine. Raises as `Engine` does.
+    model: its shard. config, options: those of the leader's engine. Raises what `Engine` raises.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class RankFollower:
         self._links = links
 
     def run(self) -> None:
-        """Follow the leader until it ends. Raises RankLost, BadStep, and what a pass raised."""
+        """Follow the leader until it ends. Raises RankLost, BadStep, and any error of a pass."""
         try:
             with torch.inference_mode():
                 while self._follow(decode_step(self._links.broadcast())):
@@ -50,7 +50,7 @@ class RankFollower:
             self._links.close()
 
     def _follow(self, step: RankStep) -> bool:
-        """Apply and compute one step; returns whether another one follows."""
+        """Apply and compute one step. Returns whether another one follows."""
         number = self._links.number = step.batch.number
         if step.ends:
             self._links.agree(0)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rank 0: an engine whose steps the other ranks follow.
 
-One broadcast carries a step: its batch, and its forward pass with all tokens. The ranks then agree
-that each has applied the batch, before any of them computes: a batch that a rank cannot apply is an
-error on rank 0, and nobody waits for a sum that does not come. The sums of the layers keep the
-ranks in step from there on, so when rank 0 has its logits, all have written theirs.
+One broadcast carries a step: its batch, and its forward pass with all tokens. Before any rank
+computes, all agree that each has applied the batch. So a batch that a rank cannot apply is an error
+on rank 0, and no rank waits for a sum that never comes. From there on the sums of the layers keep
+the ranks in step: when rank 0 has its logits, all ranks have written their blocks.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from kvcore_runtime.ranks.step_wire import RankPass, RankStep, encode_step
 
 
 class Leader:
-    """Leads the other ranks through the steps of an engine, which is used as ever.
+    """Leads the other ranks through the steps of an engine, which is used as usual.
 
-    engine: over a shard of rank 0, before its first step. Its `step` raises RankLost if a rank dies
-    or stops, and from then on always; StepFailed if another rank could not apply a batch. Raises
-    NotLed if the engine has an exchange, or computes in a process of its own.
+    engine: over rank 0's shard, before its first step. Its `step` raises RankLost if a rank dies or
+    stops, and in every call from then on; StepFailed if another rank could not apply a batch.
+    Raises NotLed if the engine has an exchange, or computes in a process of its own.
     """
 
     def __init__(self, engine: Engine, links: Links) -> None:
@@ -47,9 +47,9 @@ class Leader:
         self._next_number = 0
         self._lost: RankLost | None = None
         self.num_steps = 0
-        """Messages that were sent."""
+        """Number of messages that were sent."""
         self.seconds = 0.0
-        """Time in broadcasts and agreement."""
+        """Time spent in broadcasts and agreements."""
         engine.runtime.on_applied = self._applied
         engine.forward.on_pass = self._pass
 
@@ -70,7 +70,7 @@ class Leader:
         self.close()
 
     def close(self) -> None:
-        """Let the other ranks end. Raises RankLost if one is gone; the groups are left anyway."""
+        """End the other ranks. Raises RankLost if one is gone; the groups are left in any case."""
         try:
             if self._lost is None:
                 self._flush()
@@ -82,7 +82,7 @@ class Leader:
             self._links.close()
 
     def _applied(self, batch: Batch) -> None:
-        """Keep a batch until it is known what its step computes."""
+        """Keep a batch until its step's forward pass is known."""
         self._flush()
         self._pending = batch
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What connects ranks: steps from rank 0 to all, their agreement on each, and sums of tensors.
 
-Why three groups: a follower waits for a step as long as nobody asks anything, so steps have a group
-without a limit of time; agreement has one, since a rank that is stopped must be noticed; tensors go
-over the fastest group there is. A rank that dies closes its sockets, which ends each wait at once.
+Why: there are three groups. A follower waits for a step as long as there are no requests, so steps
+have a group without a time limit; agreement has a limit, since a stopped rank must be noticed;
+tensors use the fastest group there is. A rank that dies closes its sockets, which ends all waits.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from kvcore_runtime.ranks.errors import RankLost
 from kvcore_runtime.ranks.step_wire import step_size
 
 FIRST_BYTES = 4096
-"""Bytes of the one broadcast that most steps need: it costs its latency, not its bytes."""
+"""Bytes of the only broadcast that most steps need: its latency costs time, its size does not."""
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 FOREVER = timedelta(days=3650)
 
 
 @attrs.define(eq=False)
 class Links:
-    """The groups of one rank, made by `connect`. number: of the batch it is at, for errors."""
+    """The groups of one rank, made by `connect`. number: of its current batch, for errors."""
 
     rank: int
     world: int
@@ -63,7 +63,7 @@ class Links:
         return received[:size]
 
     def agree(self, *values: int) -> list[int]:
-        """The least of each value over all ranks. Raises RankLost."""
+        """Return the minimum of each value over all ranks. Raises RankLost."""
         least = torch.tensor(values, dtype=torch.int64)
         with self._or_lost():
             dist.all_reduce(least, dist.ReduceOp.MIN, self.agreement)
@@ -71,13 +71,13 @@ class Links:
         return result
 
     def reduce(self, part: Tensor) -> Tensor:
-        """The sum of a tensor over all ranks: the `reduce` of a shard. Raises RankLost."""
+        """Sum a tensor over all ranks: the `reduce` of a shard. Raises RankLost."""
         with self._or_lost():
             dist.all_reduce(part, dist.ReduceOp.SUM, self.tensors)
         return part
 
     def close(self) -> None:
-        """Leave the groups; whoever waits for this rank is told. Twice does nothing."""
+        """Leave the groups, which ends the waits of other ranks. A second call does nothing."""
         if dist.is_initialized():
             dist.destroy_process_group()
 
@@ -98,10 +98,10 @@ def connect(
     tensors: str = "gloo",
     timeout_s: float = 30.0,
 ) -> Links:
-    """Join the ranks that meet at an endpoint; returns when all have come.
+    """Join the ranks that meet at an endpoint. Returns when all have joined.
 
-    endpoint: of rank 0; the loopback interface unless you say otherwise. tensors: the backend of
-    the sums, "gloo" or "nccl". timeout_s: after which a rank that does not answer is lost. Raises
+    endpoint: of rank 0, by default on the loopback interface. tensors: the backend of the sums,
+    "gloo" or "nccl". timeout_s: the time after which a rank that does not answer is lost. Raises
     RankLost.
     """
     timeout = timedelta(seconds=timeout_s)

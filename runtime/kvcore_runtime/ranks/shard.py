@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A rank's share of a model: some of the heads, and some of the inner size of each MLP.
 
-What each rank computes of a layer is a part of a sum; the model's `reduce` adds the parts. The
-embedding, the norms and the head are whole on every rank.
+Each rank computes one addend of a layer's output; the model's `reduce` adds them. Every rank has
+the whole embedding, norms and head.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ from kvcore_runtime.ranks.errors import UnevenShard
 
 
 def shard(model: Llama, rank: int, world: int, reduce: Reduce | None = None) -> Llama:
-    """The share of one rank of a model, as a model whose weights are copies.
+    """Return a rank's share of a model, as a model whose weights are copies.
 
-    rank: 0 to world - 1. reduce: adds a tensor over all ranks, in place or not; see `Links.reduce`.
-    Raises UnevenShard unless query heads, key-value heads and the inner size divide by world.
+    rank: 0 to world - 1. reduce: sums a tensor over all ranks, in place or not; see `Links.reduce`.
+    Raises UnevenShard unless world divides the numbers of query and key-value heads and the inner
+    size.
     """
     config = model.config
     sizes = {
@@ -54,10 +55,10 @@ def shard(model: Llama, rank: int, world: int, reduce: Reduce | None = None) -> 
 
 
 def pad_heads(model: Llama, world: int) -> Llama:
-    """A model of the same answers whose heads divide by world, by heads of zeros behind its own.
+    """Append heads of zeros until world divides the number of heads. Returns an equivalent model.
 
-    A head of zeros adds nothing to any sum; it costs cache and time. The model itself if its heads
-    divide already.
+    A head of zeros adds nothing to any sum, but costs cache and time. If world divides the number
+    of heads already, this is the model itself.
     """
     config = model.config
     num_kv = -(-config.num_kv_heads // world) * world
@@ -82,7 +83,7 @@ def pad_heads(model: Llama, world: int) -> Llama:
 
 
 def _split_qkv(qkv: Tensor, config: LlamaConfig) -> tuple[Tensor, Tensor, Tensor]:
-    """The rows of queries, keys and values."""
+    """Split a weight into the rows of queries, keys and values."""
     kv = config.num_kv_heads * config.head_dim
     query, key, value = qkv.split((config.num_heads * config.head_dim, kv, kv))
     return query, key, value

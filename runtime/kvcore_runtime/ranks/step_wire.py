@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """A step as bytes: a batch, and what its forward pass computes.
 
-Little-endian. A header of 44 bytes: `kvst`, version, flags, the batch's number, how many commands,
-keys, sequences, tokens and logits follow, CRC-32 of all other bytes, the batch's epoch. Then the
-batch's columns (24 bytes per command) and keys (36 each), of each sequence its row, start and end,
-the tokens at their positions, and the places of the tokens whose logits are wanted, 4 bytes each.
-Names of requests are not sent. Whoever can write to a rank's group is trusted; the checksum guards
-against a version or a length that was misread.
+All numbers are little-endian. A header of 44 bytes holds `kvst`, version, flags, the batch's
+number, the numbers of commands, keys, sequences, tokens and logits that follow, the CRC-32 of all
+other bytes, and the batch's epoch. Then come the batch's columns (24 bytes per command) and keys
+(36 each), the row, start and end of each sequence, the tokens at these positions, and the indices
+of the tokens whose logits are wanted, 4 bytes each. Names of requests are not sent. Whoever can
+write to a rank's group is trusted; the checksum guards against a misread version or length.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ HEADER = struct.Struct("<4sHHqIIIIIII")
 CHECKSUM_AT = slice(36, 40)
 COMMAND_BYTES = 4 * len(COLUMNS)
 STEP_BYTES_MAX = 1 << 28
-"""A step that claims to be longer is refused before memory is taken for it."""
+"""A step that claims to be longer is refused before memory is allocated for it."""
 
 COMPUTES, ENDS, SKIPS = 1, 2, 4
 """Flags: a forward pass follows; no step follows this one; batches before this one were cancelled.
@@ -41,8 +41,8 @@ Numbers: TypeAlias = npt.NDArray[np.uint32]
 class RankPass:
     """A forward pass, the same on all ranks: uint32 numbers.
 
-    rows, starts, ends: of each sequence its row of the tables and the positions that are computed.
-    tokens: at these positions, one sequence after another. wanted: places among them.
+    rows, starts, ends: for each sequence its row of the tables and the range of computed positions.
+    tokens: at these positions, one sequence after another. wanted: indices into tokens.
     """
 
     rows: Numbers
@@ -53,7 +53,7 @@ class RankPass:
 
     @property
     def parts(self) -> tuple[Numbers, ...]:
-        """The numbers in the order of the message."""
+        """The arrays in the order of the message."""
         return self.rows, self.starts, self.ends, self.tokens, self.wanted
 
 
@@ -68,7 +68,7 @@ class RankStep:
 
 
 def encode_step(step: RankStep) -> bytes:
-    """The bytes of a step. Raises BadStep if a number does not fit or the whole is too long."""
+    """Write a step as bytes. Raises BadStep if a number does not fit or the step is too long."""
     batch, parts = step.batch, () if step.computes is None else step.computes.parts
     num_chunks, num_tokens, num_wanted = (
         (len(parts[0]), len(parts[3]), len(parts[4])) if parts else (0, 0, 0)
@@ -91,12 +91,12 @@ def encode_step(step: RankStep) -> bytes:
 
 
 def step_size(data: bytes) -> int:
-    """How long a step is, from its header. Raises BadStep."""
+    """Read the length of a step from its header. Raises BadStep."""
     return _read_header(data)[0]
 
 
 def decode_step(data: bytes) -> RankStep:
-    """The step of some bytes; undoes `encode_step`. Raises BadStep."""
+    """Read a step from bytes; the inverse of `encode_step`. Raises BadStep."""
     size, (flags, number, counts, checksum, epoch) = _read_header(data)
     if len(data) != size:
         raise BadStep(reason=f"{len(data)} bytes, its header says {size}")
@@ -128,7 +128,7 @@ _Header: TypeAlias = tuple[int, int, tuple[int, ...], int, int]
 
 
 def _read_header(data: bytes) -> tuple[int, _Header]:
-    """The length of a step, and its flags, number, counts, checksum and epoch."""
+    """Read the length of a step, and its flags, number, counts, checksum and epoch."""
     if len(data) < HEADER.size:
         raise BadStep(reason=f"{len(data)} bytes, a header has {HEADER.size}")
     magic, version, flags, number, *counts, checksum, epoch = HEADER.unpack_from(data)
@@ -145,7 +145,7 @@ def _read_header(data: bytes) -> tuple[int, _Header]:
 
 
 def _check_pass(computes: RankPass) -> None:
-    """Raise BadStep unless the numbers of a pass fit each other."""
+    """Raise BadStep unless the arrays of a pass are consistent."""
     starts, ends = computes.starts.astype(np.int64), computes.ends.astype(np.int64)
     num_tokens = len(computes.tokens)
     if not len(starts) or (ends <= starts).any() or (ends - starts).sum() != num_tokens:

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Python's arguments in the machine's form, and stand-ins for arguments that have none.
-//!
-//! An argument that has no machine form (an id that is no str, a number that is none or too big)
-//! does not end the call here, since the twin may find another error first. It is replaced by a
-//! stand-in that the twin must refuse; the fields of the error then have the argument itself.
+//! Converts Python's arguments to machine types, with stand-ins for those that have no machine
+//! form.
+//! An argument without a machine form (an id that is not a str, a number that is too big or not a
+//! number) does not end the call here, since the twin may find another error first. It is replaced
+//! by a stand-in that the twin must refuse; the fields of the error then have the argument itself.
 
 use pyo3::exceptions::{PyException, PyOverflowError};
 use pyo3::intern;
@@ -23,12 +23,12 @@ use crate::types::keys::Hashing;
 use crate::types::retention::{Piece, Wish};
 use crate::types::values::GivenHashes;
 
-/// No count, block or position of the twin comes near; sums of a few of them fit.
+/// Far above every count, block and position of the twin; sums of a few of them fit.
 const FAR: i64 = 1 << 61;
-/// The most stand-ins of one call that are told apart.
+/// The most stand-ins of one call that can be distinguished.
 const MAX_APART: usize = 1 << 10;
 
-/// Arguments by what they are, so that the stub can say it.
+/// Arguments by their kind, so that the stub can name it.
 macro_rules! arguments {
     ($($(#[$doc:meta])* $name:ident: $hint:ident;)*) => {$(
         $(#[$doc])*
@@ -111,7 +111,7 @@ impl<'py> Given<'py> {
         ids.iter().map(|id| self.name(id.as_borrowed())).collect()
     }
 
-    /// A number of things.
+    /// Read a count.
     pub(crate) fn count(&mut self, value: CountArg<'_, 'py>) -> PyResult<i64> {
         match self.integer(value.0)? {
             Some(number) => Ok(number),
@@ -119,7 +119,7 @@ impl<'py> Given<'py> {
         }
     }
 
-    /// A number of things, None if it was left out.
+    /// Read a count, None if it was omitted.
     pub(crate) fn maybe_count(&mut self, value: MaybeCount<'_, 'py>) -> PyResult<Option<i64>> {
         value.0.map(|value| self.count(value)).transpose()
     }
@@ -140,7 +140,7 @@ impl<'py> Given<'py> {
         items(blocks.0)?.iter_borrowed().map(|block| self.block(block)).collect()
     }
 
-    /// A hit, of whatever truth.
+    /// Read a hit, without checking it.
     pub(crate) fn hit(&mut self, hit: HitArg<'_, 'py>) -> PyResult<Option<RequestedHit>> {
         if hit.0.is_none() {
             return Ok(None);
@@ -157,8 +157,8 @@ impl<'py> Given<'py> {
         Ok(Some(RequestedHit { blocks, num_tokens }))
     }
 
-    /// An integer, or the stand-in of one that is too big; None for what is no integer, for any
-    /// reason: as `read_int` in kvcore/types/arguments.py.
+    /// Read an integer, or return the stand-in of one that is too big; None for anything else, as
+    /// `read_int` in kvcore/types/arguments.py.
     fn integer(&mut self, value: Borrowed<'_, 'py, PyAny>) -> PyResult<Option<i64>> {
         let py = value.py();
         let (negative, object) = match value.extract::<i64>() {
@@ -185,7 +185,7 @@ impl<'py> Given<'py> {
     }
 }
 
-/// Nothing for an error that an argument raised while it was read; what ends a program stays.
+/// Ignore an error that an argument raised while it was read, but not one that ends the program.
 pub(crate) fn excused<T>(py: Python<'_>, error: PyErr) -> PyResult<Option<T>> {
     if error.is_instance_of::<PyException>(py) { Ok(None) } else { Err(error) }
 }
@@ -216,7 +216,7 @@ pub(crate) fn listed<'py>(object: Borrowed<'_, 'py, PyAny>) -> Option<Bound<'py,
     object.cast::<PyTuple>().ok().map(|tuple| tuple.to_owned())
 }
 
-/// The same, each held: one costs no allocation.
+/// The same items as owned references; a single one needs no allocation.
 pub(crate) fn held<'py>(
     object: Borrowed<'_, 'py, PyAny>,
 ) -> Option<SmallVec<[Bound<'py, PyAny>; 4]>> {

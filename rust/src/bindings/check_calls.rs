@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The calls of a story as Python's: names with the arguments that transitions take.
+//! Converts the calls of a story to Python: names with the arguments that transitions take.
 
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString, PyTuple};
@@ -9,7 +9,7 @@ use crate::bindings::values::hit;
 use crate::oracle::calls::{Call, Name, Slots};
 use crate::types::values::Hit;
 
-/// What makes Python's calls of one world.
+/// Makes the Python calls of one world.
 pub(crate) struct Stories<'py> {
     py: Python<'py>,
     request: Bound<'py, PyAny>,
@@ -19,7 +19,7 @@ pub(crate) struct Stories<'py> {
 type Arguments<'py> = Vec<Bound<'py, PyAny>>;
 
 impl<'py> Stories<'py> {
-    /// Of a world.
+    /// Prepare for the calls of a world.
     pub(crate) fn new(world: &Bound<'py, PyAny>) -> PyResult<Self> {
         let py = world.py();
         let request = py.import("kvcore.types.values")?.getattr("Request")?;

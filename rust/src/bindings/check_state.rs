@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! `kvcore._rust.check_state`: which of the twin's properties the bytes of a state break.
-//!
-//! It is there so that both languages can check one state.
+//! With it, both languages can check the same state.
 
 use pyo3::prelude::*;
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The twin's errors as Python's: the class of the same name with the same fields.
+//! Converts the twin's errors to Python: the class of the same name with the same fields.
 
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyString};
@@ -9,25 +9,25 @@ use crate::legacy::blocks::tiers::Misuse;
 use crate::types::commands::Tier;
 use crate::types::errors::{Error, Field};
 
-/// Stand-ins of one call are so far apart, and what the twin adds to them is less than half of it.
+/// The distance between the stand-ins of one call; the twin adds less than half of it to one.
 pub(crate) const APART: i64 = 1 << 40;
 
-/// What a call was given that has no machine form.
+/// The arguments of a call that have no machine form.
 #[derive(Default)]
 pub(crate) struct Given<'py> {
-    /// The first id that is no name; "" stands in for it.
+    /// The first id that is not a name; "" stands in for it.
     pub(crate) unnamed: Option<Bound<'py, PyAny>>,
-    /// Stand-ins and what they stand for.
+    /// Stand-ins and their arguments.
     pub(crate) numbers: Vec<(i64, Bound<'py, PyAny>)>,
 }
 
 impl<'py> Given<'py> {
-    /// The first id that is no name.
+    /// The first id that is not a name.
     pub(crate) fn unnamed(&self) -> Option<&Bound<'py, PyAny>> {
         self.unnamed.as_ref()
     }
 
-    /// What a number of an error stands for, if it is a stand-in or was computed from one.
+    /// The argument that a number of an error stands for, if it is a stand-in or derived from one.
     pub(crate) fn number(&self, number: i64) -> PyResult<Option<Bound<'py, PyAny>>> {
         let near =
             |(stand_in, _): &&(i64, _)| number.abs_diff(*stand_in) < APART.unsigned_abs() / 2;
@@ -39,11 +39,11 @@ impl<'py> Given<'py> {
     }
 }
 
-/// What ends a call: an error of the twin, or one that an argument raised while it was read.
+/// An error that ends a call: the twin's, or one that an argument raised while it was read.
 pub(crate) enum CallError {
-    /// Of the twin.
+    /// An error of the twin.
     Twin(Error),
-    /// Of Python.
+    /// An error of Python.
     Python(PyErr),
 }
 
@@ -60,7 +60,7 @@ impl From<PyErr> for CallError {
 }
 
 impl CallError {
-    /// The exception; what stood in for an argument is replaced by the argument.
+    /// Make the exception; stand-ins are replaced by their arguments.
     pub(crate) fn raise<'py>(self, py: Python<'py>, given: &Given<'py>) -> PyErr {
         match self {
             CallError::Twin(error) => fields(py, &error, given)
@@ -76,7 +76,7 @@ pub(crate) fn raise(py: Python<'_>, error: Error) -> PyErr {
     CallError::Twin(error).raise(py, &Given::default())
 }
 
-/// The exception for misuse of a tier's blocks; what names a block of the host says so.
+/// Make the exception for misuse of a tier's blocks; a host block is named as such.
 pub(crate) fn raise_in<'py>(py: Python<'py>, misuse: Misuse, given: &Given<'py>) -> PyErr {
     let make = || {
         let fields = fields(py, &misuse.error, given)?;
@@ -88,7 +88,7 @@ pub(crate) fn raise_in<'py>(py: Python<'py>, misuse: Misuse, given: &Given<'py>)
     make().unwrap_or_else(|broken| broken)
 }
 
-/// The exception for an argument that is of no kind that a call takes.
+/// Make the exception for an argument of a kind that the call does not take.
 pub(crate) fn wrong_argument(name: &str, expected: &str, value: Borrowed<'_, '_, PyAny>) -> PyErr {
     misuse(value.py(), "WrongArgument", |fields| {
         fields.set_item("name", name)?;
@@ -97,7 +97,7 @@ pub(crate) fn wrong_argument(name: &str, expected: &str, value: Borrowed<'_, '_,
     })
 }
 
-/// The exception for a field of a configuration that is none of those there are.
+/// Make the exception for an invalid field of a configuration.
 pub(crate) fn wrong_config(name: &str, value: Borrowed<'_, '_, PyAny>, reason: &str) -> PyErr {
     misuse(value.py(), "InvalidConfig", |fields| {
         fields.set_item("field", name)?;
@@ -106,7 +106,7 @@ pub(crate) fn wrong_config(name: &str, value: Borrowed<'_, '_, PyAny>, reason: &
     })
 }
 
-/// The exception for an item that is no token.
+/// Make the exception for an item that is not a token.
 pub(crate) fn wrong_token(value: &Bound<'_, PyAny>, position: usize) -> PyErr {
     misuse(value.py(), "InvalidToken", |fields| {
         fields.set_item("value", value)?;
@@ -114,7 +114,7 @@ pub(crate) fn wrong_token(value: &Bound<'_, PyAny>, position: usize) -> PyErr {
     })
 }
 
-/// The exception for an item that is no row of a request.
+/// Make the exception for an item that is not a request's row.
 pub(crate) fn wrong_row(row: &Bound<'_, PyAny>) -> PyErr {
     misuse(row.py(), "UnknownRow", |fields| fields.set_item("row", row))
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The extra keys of a `Request` in the machine's form.
+//! Converts the extra keys of a `Request` to machine types.
 //!
 //! `kvcore.LoRA`, `MediaItem` and `PromptEmbeds` check themselves when they are made, and the
 //! manager has checked that the parts of a request are of these kinds. A salt that is no text is
@@ -15,7 +15,7 @@ use crate::bindings::errors::Given;
 use crate::check::world::world::KindOfRequest;
 use crate::types::extra_inputs::{GivenKeys, LoRA, MediaItem, PromptEmbeds};
 
-/// The parts of a request, held as long as the twin reads them.
+/// The parts of a request, kept alive while the twin reads them.
 pub(crate) struct Parts<'py> {
     lora: Option<LoRA>,
     media: Vec<MediaItem>,
@@ -24,7 +24,7 @@ pub(crate) struct Parts<'py> {
 }
 
 impl<'py> Parts<'py> {
-    /// Those of a `Request`.
+    /// Read the parts of a `Request`.
     pub(crate) fn read(request: RequestArg<'_, 'py>) -> PyResult<Self> {
         let (request, py) = (request.0, request.0.py());
         let part = |name| -> PyResult<Option<Bound<'py, PyAny>>> {
@@ -68,7 +68,7 @@ impl<'py> Parts<'py> {
     }
 }
 
-/// What a mapping of the optional arguments of `Request` says of new requests of a world.
+/// Read from a mapping of the optional arguments of `Request` what new requests of a world have.
 pub(crate) fn kind_of_request(kind: &Bound<'_, PyAny>) -> PyResult<KindOfRequest> {
     let py = kind.py();
     let said = PyDict::new(py);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What the generated stub calls the types of arguments and results.
+//! The names of the types of arguments and results in the generated stub.
 
 use pyo3::inspect::{PyStaticConstant, PyStaticExpr};
 use pyo3::{type_hint_identifier, type_hint_subscript, type_hint_union};

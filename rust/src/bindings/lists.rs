@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Lists of ints in one pass, without a copy of the list.
-//!
-//! Anything but a list or tuple of Python's own ints below 2**32 is left to the reader that names
-//! what is wrong and where.
+//! Anything but a list or tuple of exact Python ints below 2**32 is left to the slower reader,
+//! which reports what is wrong and where.
 //!
 //! Why it is sound: the items are borrowed, which is right as long as the list does not change. The
-//! thread is attached, and if that does not keep others out, the critical section does. No Python
+//! thread is attached; if that does not exclude other threads, the critical section does. No Python
 //! code runs until the last item is read, since reading the digits of an exact int runs none, and
 //! the first item of another kind ends the reading. Gain: 46 instructions per token instead of the
 //! 101 of pyo3's own reading.
@@ -31,7 +30,7 @@ pub(crate) fn exact_ids(object: Borrowed<'_, '_, PyAny>) -> Option<Tokens> {
         return with_critical_section(&object, || read(py, list.len(), item));
     }
     let tuple = object.cast::<PyTuple>().ok()?;
-    // SAFETY: the same of a tuple.
+    // SAFETY: the same holds for a tuple.
     read(py, tuple.len(), |position| unsafe { ffi::PyTuple_GetItem(pointer, position) })
 }
 
@@ -63,7 +62,7 @@ fn read(
     Some(ids)
 }
 
-/// A vector of zeros; if it is long, with spare capacity, as prompts have it.
+/// Make a vector of zeros; a long one gets spare capacity, as for prompts.
 fn zeros(count: usize) -> Tokens {
     let mut ids = Tokens::new();
     if count <= ids.inline_size() {

@@ -34,19 +34,19 @@ use crate::types::values::{Admitted, Appended, Output, Swapped};
 #[pyclass(module = "kvcore._rust")]
 pub(crate) struct Manager {
     pub(crate) state: State,
-    /// One `KVCacheBlocks` for all calls that grow no table.
+    /// The `KVCacheBlocks` that all calls return that grow no table.
     no_blocks: Py<PyAny>,
     /// The `Appended` of one request without a refusal.
     appended_one: Py<PyAny>,
-    /// The last one without a refusal, and how many it counts: most steps give the same.
+    /// The last `Appended` without a refusal, and its count: most steps return the same one.
     appended: (u64, Py<PyAny>),
-    /// The last batch that was taken, for its room.
+    /// The last batch that was taken, whose memory is reused.
     pub(crate) room: Batch,
     /// The record of its calls, while there is one.
     pub(crate) tape: Option<Box<Tape>>,
 }
 
-/// Tokens whose hashing takes about half a millisecond: other threads run meanwhile.
+/// A number of tokens whose hashing takes about half a millisecond: other threads run meanwhile.
 const MANY_TOKENS: usize = 1 << 14;
 
 impl Manager {
@@ -86,7 +86,7 @@ impl Manager {
         outcome.map_err(|wrong| wrong.into().raise(this.py(), given))
     }
 
-    /// Run a transition that takes tokens, and what else there is; `note` begins its record.
+    /// Run a transition that takes tokens, and other arguments; `note` begins its record.
     pub(crate) fn change_by<A: Send, T: Outcome + Send>(
         this: &Bound<'_, Self>,
         given: &Given<'_>,
@@ -107,7 +107,7 @@ impl Manager {
         outcome.map_err(|wrong| wrong.raise(this.py(), given))
     }
 
-    /// Run a transition of nothing, which cannot fail.
+    /// Run a transition without arguments, which cannot fail.
     pub(crate) fn drain<T: Outcome>(
         this: &Bound<'_, Self>,
         opcode: u8,
@@ -241,7 +241,7 @@ impl Manager {
         Ok(made)
     }
 
-    /// `append` of one id and one token, read where they are; None for any other.
+    /// Append one token to one id, both read in place; None for any other call.
     pub(crate) fn append_one<'py>(
         this: &Bound<'py, Self>,
         given: &Given<'py>,
@@ -278,7 +278,7 @@ impl Manager {
         }
     }
 
-    /// `append` of requests that were read.
+    /// Append to requests that were read.
     fn append_named(
         slf: &Bound<'_, Self>,
         given: &Given<'_>,
@@ -296,7 +296,8 @@ impl Manager {
         outcome.map_err(|wrong| wrong.raise(slf.py(), given))
     }
 
-    /// The same between its arguments and its outcome; apart, so that others do not pay for it.
+    /// The same between the records of its arguments and its outcome; a function of its own, so
+    /// that calls that are not recorded do not pay for it.
     #[inline(never)]
     fn append_recorded(
         &mut self,
@@ -329,7 +330,7 @@ impl Manager {
         self.begin(py, &Call::new(APPEND, &fields).with(Options::Given(&options)));
     }
 
-    /// `append` of any requests, by ids or rows.
+    /// Append to any requests, by ids or rows.
     pub(crate) fn append_all<'py>(
         slf: &Bound<'py, Self>,
         given: &mut Given<'py>,
@@ -356,7 +357,7 @@ impl Manager {
     }
 }
 
-/// An `append` of tokens that were read; rows that name nobody come before wrong tokens.
+/// Append tokens that were read; rows without a request are reported before wrong tokens.
 #[inline(always)] // of each step
 fn append_read(
     state: &mut State,
@@ -374,7 +375,7 @@ fn append_read(
     Ok(append_grown(state, requests, output)?)
 }
 
-/// An `append`, and the places of tables that it set; nothing is made where it set none.
+/// Append, and return the places of tables that were set; nothing is allocated if there are none.
 fn append_grown(
     state: &mut State,
     requests: Requests<'_>,

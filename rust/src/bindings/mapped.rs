@@ -3,8 +3,9 @@
 //!
 //! Why it is sound: the buffer is held as long as this value, so the mapping stays, and it is
 //! writable and of this length. Nothing else in the process reads or writes it while the manager
-//! records. Every place is checked against the length before it is touched. Gain: the commit is one
-//! store that no death of the process can tear, and a call of 20 bytes costs no call of the system.
+//! records. Every place is checked against the length before it is accessed. Gain: the commit is
+//! one store, which cannot be torn if the process dies, and a call of 20 bytes needs no system
+//! call.
 
 #![allow(unsafe_code)]
 
@@ -24,7 +25,7 @@ pub(crate) struct Mapped {
 }
 
 impl Mapped {
-    /// What a recorder's files give: a mapping and the path of its file; None if they failed.
+    /// Open the mapping and the path that a recorder's files give; None if they failed.
     pub(crate) fn of(opened: &Bound<'_, PyAny>) -> PyResult<Option<Self>> {
         let Ok((buffer, path)) = opened.extract::<(Bound<'_, PyAny>, String)>() else {
             return Ok(None);
@@ -40,17 +41,17 @@ impl Mapped {
         self.buffer.len_bytes()
     }
 
-    /// The bytes from a place on, up to a number of them.
+    /// The bytes from a place on, at most this many.
     #[inline]
     pub(crate) fn room(&mut self, at: usize, most: usize) -> &mut [u8] {
         let start = at.min(self.len());
         let size = most.min(self.len() - start);
-        // SAFETY: the place is inside the mapping, and `&mut self` lends it to nobody else.
+        // SAFETY: the place is inside the mapping, and `&mut self` makes the borrow exclusive.
         unsafe { std::slice::from_raw_parts_mut(self.place(start, size), size) }
     }
 
-    /// Fill the pages behind a place, of which nothing is used, by way of the file; where they end.
-    /// A page that is first touched through the mapping costs 3 us, one of many that are written 1.
+    /// Fill unused pages behind a place through the file; returns where they end. A page that is
+    /// first touched through the mapping costs 3 us, one that is written with many others 1 us.
     #[cold]
     pub(crate) fn warm(&self, from: usize) -> usize {
         let start = from.next_multiple_of(PAGE_SIZE);
@@ -59,14 +60,14 @@ impl Mapped {
         start + ZEROS.len()
     }
 
-    /// Copy many bytes to a place, by way of the file, which shares its pages with the mapping.
+    /// Copy many bytes to a place through the file, which shares its pages with the mapping.
     pub(crate) fn write(&mut self, at: usize, bytes: &[u8]) {
         if !self.write_to_file(at, bytes) {
             self.room(at, bytes.len()).copy_from_slice(bytes);
         }
     }
 
-    /// Whether that could be done.
+    /// Write bytes to the file; returns whether that succeeded.
     fn write_to_file(&self, at: usize, bytes: &[u8]) -> bool {
         #[cfg(unix)]
         if let Some(file) = &self.file
@@ -77,7 +78,7 @@ impl Mapped {
         false
     }
 
-    /// Set a word in one store, after everything that was put before.
+    /// Set a word in one store, after everything that was written before.
     pub(crate) fn set_word(&self, at: usize, value: u32) {
         let place = self.place(at, 4).cast::<u32>();
         assert!(place.is_aligned(), "frames begin at multiples of 8");
@@ -85,7 +86,7 @@ impl Mapped {
         unsafe { AtomicU32::from_ptr(place) }.store(value.to_le(), Ordering::Release);
     }
 
-    /// The checksum of what came before and of a part.
+    /// Extend the checksum of what came before by a part.
     pub(crate) fn checksum(&self, before: u32, at: usize, size: usize) -> u32 {
         let place = self.place(at, size);
         // SAFETY: the place is inside the mapping, and nobody writes it meanwhile.

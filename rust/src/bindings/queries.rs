@@ -26,9 +26,9 @@ use crate::transitions::queries::{
 use crate::types::commands::Command;
 use crate::types::keys::{Key, fold_key};
 
-/// A count of commands, blocks, and blocks with folded keys.
+/// A number of commands, blocks, and blocks with folded keys.
 type Changes = (usize, Vec<u32>, Vec<(u32, u64)>);
-/// Of each group a flag per key, and the folded keys, little-endian.
+/// For each group a flag per key, and the folded keys, little-endian.
 type Marks<'py> = Vec<(Bound<'py, PyBytes>, Bound<'py, PyBytes>)>;
 
 #[pymethods]

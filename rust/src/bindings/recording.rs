@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What a manager does around each call while it is recorded, and the methods that start and stop
-//! that.
+//! Recording of a manager's calls: what happens around each call, and the methods that start and
+//! stop it.
 
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
@@ -29,7 +29,7 @@ impl Named for CallError {
 }
 
 impl Manager {
-    /// A call begins, if it is to be recorded. Does nothing while nobody records.
+    /// Record the beginning of a call, if calls are recorded.
     #[inline(always)] // of each call
     pub(crate) fn begin(&mut self, py: Python<'_>, call: &Call<'_>) {
         if self.tape.is_some() {
@@ -37,7 +37,7 @@ impl Manager {
         }
     }
 
-    /// It is over.
+    /// Record the end of the call.
     #[inline(always)] // of each call
     pub(crate) fn end<T: Outcome, E: Named>(&mut self, py: Python<'_>, outcome: &Result<T, E>) {
         if self.tape.is_some() {
@@ -45,7 +45,7 @@ impl Manager {
         }
     }
 
-    /// Do something with the tape, which goes if that fails: the files have said why.
+    /// Run a step on the tape, which is dropped if that fails: the files have reported why.
     #[inline]
     pub(crate) fn follow(&mut self, step: impl FnOnce(&State, &mut Tape) -> PyResult<()>) {
         if let Some(tape) = &mut self.tape

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The methods of a manager that say how long content stays cached.
+//! The methods of a manager that determine how long content stays cached.
 
 use pyo3::prelude::*;
 

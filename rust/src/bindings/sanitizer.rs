@@ -14,7 +14,7 @@ use crate::sanitizer::lines::WrongAccess;
 use crate::sanitizer::requests::Tokens;
 use crate::sanitizer::slot_checker::{self, TierPlace};
 
-/// The list of tokens of an engine.
+/// An engine's list of tokens, which grows.
 struct Growing(Py<PyAny>);
 
 impl Tokens for Growing {
@@ -48,7 +48,7 @@ impl Tokens for Growing {
 type GroupFields = (usize, Option<usize>, bool, u32, bool, usize, bool);
 /// An event as a tuple: kind, step, serial, index.
 type EventFields = (&'static str, u32, Option<u32>, u32);
-/// What is wrong as a tuple, in the order of `kvcore.sanitizer.lines.WrongAccess`, with held as
+/// A wrong access as a tuple, in the order of `kvcore.sanitizer.lines.WrongAccess`, with held as
 /// digest, oldest_epoch and steps behind the event.
 type WrongFields = (
     &'static str,

@@ -3,7 +3,7 @@
 //!
 //! Invariants: the arguments of a call are committed before it runs, its outcome after it; a commit
 //! is one store of the open frame's length. The files are `kvcore.record.recorder.Recorder`, which
-//! is asked when a segment begins or ends. What goes wrong there ends the record, never the call.
+//! is called when a segment begins or ends. An error there ends the record, never the call.
 //! Twin: kvcore/record/tape.py.
 
 use pyo3::intern;
@@ -23,12 +23,12 @@ const HEADER_SIZE: usize = 64;
 const FRAME_SIZE: usize = 8;
 const FRAME_BYTES: usize = 1 << 16;
 const OPEN: u32 = 1 << 31;
-/// What is longer is written by way of the file, which costs less than the faults of mapped pages.
+/// Longer data are written through the file, which costs less than the faults of mapped pages.
 const MANY_BYTES: usize = 1 << 12;
 
 type Hits = FxHashMap<u32, Hit>;
 
-/// The open frame of the open segment.
+/// The open segment and its open frame.
 pub(crate) struct Tape {
     files: Py<PyAny>,
     mapped: Mapped,
@@ -38,9 +38,9 @@ pub(crate) struct Tape {
     /// The checksum of the frame's bytes up to a place.
     checksum: u32,
     summed: usize,
-    /// The pages before this place cost no fault any more.
+    /// The pages before this place cause no more faults.
     warm: usize,
-    /// Where the segment is full.
+    /// The place at which the segment is full.
     full: usize,
     segment_bytes: usize,
     rotates: bool,
@@ -48,14 +48,14 @@ pub(crate) struct Tape {
     num_calls: u64,
     /// What the last look-up of each row found in this segment.
     hits: Hits,
-    /// Room of many bytes, kept for its pages.
+    /// A large buffer, kept for its pages.
     bytes: Vec<u8>,
-    /// The call that runs, if it was written.
+    /// The running call, if it was recorded.
     running: Option<Written>,
 }
 
 impl Tape {
-    /// The tape of a manager that is recorded from now on; None if the files failed.
+    /// Start the tape of a manager; None if the files failed.
     pub(crate) fn start(files: &Bound<'_, PyAny>, state: &State) -> PyResult<Option<Self>> {
         let segment_bytes = files.getattr("segment_bytes")?.extract()?;
         let (rotates, sync) = (files.getattr("rotates")?, files.getattr("sync")?);
@@ -97,7 +97,7 @@ impl Tape {
         Ok(())
     }
 
-    /// Commit the outcome of the call; with it the frame may be over, and the segment.
+    /// Commit the outcome of the call, which may end the frame and the segment.
     pub(crate) fn end<T: Outcome, E: Named>(
         &mut self,
         py: Python<'_>,
@@ -126,7 +126,7 @@ impl Tape {
         if self.rotates && self.frame >= self.full { self.rotate(py, state, true) } else { Ok(()) }
     }
 
-    /// A call that has not ended has panicked: its outcome is another exception.
+    /// Record the outcome of a call that never ended, since it panicked: another exception.
     fn end_panicked(&mut self, py: Python<'_>) -> PyResult<()> {
         if self.running.take().is_some() {
             self.put(py, |pen, _| put_error(pen, "a panic"))?;
@@ -153,21 +153,21 @@ impl Tape {
         Ok(())
     }
 
-    /// The first frame is there, of this many bytes; the next one is open.
+    /// Open the next frame after the first one, which has this many bytes.
     fn begin_frames(&mut self, state_size: usize) {
         self.hits.clear();
         self.begin_frame(HEADER_SIZE + FRAME_SIZE + state_size);
         (self.full, self.warm) = (self.frame + self.segment_bytes, self.frame);
     }
 
-    /// A frame begins behind this place.
+    /// Begin a frame behind this place.
     fn begin_frame(&mut self, end: usize) {
         self.frame = end.next_multiple_of(8);
         self.at = self.frame + FRAME_SIZE;
         (self.checksum, self.summed) = (0, self.at);
     }
 
-    /// Add up the checksum to where the next byte goes.
+    /// Extend the checksum to where the next byte goes.
     fn sum_up(&mut self) {
         let size = self.at - self.summed;
         self.checksum = self.mapped.checksum(self.checksum, self.summed, size);
@@ -242,7 +242,7 @@ fn open_segment(
     Mapped::of(&files.call_method1("open_segment", arguments)?)
 }
 
-/// The files have failed, and have said so.
+/// Make the error for files that have failed and have reported it.
 fn ended() -> PyErr {
     pyo3::exceptions::PyOSError::new_err("the record has ended")
 }

@@ -67,7 +67,7 @@ impl Tiers {
         or_raise(py, &given, transition(&mut self.0, first, second))
     }
 
-    /// A tier that is there. Raises WrongArgument, NoHostTier.
+    /// Read the name of an existing tier. Raises WrongArgument, NoHostTier.
     pub(super) fn tier(&self, name: TierArg<'_, '_>) -> PyResult<Tier> {
         let (tier, py) = (tier(name)?, name.0.py());
         or_raise(py, &Given::default(), self.0.pool(tier))?;
@@ -340,12 +340,12 @@ impl Tiers {
     }
 }
 
-/// What a call gives, or its error raised.
+/// Return the result of a call, or raise its error.
 fn or_raise<T>(py: Python<'_>, given: &Given<'_>, outcome: Result<T, Misuse>) -> PyResult<T> {
     outcome.map_err(|misuse| raise_in(py, misuse, given))
 }
 
-/// A count of blocks; one that is more than any tier has stands for all such. Raises InvalidCount.
+/// Read a count of blocks; one number stands for all that exceed every tier. Raises InvalidCount.
 fn read_number<'py>(
     py: Python<'py>,
     given: &mut Given<'py>,

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Tiers as Python's value: their columns, of which `kvcore/legacy/blocks/from_twin.py` makes it.
+//! Converts tiers to columns, from which `kvcore/legacy/blocks/from_twin.py` makes the Python
+//! value.
 
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
@@ -16,8 +17,9 @@ use crate::types::ids::BlockId;
 /// The columns of the device's and the host's blocks, and the open batch.
 pub(super) type Dump<'py> = (Columns<'py>, Option<Columns<'py>>, PyBatch<'py>);
 
-/// The owners of each block, their keys, the free queue from its front, the place of each among
-/// those of its key, the priorities of those that have one, the block placed by priority last.
+/// The number of owners of each block, their keys, the free queue from its front, the rank of each
+/// block among those of its key, the priorities of those that have one, and the block that was
+/// placed by priority last.
 pub(super) type Columns<'py> = (
     Vec<u32>,
     Vec<Option<Bound<'py, PyBytes>>>,

@@ -3,9 +3,9 @@
 //!
 //! A buffer's item format decides how it is read (bytes are one token each); nothing is guessed. A
 //! contiguous buffer of native integers is copied at once; any other goes through
-//! `memoryview.tobytes`. The format is checked here, since pyo3 takes big-endian formats for native
-//! ones. An id below 0, which a request with hashes of its own may have, is kept as its 32 bits
-//! without a sign: -1 as 2**32 - 1. Twin: kvcore/types/tokens.py.
+//! `memoryview.tobytes`. The format is checked here, since pyo3 mistakes big-endian formats for
+//! native ones. An id below 0, which a request with hashes of its own may have, is kept as its 32
+//! bits without a sign: -1 as 2**32 - 1. Twin: kvcore/types/tokens.py.
 
 use std::ffi::CStr;
 
@@ -40,7 +40,7 @@ pub(crate) fn read_tokens(tokens: TokensArg<'_, '_>, argument: &Argument) -> PyR
     read_signed(tokens, argument).taken(|| false)
 }
 
-/// The same, with ids from -2**31 on for who may have them.
+/// Do the same for requests that may have ids from -2**31 on.
 pub(crate) fn read_signed(tokens: TokensArg<'_, '_>, argument: &Argument) -> Signed {
     let mut below_zero = None;
     Signed { tokens: read_any(tokens, argument, &mut below_zero, None), below_zero }
@@ -66,14 +66,14 @@ impl Signed {
         Some((self.tokens.as_ref().ok()?, self.below_zero.is_some()))
     }
 
-    /// How many they are; 0 if they cannot be read.
+    /// The number of tokens; 0 if they cannot be read.
     pub(crate) fn len(&self) -> usize {
         self.tokens.as_ref().map_or(0, Tokens::len)
     }
 }
 
-/// The same. below_zero: takes the error of the first id below 0. ids: takes the items of an
-/// iterable with a str among them, and there are no tokens.
+/// Read tokens from any object. below_zero: receives the error of the first id below 0. ids:
+/// receives the items of an iterable that contains a str; there are no tokens then.
 fn read_any<'py>(
     tokens: TokensArg<'_, 'py>,
     argument: &Argument,
@@ -118,8 +118,8 @@ fn read_any<'py>(
     }
 }
 
-/// What an argument raises that cannot be read: a tensor that is not on the CPU, or whose dtype
-/// numpy lacks. What ends a program is passed on.
+/// Convert the error of an argument that cannot be read, such as a tensor that is not on the CPU or
+/// whose dtype numpy lacks. An error that ends the program is passed on.
 fn refused(error: PyErr, argument: &Argument, tokens: Borrowed<'_, '_, PyAny>) -> PyErr {
     let py = tokens.py();
     if !error.is_instance_of::<PyException>(py) {
@@ -130,11 +130,11 @@ fn refused(error: PyErr, argument: &Argument, tokens: Borrowed<'_, '_, PyAny>) -
     wrong
 }
 
-/// Which requests a call names.
+/// The requests that a call names.
 pub(crate) enum Named<'py> {
-    /// By their rows: a buffer, or an iterable of integers that is no list or tuple.
+    /// By their rows: a buffer, or an iterable of integers that is not a list or tuple.
     Rows(Tokens),
-    /// By their ids: another iterable with one among its items.
+    /// By their ids: another iterable that contains one.
     Ids(Bound<'py, PyTuple>),
 }
 
@@ -190,7 +190,7 @@ fn read_native(
     }
 }
 
-/// None: the items are not of this type, or not aligned.
+/// Copy the items; None if they are not of this type, or not aligned.
 fn copy<T>(
     py: Python<'_>,
     buffer: &PyUntypedBuffer,
@@ -241,7 +241,7 @@ fn read_view(
     }
 }
 
-/// The values as u32, in passes that the compiler makes wide ones.
+/// Convert the values to u32, in passes that the compiler vectorises.
 fn narrow<T>(
     py: Python<'_>,
     values: impl Iterator<Item = T> + Clone,
@@ -263,7 +263,8 @@ where
     Ok(with_room(values.map(|value| u32::try_from(value).unwrap_or_default())))
 }
 
-/// The id that a value is. If it is below 0, its bits, and the error of the first one is kept.
+/// Convert a value to an id. If it is below 0, return its bits, and keep the error of the first
+/// one.
 fn id_of(
     value: i128,
     below_zero: &mut Option<PyErr>,
@@ -279,7 +280,7 @@ fn id_of(
     }
 }
 
-/// The values with room behind them, as prompts have it.
+/// Collect the values with spare capacity, as for prompts.
 fn with_room(values: impl Iterator<Item = u32>) -> Tokens {
     let mut column = Vec::with_capacity(room_for(values.size_hint().0));
     column.extend(values);
@@ -298,7 +299,7 @@ fn read_items(items: &Bound<'_, PyTuple>, below_zero: &mut Option<PyErr>) -> PyR
     Ok(values)
 }
 
-/// How the items of a buffer are to be read, but for their size.
+/// How the items of a buffer are to be read, except their size.
 struct Format {
     little: bool,
     signed: bool,
@@ -309,7 +310,7 @@ impl Format {
         Format::parse(format.to_bytes())
     }
 
-    /// None: not an integer in an order of bytes that is read.
+    /// Parse a format; None unless it is an integer in a supported byte order.
     fn parse(format: &[u8]) -> Option<Format> {
         let (order, code) = match *format {
             [code] => (b'@', code),
@@ -321,7 +322,7 @@ impl Format {
     }
 }
 
-/// Whether an object is an int of Python or stands for one, and no bool.
+/// Whether an object is a Python int or converts to one, and is not a bool.
 fn is_integer(object: Borrowed<'_, '_, PyAny>) -> bool {
     let py = object.py();
     object.is_exact_instance_of::<PyInt>()

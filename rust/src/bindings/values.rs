@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The twin's values as Python's: objects of the same classes that the pure core gives.
+//! Converts the twin's values to Python: objects of the same classes as the pure core's.
 
 use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyBytes, PyDict, PyTuple};
@@ -16,7 +16,7 @@ use crate::types::values::{
     Verdict,
 };
 
-/// Python objects by what they are, so that the stub can say it.
+/// Python objects by their kind, so that the stub can name it.
 macro_rules! results {
     ($($(#[$doc:meta])* $name:ident: $hint:ident;)*) => {$(
         $(#[$doc])*
@@ -118,7 +118,7 @@ pub(crate) fn taken<'py>(py: Python<'py>, outcome: Admitted<Vec<u32>>) -> PyResu
     }))
 }
 
-/// The blocks that were taken, or a refusal of the number that a stand-in stands for.
+/// The blocks that were taken, or a refusal, with the original number instead of its stand-in.
 pub(crate) fn granted<'py>(
     py: Python<'py>,
     outcome: Admitted<Vec<BlockId>>,

@@ -4,8 +4,8 @@
 //! Invariants: a block with reference count 0 is in the free queue, with or without a key; a block
 //! with owners is not. Taking a block with a key evicts it. Released blocks join the queue in the
 //! given order, at the side that the eviction policy names, or by priority
-//! (`priority_eviction.rs`). When an epoch ends, no key is found any more; free blocks leave first,
-//! and so does what had a key, once it is released. Methods trust their arguments.
+//! (`priority_eviction.rs`). When an epoch ends, no key is found any more; free blocks are taken
+//! first, and so are blocks that had a key, once they are released. Methods trust their arguments.
 //! Source: S000-34, 35, 38, 41, S001-82, 83. Twin: kvcore/pool/block_pool.py.
 
 use hashbrown::HashMap;
@@ -49,9 +49,9 @@ pub struct BlockPool {
     pub(crate) quarantine: Option<Quarantine>,
     /// Eviction priority of each block; None for the other policies.
     pub(crate) priorities: Option<Box<Priorities>>,
-    /// What a policy that orders the queue has to go by; None if there is none.
+    /// The state of a policy that orders the queue, if there is one.
     pub(crate) policy: Option<Box<PolicyState>>,
-    /// What levels go by; None without them.
+    /// The state of levels, for the policy "retention".
     pub(crate) retention: Option<Box<RetentionState>>,
 }
 
@@ -68,9 +68,9 @@ clone_in_place!(BlockPool {
     retention
 });
 
-/// One word per block with everything that a write or a release reads of it.
+/// Set in the word of a block that has a key: one word has all that a write or a release reads.
 const KEYED: u32 = 1 << 31;
-/// Blocks to look ahead, so that what is read of one is there when it comes.
+/// How many blocks ahead memory is prefetched, so that it has arrived when a block's turn comes.
 pub(crate) const AHEAD: usize = 16;
 
 /// An empty pool, whose blocks are first taken lowest first.
@@ -96,7 +96,7 @@ pub fn make_pool(
         policy: make_policy_state(eviction, num_blocks),
         retention: None,
     };
-    let _ = pool.place_blocks(); // without keys they have one place
+    let _ = pool.place_blocks(); // blocks without keys have one place
     if eviction == Eviction::Retention {
         pool.set_kept(0, &[]);
         pool.place_by_level();
@@ -123,7 +123,7 @@ impl BlockPool {
         block.0 < self.first_block
     }
 
-    /// Which freed block leaves first, among those that have no priority.
+    /// Which freed block is evicted first, among those without a priority.
     #[must_use]
     pub fn eviction(&self) -> Eviction {
         self.eviction
@@ -179,7 +179,7 @@ impl BlockPool {
         has_key.then(|| self.index.key(block))
     }
 
-    /// The blocks without owner, in the order in which they leave.
+    /// The blocks without owner, in the order in which they are taken.
     pub fn queue(&self) -> &FreeQueue {
         &self.queue
     }
@@ -246,7 +246,7 @@ impl BlockPool {
         }
     }
 
-    /// Ask for what is read of a block when it is taken.
+    /// Prefetch what is read when a block is taken.
     #[inline]
     fn prefetch(&self, block: BlockId) {
         prefetch(&self.owners, block.index());
@@ -385,7 +385,7 @@ impl BlockPool {
     }
 }
 
-/// How often each number is named.
+/// Count how often each number occurs.
 pub(crate) fn count_blocks(blocks: &[i64]) -> HashMap<i64, i64, FxBuildHasher> {
     let mut times = HashMap::default();
     for &block in blocks {

@@ -14,9 +14,9 @@ use crate::types::ids::BlockId;
 
 /// The ring of blocks of older epochs.
 pub(crate) const OLDER: u32 = 0;
-/// The ring of blocks of this epoch; at the first epoch that is all.
+/// The ring of blocks of this epoch; in the first epoch, all blocks.
 pub(crate) const CURRENT: u32 = 1;
-/// The rings of every queue.
+/// The number of rings of a queue without levels.
 const NUM_RINGS: u32 = 2;
 
 /// The queue: a column of links, and the number of blocks in it.
@@ -26,11 +26,11 @@ pub struct FreeQueue {
     /// Blocks that can be in the queue; the sentinel of the first ring.
     num_blocks: u32,
     length: u32,
-    /// Which rings have blocks, the first one in the lowest bit.
+    /// A bitmap of the rings that have blocks, the first one in the lowest bit.
     filled: u128,
 }
 
-/// What stands before and behind a block: together, since code that reads one needs the other.
+/// The ids before and behind a block: together, since code that reads one needs the other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Links {
     before: u32,
@@ -40,7 +40,7 @@ struct Links {
 clone_in_place!(FreeQueue { links, num_blocks, length, filled });
 
 impl Links {
-    /// Those of a block outside the queue.
+    /// The links of a block outside the queue.
     fn to_itself(block: u32) -> Self {
         Links { before: block, after: block }
     }
@@ -88,8 +88,7 @@ impl FreeQueue {
         self.links[block.index()].after != block.0
     }
 
-    /// What stands before and behind a block, or behind the last one and before the first for an id
-    /// that closes a ring.
+    /// The ids before and behind a block. For a ring's sentinel these are its last and first block.
     pub(crate) fn links(&self, block: u32) -> (u32, u32) {
         let Links { before, after } = self.links[block as usize];
         (before, after)
@@ -155,7 +154,7 @@ impl FreeQueue {
         self.insert(self.sentinel(self.first_ring()), block);
     }
 
-    /// Put a block behind another one, or behind an id that closes a ring, which is its front.
+    /// Put a block behind another one, or at a ring's front, which is behind its sentinel.
     pub(crate) fn insert(&mut self, before: u32, block: BlockId) {
         self.link(before, block, self.links[before as usize].after);
     }
@@ -176,7 +175,7 @@ impl FreeQueue {
         self.filled = self.filled & !self.bit(source) | self.bit(target);
     }
 
-    /// Note that a ring, by its sentinel, has no block any more.
+    /// Note that the ring of this sentinel has no blocks any more.
     #[cold]
     fn note_empty(&mut self, sentinel: u32) {
         self.filled &= !self.bit(sentinel);
@@ -187,7 +186,7 @@ impl FreeQueue {
         1 << (sentinel - self.num_blocks)
     }
 
-    /// Put a block between two that stand one behind the other.
+    /// Put a block between two neighbours.
     fn link(&mut self, before: u32, block: BlockId, after: u32) {
         debug_assert!(!self.contains(block), "FQ-UNIQ: block {block:?} is in the queue already");
         self.links[before as usize].after = block.0;
@@ -276,7 +275,7 @@ mod tests {
         queue.remove(BlockId(1));
         assert_eq!(ids(&queue), [3, 2, 0, 4]);
         queue.splice(CURRENT, OLDER);
-        queue.splice(CURRENT, OLDER); // of a ring without blocks: no change
+        queue.splice(CURRENT, OLDER); // a ring without blocks: no change
         queue.append(BlockId(1), CURRENT);
         assert_eq!(ids(&queue), [3, 2, 0, 4, 1]);
         let mut taken = Vec::new();

@@ -28,20 +28,20 @@ const SPREAD: u64 = 0x9e37_79b9_7f4a_7c15;
 pub struct HashIndex {
     /// The last key of each block.
     keys: Vec<Key>,
-    /// Of each bucket the link to the block that came last: the block and one, under its tag;
-    /// 0: none.
+    /// For each bucket the link to its newest block: the block's number plus one, below its tag; 0
+    /// for none.
     heads: Vec<u32>,
-    /// Behind each first block of a key the link to the next one of its bucket; 0: none.
+    /// For each first block of a key, the link to the next one in its bucket; 0 for none.
     chain: Vec<u32>,
-    /// The bits of a link that name the block.
+    /// The mask of the bits of a link that name the block.
     named: u32,
-    /// The ring of the blocks of each key that has several, in order of publication; the first one
-    /// follows the last.
+    /// The rings of the blocks of keys with several blocks, in order of publication; the first
+    /// block follows the last.
     following: Vec<u32>,
     preceding: Vec<u32>,
     /// Keys that have a block.
     length: u32,
-    /// Epochs that ended here, and how many had ended when each block got its key.
+    /// Number of epochs that have ended, and how many had ended when each block got its key.
     num_ended: u32,
     ended_before: Vec<u32>,
 }
@@ -173,7 +173,8 @@ impl HashIndex {
         seeded(Mutant::EventPerCopy)
     }
 
-    /// Take a block out of the ring of its key. answers: its bucket and what is before it there.
+    /// Take a block out of the ring of its key. answers: if it is the first of its key, its bucket
+    /// and the block before it there.
     #[cold]
     fn leave(&mut self, block: BlockId, tag: u32, answers: Option<(usize, Option<u32>)>) {
         let (behind, after) = (self.preceding[block.index()], self.following[block.index()]);
@@ -195,7 +196,7 @@ impl HashIndex {
         prefetch(&self.chain, block.index());
     }
 
-    /// Ask for the bucket of a key of this head.
+    /// Prefetch the bucket of keys with these first bytes.
     #[inline]
     pub(crate) fn prefetch_bucket(&self, head: u64) {
         prefetch(&self.heads, self.bucket_of(head.wrapping_mul(SPREAD)));
@@ -207,7 +208,7 @@ impl HashIndex {
         self.length = 0;
     }
 
-    /// Let no key of now be found any more; its blocks leave one by one.
+    /// Let no present key be found any more; its blocks stay until each is removed.
     pub(crate) fn start_epoch(&mut self) {
         self.num_ended += 1;
         self.length = 0;
@@ -219,7 +220,7 @@ impl HashIndex {
         self.num_ended > 0 && self.ended_before[block.index()] < self.num_ended
     }
 
-    /// Give blocks the place of those whose epoch ended, under any key.
+    /// Mark blocks as those whose epoch ended, under any key.
     pub(crate) fn restore_older(&mut self, blocks: &[BlockId]) {
         self.num_ended = 1;
         self.ended_before.fill(1);
@@ -256,10 +257,10 @@ impl HashIndex {
         (spread >> (u64::BITS - self.heads.len().trailing_zeros())) as usize
     }
 
-    /// Whether the key of this tag may be in the bucket of this head; yes if it has many blocks.
-    ///
-    /// No branch depends on how many blocks the bucket has, 0 to 2 as a rule: it would be misled
-    /// for each third key.
+    /// Whether a key of this tag may be in the bucket of this head; true if the bucket has many
+    /// blocks.
+    /// No branch depends on the number of blocks in the bucket, usually 0 to 2: it would be
+    /// mispredicted for every third key.
     #[inline]
     fn may_hold(&self, head: u32, tag: u32) -> bool {
         let behind = |link: u32| {
@@ -294,7 +295,7 @@ impl HashIndex {
         BlockId((link & self.named) - 1)
     }
 
-    /// Let the link of a bucket behind this block, or its head, be another one.
+    /// Replace the link behind this block in a bucket, or the bucket's head.
     fn point(&mut self, bucket: usize, before: Option<u32>, link: u32) {
         match before {
             Some(before) => {

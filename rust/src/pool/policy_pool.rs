@@ -24,7 +24,7 @@ impl BlockPool {
         self.policy.as_ref().map_or(0, |policy| policy.num_due())
     }
 
-    /// Note that another batch is open.
+    /// Note the number of the open batch.
     pub(crate) fn set_batch(&mut self, number: u64) {
         if let Some(policy) = &mut self.policy {
             policy.now = number + 1;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What a pool keeps for the eviction policy that orders its queue; changed in policy_pool.rs.
+//! The state of the eviction policy that orders a pool's queue; changed in policy_pool.rs.
 //!
 //! Twin: kvcore/pool/policy_state.py.
 
@@ -14,18 +14,18 @@ use crate::types::ids::BlockId;
 use crate::types::keys::Key;
 use crate::types::policies::{self, DUE, KEYLESS, Place, Seen, Uses};
 
-/// What a pool keeps for its policy.
+/// The state of a pool's eviction policy.
 #[derive(Debug, Clone, Default)]
 pub struct PolicyState {
-    /// The number of the open batch and one.
+    /// The number of the open batch plus one.
     pub(crate) now: u64,
     pub(crate) memory: Vec<u64>,
     pub(crate) history: History,
-    /// Of each block that is in the queue, KEYLESS of others.
+    /// The place of each block in the queue; KEYLESS for blocks that have none.
     pub(crate) places: Vec<Place>,
-    /// Each place that has blocks, with its last block.
+    /// The last block of each place that has blocks.
     pub(crate) tails: BTreeMap<Place, BlockId>,
-    /// The blocks of each section.
+    /// Number of blocks in each section.
     pub(crate) lengths: [u32; 3],
     /// The numbers of the waiting requests that will look a key up, in order.
     pub(crate) dues: HashMap<Key, SmallVec<[u64; 2]>, FxBuildHasher>,
@@ -85,7 +85,7 @@ impl PolicyState {
         self.history.clear();
     }
 
-    /// Note that a block leaves the queue. before: what stands before it there.
+    /// Note that a block leaves the queue. before: the block or sentinel before it there.
     pub(crate) fn leave(&mut self, block: BlockId, before: u32) {
         let place = std::mem::replace(&mut self.places[block.index()], KEYLESS);
         self.lengths[usize::from(place.0)] -= 1;
@@ -99,7 +99,7 @@ impl PolicyState {
         }
     }
 
-    /// Note that a block joins the queue; the block that it stands behind, None for none.
+    /// Note that a block joins the queue; returns the block to put it behind, if any.
     pub(crate) fn join(&mut self, block: BlockId, place: Place) -> Option<BlockId> {
         self.places[block.index()] = place;
         if let Some(known) = self.history.uses.get_mut(block.index()) {
@@ -119,13 +119,14 @@ impl PolicyState {
 /// The uses of contents; nothing is kept for a policy that does not remember them.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct History {
-    /// Of each block.
+    /// The uses of each block's content.
     pub(crate) uses: Vec<Uses>,
-    /// Contents that left last, each with its number in the order of leaving.
+    /// The contents that were evicted last, each with its number in the order of eviction.
     pub(crate) ghosts: HashMap<Key, (u64, Uses), FxBuildHasher>,
-    /// The order of leaving; one that came back has another number in `ghosts`, or none.
+    /// The order of eviction; a content that was computed again has another number in `ghosts`, or
+    /// none.
     left: VecDeque<(u64, Key)>,
-    /// Of the next one that leaves.
+    /// The number of the next evicted content.
     pub(crate) next_number: u64,
 }
 
@@ -135,7 +136,7 @@ impl History {
         self.uses.get(block.index()).copied().unwrap_or_default()
     }
 
-    /// Note that a content was computed; whether it is one that left.
+    /// Note that a content was computed; returns whether it is one that was evicted.
     pub(crate) fn computed(&mut self, block: BlockId, key: &Key, depth: u32, now: u64) -> bool {
         let ghost = self.ghosts.remove(key);
         let known = ghost.map_or(Uses { uses: 1, last: now, ..Uses::default() }, |(_, uses)| uses);
@@ -143,19 +144,19 @@ impl History {
         ghost.is_some()
     }
 
-    /// The contents that left last, in the order of leaving, each with its number.
+    /// The contents that were evicted last, in the order of eviction, each with its number.
     pub(crate) fn left(&self) -> impl Iterator<Item = (u64, &Key)> {
         let is_there = |each: &&(u64, Key)| self.ghosts.get(&each.1).is_some_and(|g| g.0 == each.0);
         self.left.iter().filter(is_there).map(|(number, key)| (*number, key))
     }
 
-    /// Note that a content left, behind all others.
+    /// Note that a content was evicted, after all others.
     pub(crate) fn leaves(&mut self, number: u64, key: Key, known: Uses) -> bool {
         self.left.push_back((number, key));
         self.ghosts.insert(key, (number, known)).is_none()
     }
 
-    /// Note that a content was found; false if it was in this batch before.
+    /// Note that a content was found; returns false if that changes nothing.
     pub(crate) fn found(&mut self, block: BlockId, now: u64) -> bool {
         let known = &mut self.uses[block.index()];
         if known.uses == 0 || known.last == now {
@@ -166,7 +167,7 @@ impl History {
         true
     }
 
-    /// Keep the uses of a block that loses its key; forget the oldest such.
+    /// Remember the uses of the content of a block that loses its key; forget the oldest ones.
     pub(crate) fn remember(&mut self, block: BlockId, key: Key) {
         let Some(known) = self.uses.get_mut(block.index()) else { return };
         let known = Uses { place: KEYLESS, ..std::mem::take(known) };

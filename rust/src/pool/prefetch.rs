@@ -8,7 +8,7 @@
 
 #![allow(unsafe_code)]
 
-/// Ask for what stands at this place of a column; any place is fine.
+/// Prefetch the entry at this place of a column; any place is allowed.
 #[inline(always)]
 pub(crate) fn prefetch<T>(column: &[T], place: usize) {
     #[cfg(target_arch = "x86_64")]

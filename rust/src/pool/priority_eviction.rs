@@ -26,7 +26,7 @@ use crate::types::ids::BlockId;
 pub enum PoolEviction {
     /// As a `Config` says.
     Of(Eviction),
-    /// By priority, for managers of the pool layer that say when a block was used.
+    /// By priority, for managers of the pool layer, which say when a block was used.
     Priority,
 }
 
@@ -104,7 +104,7 @@ fn insert_by_priority(pool: &mut BlockPool, blocks: &[BlockId]) {
     }
 }
 
-/// Free block, or sentinel, right before a block's place: searched from both starts by turns.
+/// Find the free block or sentinel right before a block's place, alternately from both starts.
 fn find_before(pool: &BlockPool, block: BlockId) -> u32 {
     let sentinel = pool.queue.sentinel(CURRENT);
     let mut back = pool.queue.links(sentinel).0;

@@ -23,7 +23,7 @@ pub struct Quarantine {
     uses: HashMap<BlockId, Use, FxBuildHasher>,
     /// Blocks in quarantine.
     length: u32,
-    /// Releases so far that led here.
+    /// Number of releases into the quarantine so far.
     num_released: u64,
 }
 

@@ -4,10 +4,11 @@
 //! Invariants: free blocks without a key leave first, the one freed last before the others; then
 //! come those of older epochs, then those with a key, level by level. A block joins the back of its
 //! level when it is freed; when time lowers its level, it joins the back of the lower one. Nothing
-//! raises it while it is free. A block's wish joins, part by part, the wishes of the requests that
-//! released it since it was taken; a free block without a key has none.
+//! raises it while it is free. A block's wish combines the wishes of the requests that released it
+//! since it was taken; a free block without a key has none.
 //! Why: each level is a ring of the free queue, so joining and leaving need no search. A heap has
-//! when the levels of free blocks end; an entry counts while its block stands where it then joined.
+//! the times at which the levels of free blocks end; an entry counts while its block has not moved
+//! since.
 //! Twin: kvcore/pool/retention.py.
 
 use std::cmp::Reverse;
@@ -19,7 +20,7 @@ use crate::types::ids::BlockId;
 use crate::types::retention::Wish;
 
 impl BlockPool {
-    /// What was wished for a block that has owners or a key.
+    /// The retention of a block that has owners or a key.
     pub(crate) fn kept(&self, block: BlockId) -> Kept {
         let counts = self.key(block).is_some() || !self.queue.contains(block);
         let known = self.retention.as_ref().filter(|_| counts);
@@ -79,7 +80,7 @@ impl BlockPool {
         }
     }
 
-    /// Put a free block that lost its key to the front of all.
+    /// Move a free block that lost its key to the front of the queue.
     pub(crate) fn lower(&mut self, block: BlockId) {
         if self.retention.is_some() && self.queue.contains(block) {
             self.queue.remove(block);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What a pool keeps for levels; changed in retention.rs. Twin: kvcore/pool/retention_state.py.
+//! The state of a pool's levels; changed in retention.rs. Twin: kvcore/pool/retention_state.py.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -8,7 +8,7 @@ use crate::pool::free_queue::CURRENT;
 use crate::types::ids::BlockId;
 use crate::types::retention::LEVEL_MAX;
 
-/// What was wished for a block. until: when its level ends.
+/// The retention of a block. until: when its level ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Kept {
     pub(crate) base: u8,
@@ -23,27 +23,27 @@ pub(crate) const NUM_RINGS: u32 = CURRENT + LEVEL_MAX as u32 + 1;
 /// The end of a level: the time, the level, when its block joined, and the block.
 type End = Reverse<(u64, u8, u64, BlockId)>;
 
-/// What a pool keeps for levels.
+/// The state of a pool's levels.
 #[derive(Debug, Clone, Default)]
 pub struct RetentionState {
-    /// In ms.
+    /// The time in ms.
     pub(crate) now: u64,
-    /// Of each block; of one that is free without a key it says nothing.
+    /// The retention of each block; meaningless for a free block without a key.
     pub(crate) kept: Vec<Kept>,
-    /// The number of the joining by which each block stands where it is.
+    /// For each block, the number of the move that put it into its present ring.
     pub(crate) joined: Vec<u64>,
     pub(crate) num_joined: u64,
     pub(crate) ends: BinaryHeap<End>,
 }
 
 impl RetentionState {
-    /// Forget what was wished for a block.
+    /// Forget the retention of a block.
     pub(crate) fn forget(&mut self, block: BlockId) {
         self.kept[block.index()] = Kept::default();
         self.joined[block.index()] = 0;
     }
 
-    /// The level that a block has now, which joins the queue.
+    /// Note that a block joins the queue; returns its present level.
     pub(crate) fn note_joined(&mut self, block: BlockId) -> u8 {
         let kept = self.kept[block.index()];
         self.num_joined += 1;
@@ -54,7 +54,7 @@ impl RetentionState {
         level_of(kept, self.now)
     }
 
-    /// Drop ends that do not count, if there are many.
+    /// Drop outdated ends of levels if there are many.
     pub(crate) fn sweep(&mut self) {
         if self.ends.len() > 2 * self.kept.len() {
             let joined = &self.joined;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What may be read of a state and its requests from outside, and requests by their row.
+//! The parts of a state and its requests that may be read from outside, and requests by row.
 //!
 //! Nothing is decided here; the fields belong to the transitions.
 
@@ -16,7 +16,7 @@ impl RequestState {
         self.tokens.len() as u32
     }
 
-    /// Guessed tokens behind them.
+    /// Number of drafts behind the tokens.
     #[must_use]
     pub fn num_drafts(&self) -> u32 {
         self.drafts.len() as u32

@@ -1,12 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What the state remembers of batches that were taken, and of loads that may still fail.
-//!
-//! External tokens are believed when they are scheduled, so their blocks are findable at once.
+//! External tokens count as loaded when they are scheduled, so their blocks are findable at once.
 //! Until a load is confirmed, the state remembers the requests that count or counted its tokens,
-//! and the blocks with a key that were loaded or computed from them.
-//! `transitions/in_flight.rs` and `transitions/unconfirmed_loads.rs` keep these records true. A
-//! taken batch is shared by the copies of a state until one of them changes it. Twin:
-//! kvcore/state/batch_records.py.
+//! and the blocks with a key that were loaded or computed from them. `transitions/in_flight.rs` and
+//! `transitions/unconfirmed_loads.rs` keep these records true. A taken batch is shared by the
+//! copies of a state until one of them changes it. Twin: kvcore/state/batch_records.py.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -33,7 +31,7 @@ pub struct RequestEntry {
     pub(crate) before: u32,
     /// The count that a cancel takes it back to.
     pub(crate) restore: u32,
-    /// The batch's completion may publish its blocks.
+    /// Whether the batch's completion may publish the request's blocks.
     pub(crate) publishes: bool,
 }
 
@@ -41,10 +39,10 @@ pub struct RequestEntry {
 #[derive(Debug, Default)]
 pub struct RequestEntries {
     pub(crate) rows: RowMap<RequestEntry>,
-    /// Entries that were made, those that are gone included.
+    /// Number of entries that were ever made.
     num_made: u32,
-    /// In a taken batch, for each entry in the order of their making: leading blocks of each table
-    /// that the forward pass uses, as far as they are still there.
+    /// In a taken batch, for each entry in the order of creation: the number of leading blocks of
+    /// each table that the forward pass uses and that are still there.
     pub(crate) held: Vec<u32>,
 }
 
@@ -63,25 +61,26 @@ impl RequestEntries {
         self.rows.insert_new(row, made);
     }
 
-    /// Leading blocks of each table of a row that the forward pass uses; empty in the open batch.
+    /// Number of leading blocks of each of a row's tables that the forward pass uses; empty in the
+    /// open batch.
     #[must_use]
     pub fn held(&self, row: Row) -> &[u32] {
         self.get(row).map_or(&[], |entry| &self.held[self.places(entry)])
     }
 
-    /// The same, of one group.
+    /// The same number for one group.
     pub(crate) fn held_in(&self, row: Row, group_id: u32) -> u32 {
         self.held(row).get(group_id as usize).copied().unwrap_or(0)
     }
 
-    /// Where the blocks are noted that the forward pass uses of a request.
+    /// The range of a request's numbers in `held`.
     fn places(&self, entry: &RequestEntry) -> Range<usize> {
         let width = self.held.len() / self.num_made as usize;
         let order = if seeded(Mutant::HeldOfTheFirst) { 0 } else { entry.order as usize };
         order * width..(order + 1) * width
     }
 
-    /// Put what the forward pass uses in place, one entry behind the other.
+    /// Set the blocks that the forward pass uses, one entry after the other.
     pub(crate) fn restore(&mut self, held: Vec<u32>) {
         self.held = held;
     }
@@ -109,14 +108,14 @@ impl RequestEntries {
 pub struct BatchInFlight {
     pub(crate) number: u64,
     pub(crate) entries: RequestEntries,
-    /// What it published, in order, if that can be taken back.
+    /// The keys that it published, in order, if they can be withdrawn.
     pub(crate) published_keys: Vec<PublishedKey>,
-    /// Those that its commands name, and those of requests that it remembered until they were
-    /// removed, rising.
+    /// The rows that its commands name, and those of removed requests that it had entries for,
+    /// rising.
     pub(crate) rows: Vec<Row>,
-    /// Places that an entry holds and whose block is another one by now.
+    /// Places in tables that the batch uses and that have another block by now.
     pub(crate) replaced: BTreeSet<Place>,
-    /// An epoch began in it.
+    /// Whether an epoch began in it.
     pub(crate) starts_epoch: bool,
 }
 
@@ -127,7 +126,7 @@ impl BatchInFlight {
         self.number
     }
 
-    /// Group and position of a request's places whose block is another one by now, rising.
+    /// Group and position of a request's places that have another block by now, rising.
     pub(crate) fn replaced_of(&self, row: Row) -> impl Iterator<Item = (u32, u32)> + '_ {
         let places = self.replaced.range((row, 0, 0)..=(row, u32::MAX, u32::MAX));
         places.map(|&(_, group_id, position)| (group_id, position))
@@ -144,7 +143,7 @@ impl BatchInFlight {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Reporter {
     pub(crate) row: Row,
-    /// The end of the loaded tokens that it counts, 0 if it does not rest on the load.
+    /// The end of the loaded tokens that it counts, 0 if it does not depend on the load.
     pub(crate) counted: u32,
     /// The greatest end that it ever counted.
     pub(crate) most: u32,
@@ -156,15 +155,15 @@ pub struct UnconfirmedLoad {
     pub(crate) batch: u64,
     pub(crate) first: u32,
     pub(crate) end: u32,
-    /// The request that started them, and each other one that ever rested on the load, in the
-    /// order of first resting, until it is removed.
+    /// The request that started the load, and the others that ever depended on it, in that order,
+    /// until they are removed.
     pub(crate) reporters: Vec<Reporter>,
-    /// Each block with a key that rests on the load, with the position behind its last token.
+    /// Each block with a key that depends on the load, with the position behind its last token.
     pub(crate) blocks: Vec<(BlockId, u32)>,
 }
 
 impl UnconfirmedLoad {
-    /// What a request counts and counted of the load.
+    /// The loaded tokens that a request counts, and ever counted.
     pub(crate) fn reporter(&self, row: Row) -> Reporter {
         let found = self.reporters.iter().copied().find(|each| each.row == row);
         found.unwrap_or(Reporter { row, counted: 0, most: 0 })

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What the core knows, and the transaction in which a transition changes it.
+//! The state of the core, and its parts.
 
 pub mod access;
 pub mod batch_records;

@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The blocks that full-attention groups got and that were not drained yet.
-//!
-//! Python has them as tuples.
+//! The blocks that full-attention groups got and that were not drained yet (tuples in Python).
 
 use hashbrown::HashSet;
 
@@ -12,7 +10,7 @@ use crate::types::ids::BlockId;
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct NewBlocks {
     groups: Vec<Vec<BlockId>>,
-    /// All of them, for a quick look.
+    /// The number in all groups, for a quick check.
     known: HashSet<BlockId>,
 }
 
@@ -40,7 +38,7 @@ impl NewBlocks {
         self.known.is_empty()
     }
 
-    /// Hand them out, group by group.
+    /// Take all blocks, group by group.
     pub(crate) fn take(&mut self) -> Vec<BlockId> {
         let taken = self.groups.concat();
         self.groups.iter_mut().for_each(Vec::clear);

@@ -2,9 +2,9 @@
 //! The open batch: the commands and keys of the transitions since the last batch.
 //!
 //! Invariants: the keys that it published lie in one column, so that noting one costs no
-//! allocation. What a request publishes at once lies together, and the last one there names the
-//! first one of what it published next. Those of a request that left stay until the batch is taken,
-//! out of reach. Twin: kvcore/state/open_batch.py.
+//! allocation. The keys that a request publishes in one call are adjacent, and the last of them
+//! links to the first of its next call. Those of a request that left stay until the batch is taken,
+//! but nothing links to them. Twin: kvcore/state/open_batch.py.
 
 use std::sync::Arc;
 
@@ -25,7 +25,7 @@ pub struct UnwrittenBlock {
     pub(crate) position: u32,
     pub(crate) block: BlockId,
     pub(crate) key: Key,
-    /// The place of the next one of the same request, if that is not the one behind.
+    /// The place of the same request's next one, unless that is adjacent.
     pub(crate) next: Option<u32>,
 }
 
@@ -56,14 +56,15 @@ pub struct Merge {
 pub struct OpenBatch {
     pub(crate) number: u64,
     pub(crate) scheduled: RowMap<ScheduledRequest>,
-    /// Of all requests, as they came; a request's own are linked. Those of requests that left stay.
+    /// Those of all requests, in order; a request's own are linked. Those of requests that left
+    /// stay.
     pub(crate) unwritten: Vec<UnwrittenBlock>,
     pub(crate) merges: Vec<Merge>,
-    /// What it does to requests, if batches are remembered.
+    /// Its effects on requests, if batches are remembered.
     pub(crate) entries: RequestEntries,
-    /// What it publishes, in order, if batches are in flight for a time.
+    /// The keys that it publishes, in order, if batches can be in flight.
     pub(crate) published_keys: Vec<PublishedKey>,
-    /// An epoch began in it.
+    /// Whether an epoch began in it.
     pub(crate) starts_epoch: bool,
 }
 

@@ -11,7 +11,7 @@ use crate::types::ids::Row;
 #[derive(Debug)]
 pub struct RowMap<T> {
     entries: Vec<(Row, T)>,
-    /// For each row the place of its entry and one, or 0.
+    /// For each row the place of its entry plus one, or 0.
     places: Vec<u32>,
 }
 
@@ -73,7 +73,7 @@ impl<T> RowMap<T> {
         }
     }
 
-    /// The same; false, with nothing done, if it has one.
+    /// Add an entry for a row; false, with no change, if it has one.
     #[inline(always)] // of each request in each step
     pub fn insert_once(&mut self, row: Row, entry: T) -> bool {
         let is_new = !matches!(self.places.get(row.index()), Some(1..));
@@ -109,24 +109,24 @@ impl<T> RowMap<T> {
         Some(entry)
     }
 
-    /// Forget every entry, keep the room.
+    /// Forget every entry, but keep the memory.
     pub fn clear(&mut self) {
         for (row, _) in self.entries.drain(..) {
             self.places[row.index()] = 0;
         }
     }
 
-    /// The rows that have an entry, in no order that means anything.
+    /// The rows that have an entry, in no particular order.
     pub fn keys(&self) -> impl Iterator<Item = Row> + '_ {
         self.entries.iter().map(|(row, _)| *row)
     }
 
-    /// The rows and their entries, in the order of their coming as long as none left.
+    /// The rows and their entries, in insertion order unless one was removed.
     pub fn iter(&self) -> impl Iterator<Item = (Row, &T)> {
         self.entries.iter().map(|(row, entry)| (*row, entry))
     }
 
-    /// The entries, in no order that means anything.
+    /// The entries, in no particular order.
     pub fn values(&self) -> impl Iterator<Item = &T> {
         self.entries.iter().map(|(_, entry)| entry)
     }

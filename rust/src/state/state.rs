@@ -47,16 +47,16 @@ clone_in_place! {
     #[derive(Debug, Default)]
     #[repr(C, align(64))]
     pub struct RequestState {
-        /// Accepted ones.
+        /// The accepted tokens.
         pub(crate) tokens: Vec<u32>,
-        /// Of its full blocks, at the config's hash_block_size; grown with the tokens, or handed
-        /// in.
+        /// The hashes of its full blocks, at the config's hash_block_size; computed from the
+        /// tokens, or supplied by the engine.
         pub(crate) block_hashes: Vec<BlockHash>,
         pub(crate) num_computed: u32,
-        /// Tokens up to which appends change the count alone (`fast_path.rs`), no part of the
-        /// bytes.
+        /// Number of tokens up to which appends change only the count (`fast_path.rs`); not
+        /// encoded.
         pub(crate) quiet_until: u32,
-        /// The state's num_pins when that was found.
+        /// The state's num_pins when that number was determined.
         pub(crate) quiet_since: u64,
         /// Device block ids, one table per group; no longer needed ones are the null block.
         pub(crate) tables: Vec<Table>,
@@ -67,30 +67,30 @@ clone_in_place! {
         pub(crate) drafts: Vec<u32>,
         /// The tables in the host tier while swapped out, else empty.
         pub(crate) host_tables: Vec<Table>,
-        /// None: it has no extra keys, as most.
+        /// None without extra keys, as in most requests.
         pub(crate) extra_keys: Option<Arc<ExtraKeys>>,
-        /// Its unfinished loads.
+        /// Number of its unfinished loads.
         pub(crate) num_loading: u32,
-        /// Tokens up to the first failed load.
+        /// Number of tokens before the first failed load.
         pub(crate) load_end: u32,
-        /// The engine hands in the hashes.
+        /// Whether the engine supplies the hashes.
         pub(crate) own_hashes: bool,
-        /// It never hits.
+        /// Whether it never hits.
         pub(crate) skip_reading: bool,
         pub(crate) preempted: bool,
         pub(crate) apart: Apart,
     }
 }
 
-/// Makes a request five cache lines long, an odd number: of four, the first lines of many requests
-/// would fall into a quarter of a cache's sets.
+/// Makes a request five cache lines long, an odd number: with four, the first lines of many
+/// requests would fall into a quarter of a cache's sets.
 #[derive(Debug, Default, Clone)]
 pub(crate) struct Apart {
     _line: [u64; 8],
 }
 
 impl RequestState {
-    /// What its keys hold besides its tokens.
+    /// The extra keys of the request.
     #[must_use]
     pub fn extra_keys(&self) -> &ExtraKeys {
         self.extra_keys.as_deref().unwrap_or(&NO_EXTRA_KEYS)
@@ -156,19 +156,19 @@ pub struct Operation {
 }
 
 clone_in_place! {
-    /// Everything that a manager knows.
+    /// The whole state of a manager.
     #[derive(Debug)]
     pub struct State {
         pub(crate) config: Config,
-        /// The parent of each request's first block; made from the seed once.
+        /// The parent of each request's first block; derived from the seed.
         pub(crate) root: BlockHash,
-        /// Tokens that one block hash stands for; made from the groups once.
+        /// Number of tokens per block hash; derived from the groups.
         pub(crate) hash_block_size: u32,
-        /// Tokens that a hit is a multiple of; made from the groups once.
+        /// Every hit is a multiple of this number of tokens; derived from the groups.
         pub(crate) hit_alignment: u32,
-        /// Whether any group gives back blocks; made from the groups once.
+        /// Whether any group gives back blocks; derived from the groups.
         pub(crate) has_windows: bool,
-        /// Hashes in one block of each group.
+        /// Number of hashes per block, for each group.
         pub(crate) scales: Vec<u32>,
         pub(crate) device: BlockPool,
         pub(crate) host: Option<BlockPool>,
@@ -177,11 +177,11 @@ clone_in_place! {
         pub(crate) rows: HashMap<Arc<str>, Row>,
         /// The first batch whose output still belongs to the request in each row.
         pub(crate) output_from: Vec<u64>,
-        /// Number of the weights.
+        /// The number of the current epoch of weights.
         pub(crate) epoch: u32,
         /// The epoch in which the request in each row began to count, if it counts tokens.
         pub(crate) epochs: Vec<u32>,
-        /// How long the content of requests should stay cached.
+        /// How long the content of each request should stay cached.
         pub(crate) wishes: Wishes,
         /// Rows to use again, in the order in which they were given back.
         pub(crate) free_rows: Vec<Row>,
@@ -190,7 +190,7 @@ clone_in_place! {
         pub(crate) batch: OpenBatch,
         /// The open batch's commands, and the events that are not yet drained.
         pub(crate) effects: Effects,
-        /// Those of the host pool, which are not read.
+        /// The effects of the host pool, which are not read.
         pub(crate) host_effects: Effects,
         pub(crate) stats: PrefixCacheStats,
         pub(crate) new_blocks: NewBlocks,
@@ -198,12 +198,12 @@ clone_in_place! {
         pub(crate) next_operation: u32,
         /// Taken batches that are neither completed nor cancelled, oldest first.
         pub(crate) in_flight: Vec<Arc<BatchInFlight>>,
-        /// External ones that may still fail.
+        /// External loads that may still fail.
         pub(crate) loads: Vec<UnconfirmedLoad>,
-        /// For policies that go by what waiting requests will look up.
+        /// Waiting requests, for policies that depend on what they will look up.
         pub(crate) waiting: Option<Box<Waiting>>,
         pub(crate) named_pins: NamedPins,
-        /// Calls that pin so far, no part of the bytes.
+        /// Number of calls that pinned so far; not encoded.
         pub(crate) num_pins: u64,
     }
 }
@@ -374,7 +374,7 @@ impl State {
         held.iter().filter(|&item| alone(item)).count() as u32 + self.device.num_quarantined()
     }
 
-    /// Times that unfinished operations hold each block.
+    /// How many unfinished operations hold each block.
     pub(crate) fn num_held(&self) -> HashMap<BlockId, u32> {
         let mut held = HashMap::new();
         for operation in self.operations.values() {

@@ -28,12 +28,12 @@ pub(crate) struct TableEdit<'a> {
 }
 
 impl<'a> TableEdit<'a> {
-    /// Change the table of a request in a group.
+    /// Begin a change of a request's table in a group.
     pub(crate) fn of(state: &'a mut State, row: Row, group_id: u32) -> Self {
         TableEdit { state, row, group_id }
     }
 
-    /// Put blocks at the end of the table. fresh: nothing fills them.
+    /// Append blocks to the table. fresh: no command fills them.
     pub(crate) fn extend(self, blocks: impl IntoIterator<Item = BlockId>, fresh: bool) {
         let TableEdit { state, row, group_id } = self;
         let State { config, effects, requests, new_blocks, .. } = state;
@@ -61,8 +61,8 @@ impl<'a> TableEdit<'a> {
         state[row].tables[group_id as usize] = blocks;
     }
 
-    /// Put another block in a place of the table and release the one that was there. fresh:
-    /// nothing fills the new one.
+    /// Put another block in a place of the table and release the one that was there. fresh: no
+    /// command fills the new one.
     pub(crate) fn replace(mut self, position: u32, block: BlockId, fresh: bool) {
         self.keep_in_use(position..position + 1);
         self.note_wishes(position..position + 1);
@@ -154,7 +154,8 @@ impl<'a> TableEdit<'a> {
         }
     }
 
-    /// Note that the table is cut: what comes behind is not what batches in flight use.
+    /// Note that the table is cut: blocks that follow later are not those that batches in flight
+    /// use.
     fn shorten(&mut self, length: u32) {
         let (row, group) = (self.row, self.group_id);
         for batch in &mut self.state.in_flight {
@@ -217,7 +218,7 @@ pub(crate) fn users(
     using.map(|batch| batch.number)
 }
 
-/// Set the tables of a row in the runtime again, whatever they are there.
+/// Send the whole tables of a row to the runtime again.
 pub(crate) fn rebuild(state: &mut State, row: Row) {
     let State { config, requests, effects, .. } = state;
     for group_id in 0..config.groups.len() as u32 {

@@ -6,7 +6,7 @@
 //! the open batch. The token fills the first position to come, if any, so the number of these is
 //! unchanged.
 //! The open batch notes all requests before the first one changes, which also finds those that are
-//! named twice; what does not come to its slot is taken out again.
+//! named twice; requests that do not get their slots are taken out again.
 //! Source: S000-21, S004-05 to S004-10. Twin: kvcore/transitions/append.py.
 
 use smallvec::SmallVec;
@@ -32,7 +32,7 @@ use crate::types::values::{Appended, Output, Refused};
 /// The requests of an `append`: ids, or rows as a buffer holds them.
 #[derive(Debug, Clone, Copy)]
 pub enum Requests<'a> {
-    /// Ids, each known or not.
+    /// Ids, known or not.
     Ids(&'a [&'a str]),
     /// Rows, each in use or not.
     Rows(&'a [u32]),
@@ -40,8 +40,7 @@ pub enum Requests<'a> {
 
 /// Add one token to each request and schedule one slot for each, in order. Without tokens, the slot
 /// is for a token to come.
-///
-/// Requests from the first refused one on are untouched, but for the refused one's window trim.
+/// Requests from the first refused one on are unchanged, except for the refused one's window trim.
 /// Fails with UnknownRequest, InvalidCount, LengthMismatch, SwappedOut, LoadUnfinished,
 /// RepeatedRequest, NotRunning, DraftsPending, InOpenBatch, NotComputed, BatchNotTaken,
 /// StaleOutput, OutputOutOfOrder, BeyondModelLength.
@@ -77,7 +76,7 @@ pub fn append<'a>(
     Ok(Appended { done: rows.len() as u64, refused: None })
 }
 
-/// Add and schedule a token that changes counts alone; false, with nothing done, if it may do more.
+/// Add and schedule a token if that changes only counts; returns false, with no change, otherwise.
 #[inline(always)] // of each request in each step
 fn append_quietly(state: &mut State, row: Row, token: Option<u32>, batch: Option<i64>) -> bool {
     let State { requests, hash_block_size, num_pins, .. } = state;
@@ -97,7 +96,7 @@ fn append_quietly(state: &mut State, row: Row, token: Option<u32>, batch: Option
     true
 }
 
-/// Schedule a token that changes counts alone.
+/// Schedule a token that changes only counts.
 #[inline(always)] // of each request in each step
 fn count_quietly(state: &mut State, row: Row, token: Option<u32>, batch: Option<i64>) {
     note_entry(state, row, true);
@@ -107,7 +106,7 @@ fn count_quietly(state: &mut State, row: Row, token: Option<u32>, batch: Option<
     request.num_computed += u32::from(!seeded(Mutant::QuietStepNotCounted));
 }
 
-/// Add and schedule a token, or get nothing but the window's trim if it is refused.
+/// Add and schedule a token; if it is refused, only the window trim is kept.
 fn append_one(
     state: &mut State,
     row: Row,
@@ -152,7 +151,7 @@ fn append_one(
     Ok(())
 }
 
-/// The rows of a buffer. Fails with UnknownRequest if a row has no request.
+/// Check the rows of a buffer. Fails with UnknownRequest if a row has no request.
 pub fn read_request_ids(state: &State, rows: &[u32]) -> Result<(), Error> {
     let is_free = |&&row: &&u32| !matches!(state.requests.get(row as usize), Some(Some(_)));
     match rows.iter().find(is_free) {
@@ -174,8 +173,8 @@ pub fn all_own_hashes(state: &State, requests: &Requests<'_>) -> bool {
     }
 }
 
-/// The places of tables that an `append` of requests in these rows set, in their order: the
-/// request's place in the call's list, group, position, block. first: the commands before it.
+/// Return the places of tables that an `append` of requests in these rows set, in order, each as
+/// index in the call's list, group, position, block. first: number of commands before it.
 #[must_use]
 pub fn places_grown(state: &State, rows: &[u32], first: usize) -> Vec<[u32; 4]> {
     let mut at = 0;
@@ -186,7 +185,7 @@ pub fn places_grown(state: &State, rows: &[u32], first: usize) -> Vec<[u32; 4]> 
     places_set(&state.effects.commands, first).map(place).collect()
 }
 
-/// The rows of ids. Fails as the append would for the requests before the first unknown one.
+/// Find the rows of ids. Fails as the append would for the requests before the first unknown one.
 fn find_rows(
     state: &State,
     ids: &[&str],
@@ -207,7 +206,8 @@ fn find_rows(
     Ok(rows)
 }
 
-/// Note that the open batch schedules these requests; false, with some noted, if one may not grow.
+/// Note that the open batch schedules these requests; returns false, with some noted, if one may
+/// not grow.
 #[inline(always)] // of each request in each step
 fn schedule_all(state: &mut State, rows: &[u32], output: &Output<'_>) -> bool {
     if output.tokens.is_some_and(|tokens| tokens.len() != rows.len()) {
@@ -241,7 +241,7 @@ fn check_append(state: &State, rows: &[u32], output: &Output<'_>) -> Result<(), 
     check_each(state, rows, output)
 }
 
-/// Fails with InvalidCount unless the number of the batch is one.
+/// Fails with InvalidCount unless the batch number, if any, is valid.
 fn check_output_number(output: &Output<'_>) -> Result<(), Error> {
     output.batch.map_or(Ok(()), |batch| check_count("batch", batch, 0))
 }
@@ -257,7 +257,7 @@ fn check_lengths(num_requests: usize, output: &Output<'_>) -> Result<(), Error> 
     }
 }
 
-/// Whether a request can grow by a token, as far as a quick look shows.
+/// Whether a quick check shows that a request can grow by a token.
 #[inline(always)] // of each request in each step
 fn can_grow(request: &RequestState, limit: u32) -> bool {
     let is_ready = || {
@@ -302,7 +302,7 @@ fn check_each(state: &State, rows: &[u32], output: &Output<'_>) -> Result<(), Er
     Ok(())
 }
 
-/// Schedule one more token of a request whose slot is there.
+/// Schedule one more token of a request that already has its slot.
 fn commit_in_place(state: &mut State, row: Row) {
     if state.has_windows {
         let seen_from = visible_from(state, row, state[row].num_accepted());

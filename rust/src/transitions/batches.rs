@@ -36,7 +36,7 @@ pub fn take_batch(state: &mut State) -> Result<Batch, Error> {
     Ok(batch)
 }
 
-/// The same in the memory of a batch that is not needed any more, without an allocation.
+/// Do the same in the memory of a batch that is not needed any more, without an allocation.
 pub fn take_batch_into(state: &mut State, batch: &mut Batch) -> Result<(), Error> {
     let (limit, num_in_flight) = (state.config.max_in_flight as usize, state.in_flight.len());
     if limit > 0 && num_in_flight >= limit {
@@ -109,7 +109,7 @@ pub fn check_in_flight(state: &State, number: i64) -> Result<(), Error> {
     Err(Error::NotInFlight { batch: number, in_flight })
 }
 
-/// What the open batch remembers from now on: what its forward pass uses, and its rows.
+/// Make the record of the open batch as it is taken: what its forward pass uses, and its rows.
 fn close_entries(state: &mut State) -> BatchInFlight {
     let mut entries = std::mem::take(&mut state.batch.entries);
     entries.hold(state.config.groups.len(), |row, held| {
@@ -128,7 +128,7 @@ fn close_entries(state: &mut State) -> BatchInFlight {
     }
 }
 
-/// Make findable what a finished batch wrote.
+/// Publish the blocks that a finished batch wrote.
 fn publish_written(state: &mut State, batch: &BatchInFlight) {
     let before = std::mem::take(&mut state.batch.merges);
     for (row, made) in in_order(&batch.entries) {

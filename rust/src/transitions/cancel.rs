@@ -7,7 +7,7 @@
 //! evicted, and what they freed stays freed. The new open batch begins with the blocks given back
 //! and with the whole tables of every row that the cancelled commands name, so it is right whether
 //! or not those had been applied. A row that was held back for a cancelled batch is free, unless a
-//! batch that is left has it.
+//! remaining batch has it.
 //! Twin: kvcore/transitions/cancel.py.
 
 use std::collections::BTreeSet;

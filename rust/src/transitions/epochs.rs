@@ -13,11 +13,9 @@ use crate::types::errors::{Error, Field};
 use crate::types::events::News;
 use crate::types::ids::Row;
 
-/// Begin an epoch, the next one or a later one that is given: the weights are new; returns its
-/// number.
-///
-/// Batches that were taken run with the weights of before, and may be in flight. Nothing that was
-/// computed is findable any more; blocks stay where they are, and free ones leave first. Fails with
+/// Begin an epoch of new weights, the next one or a given later one; returns its number. Batches
+/// that were taken run with the previous weights, and may be in flight. Content from before is not
+/// findable any more; blocks stay where they are, and free ones are taken first. Fails with
 /// EpochWentBack, InOpenBatch if the open batch schedules a request or has a store or load.
 pub fn advance_epoch(state: &mut State, epoch: Option<i64>) -> Result<u32, Error> {
     let least = i64::from(state.epoch) + 1;

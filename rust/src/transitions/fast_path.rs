@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! How far a request can grow without anything but its count changing.
+//! How far a request can grow while only its count changes.
 //!
 //! Invariants: most decode tokens go to an existing slot, fill no block and move no window. After
 //! an allocation this holds up to a known count, until another request gets a share in the blocks:
@@ -14,7 +14,7 @@ use crate::transitions::slot_request::SlotRequest;
 use crate::types::groups::{Group, Kind, skipped_blocks};
 use crate::types::ids::{BlockId, Row};
 
-/// Whether the last token of a request that `append` has checked changes its count alone.
+/// Whether the last token of a request that `append` has checked changes only its count.
 #[must_use]
 pub(crate) fn is_quiet(state: &State, row: Row) -> bool {
     let quiet = is_known_quiet(&state[row], state.num_pins);
@@ -42,7 +42,7 @@ pub(crate) fn note_quiet_until(state: &mut State, row: Row) {
     (request.quiet_until, request.quiet_since) = (until, num_pins);
 }
 
-/// The same for one group; 0 if the next token changes more than the count.
+/// Return that count for one group; 0 if the next token changes more than the count.
 fn quiet_in_group(state: &State, row: Row, (index, group): (usize, &Group)) -> u32 {
     let request = &state[row];
     let (table, size, local) = (&request.tables[index], group.block_size, request.num_computed);
@@ -78,7 +78,7 @@ fn next_trim(state: &State, table: &[BlockId], group: &Group, num_computed: u32)
     }
 }
 
-/// Whether the plan of one more token takes and gives nothing, and the token fills no block.
+/// Whether one more token takes no blocks, gives none back, and fills none.
 fn is_nothing(state: &State, row: Row) -> bool {
     let Ok(Ok(plan)) = plan_allocation(state, row, &SlotRequest::next(&state[row])) else {
         return false;

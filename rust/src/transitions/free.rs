@@ -53,12 +53,12 @@ pub(crate) fn abandon_loads(state: &mut State, row: Row) {
     (request.num_loading, request.load_end) = (0, 0);
 }
 
-/// Fails with HitInOpenBatch if requests outside count tokens that these would leave unwritten.
+/// Fails with HitInOpenBatch if other requests count tokens that these would leave unwritten.
 pub(crate) fn check_leaving(state: &State, leaving: &[Row]) -> Result<(), Error> {
     check_shorter(state, leaving, 0)
 }
 
-/// The same, where each of them keeps num_tokens.
+/// The same check if each of them keeps num_tokens tokens.
 pub(crate) fn check_shorter(state: &State, leaving: &[Row], num_tokens: u32) -> Result<(), Error> {
     let mut blocks: BTreeSet<BlockId> = BTreeSet::new();
     let mut others: BTreeSet<&str> = BTreeSet::new();
@@ -92,8 +92,7 @@ fn counts_on(state: &State, row: Row, item: &UnwrittenBlock) -> bool {
 }
 
 /// Take a request out of the open batch.
-///
-/// Its keys and merges are withdrawn, its count falls back, its blocks past that are released.
+/// Its keys and merges are withdrawn, its count falls back, and its blocks past that are released.
 pub(crate) fn leave_open_batch(state: &mut State, row: Row) {
     let Some(record) = state.batch.scheduled.remove(row) else { return };
     note_left_batch(state, row);

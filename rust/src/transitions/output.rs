@@ -104,7 +104,7 @@ pub(crate) fn take_output(state: &mut State, row: Row, batch: Option<i64>) {
     note_output(request_mut(requests, row), &mut output_from[row.index()], batch, open.number);
 }
 
-/// The same, of a request and the first batch whose output belongs to it.
+/// Do the same for a request, given the first batch whose output belongs to it.
 #[inline(always)] // of each request in each step
 pub(crate) fn note_output(request: &RequestState, from: &mut u64, batch: Option<i64>, open: u64) {
     if (request.num_computed as usize) < request.tokens.len() {

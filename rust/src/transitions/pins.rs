@@ -3,7 +3,7 @@
 //!
 //! A pin of a prefix has a name and outlives the request. It holds what a later request must find
 //! to hit that prefix, each block once, and only what no unfinished batch computes for the request.
-//! After `advance_epoch` it still holds its blocks, which nobody finds any more.
+//! After `advance_epoch` it still holds its blocks, which are not findable any more.
 //! Twin: kvcore/transitions/pins.py.
 
 use std::collections::HashSet;
@@ -28,7 +28,7 @@ pub fn pin(state: &mut State, block_ids: &[i64]) -> Result<(), Error> {
     Ok(())
 }
 
-/// Undo `pin`; what an unfinished operation or a pin of a prefix holds stays.
+/// Undo `pin`; blocks that an unfinished operation or a pin of a prefix holds stay held.
 ///
 /// Fails with UnknownBlock, NotPinned.
 pub fn unpin(state: &mut State, block_ids: &[i64]) -> Result<(), Error> {
@@ -41,11 +41,10 @@ pub fn unpin(state: &mut State, block_ids: &[i64]) -> Result<(), Error> {
     Ok(())
 }
 
-/// Hold the blocks that a hit on a request's first tokens needs until `unpin_prefix`; value: the
-/// tokens that they cover.
-///
-/// Whole blocks are covered, that are computed by finished batches and found now; its own are held
-/// before others of the same content. Fails with EmptyPinName,
+/// Hold the blocks that a hit on a request's first tokens needs, until `unpin_prefix`; returns the
+/// number of tokens that they cover.
+/// It covers whole blocks that finished batches have computed and that are findable now. The
+/// request's own blocks are preferred to others of the same content. Fails with EmptyPinName,
 /// RepeatedPin, UnknownRequest, SwappedOut, LoadUnfinished, InvalidCount, StaleRequest,
 /// NothingToPin, LoadUnconfirmed, TooManyPinned.
 pub fn pin_prefix(
@@ -92,8 +91,9 @@ pub fn unpin_prefix(state: &mut State, name: &str) -> Result<(), Error> {
     Ok(())
 }
 
-/// The longest prefix of at most `count` tokens that is finished and found: its tokens, and the
-/// blocks that a hit of it needs, group by group. Fails with NothingToPin, LoadUnconfirmed.
+/// Find the longest prefix of at most `count` tokens that is finished and findable: its number of
+/// tokens, and the blocks that a hit on it needs, group by group. Fails with NothingToPin,
+/// LoadUnconfirmed.
 fn prefix(state: &State, row: Row, count: i64) -> Result<(u32, Vec<BlockId>), Error> {
     let (config, request, mut finished) = (&state.config, &state[row], 0);
     if config.enable_caching {

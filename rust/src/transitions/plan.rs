@@ -29,22 +29,22 @@ pub struct Rewrite {
     pub group_id: u32,
     /// The place in the table.
     pub position: u32,
-    /// A fresh block takes its place.
+    /// Whether a fresh block takes its place.
     pub shared: bool,
-    /// It holds earlier positions, so the fresh one is a copy.
+    /// Whether it holds earlier positions, so that the fresh one is a copy.
     pub copied: bool,
-    /// Its key is the one of what is written, and stays.
+    /// Whether its key names what is written, and stays.
     pub same: bool,
 }
 
 /// How one group's table grows behind the hits.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Growth {
-    /// Positions that are skipped already.
+    /// Number of positions that a window has skipped already.
     pub num_nulls: u32,
     /// Blocks for external tokens.
     pub num_external: u32,
-    /// Blocks behind those, preallocation included.
+    /// Blocks behind those, including preallocation.
     pub num_new: u32,
 }
 
@@ -74,7 +74,7 @@ pub struct Plan {
 pub struct Refusal {
     /// The row of the request.
     pub row: Row,
-    /// What the call gives.
+    /// The result of the call.
     pub refused: Refused,
     /// What falls behind a window.
     pub trims: Trims,
@@ -91,7 +91,7 @@ pub struct Lengths {
     pub scheduled: u32,
     /// With lookahead.
     pub slots: u32,
-    /// The first query that the trim must leave its window; of no meaning without windows.
+    /// The first query whose window the trim must keep; meaningless without windows.
     pub seen_from: u32,
 }
 
@@ -148,8 +148,8 @@ pub fn plan_allocation(
     }))
 }
 
-/// Whether one more token of a request that `append` has checked takes no block: its slot is there,
-/// of one owner and without a key in every group. Its plan then has a window's trim at most.
+/// Whether one more token of a request that `append` has checked takes no block, because it has a
+/// slot with one owner and no key in every group. Its plan then has at most a window trim.
 #[must_use]
 pub fn fits_in_place(state: &State, row: Row) -> bool {
     let request = &state[row];
@@ -162,7 +162,7 @@ pub fn fits_in_place(state: &State, row: Row) -> bool {
     fits
 }
 
-/// Whether an allocation is admitted and takes nothing.
+/// Whether a planned allocation is admitted and takes no block.
 fn is_nothing(planned: Result<Result<Plan, Refusal>, Error>) -> bool {
     let Ok(Ok(plan)) = planned else { return false };
     plan.hits.is_empty() && plan.rewrites.is_empty() && plan.growth.is_empty()
@@ -244,7 +244,7 @@ fn writes_same(
     state.device.key(block) == Some(&request.key(scale, index, position))
 }
 
-/// What each table grows by, without preallocation; empty if none does.
+/// Return the growth of each table without preallocation; empty if none grows.
 #[must_use]
 pub fn plan_growth(
     state: &State,
@@ -337,8 +337,7 @@ pub fn step_most(
 }
 
 /// Return the refusal of `needed` blocks if `reserve` blocks must stay free; None if they fit.
-///
-/// A call that needs no blocks is not refused. most: blocks that it holds in an empty pool.
+/// A call that needs no blocks is not refused. most: blocks that it would hold in an empty pool.
 #[must_use]
 pub fn refuse(
     state: &State,
@@ -383,7 +382,7 @@ pub fn preallocate(
     }
 }
 
-/// Blocks of a group's table, those of its hits included.
+/// Number of blocks of a group's table, including its hits.
 fn num_held(request: &RequestState, hits: &[Vec<BlockId>], group_id: usize) -> u32 {
     (request.tables[group_id].len() + hits.get(group_id).map_or(0, Vec::len)) as u32
 }
@@ -392,7 +391,7 @@ fn num_shared(rewrites: &[Rewrite]) -> i64 {
     rewrites.iter().filter(|rewrite| rewrite.shared).count() as i64
 }
 
-/// Hit blocks that are about to leave the free queue.
+/// Number of hit blocks that would leave the free queue.
 fn num_queued(state: &State, hits: &[Vec<BlockId>]) -> i64 {
     let queued = |&&block: &&BlockId| !state.is_null(block) && state.device.is_queued(block);
     hits.iter().flatten().filter(queued).count() as i64

@@ -89,9 +89,9 @@ fn aligned(state: &State, num_tokens: u32) -> u32 {
 /// The positions of a group's table that a hit needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Needed {
-    /// From the first one to the one before the second, in this order.
+    /// A range [first, end), in this order.
     Forward(u32, u32),
-    /// The same, the last one first.
+    /// The same range, the last one first.
     Backward(u32, u32),
 }
 
@@ -153,7 +153,7 @@ fn first_missing(search: &mut Search<'_>, group_id: u32, positions: Needed) -> O
 }
 
 impl Search<'_> {
-    /// The block that answers for a position.
+    /// Find the block for a position.
     fn look(&self, group_id: u32, position: u32) -> Option<BlockId> {
         let scale = self.state.scales[group_id as usize];
         if position >= self.request.num_hashed(scale) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What is findable: publication of full blocks, and its withdrawal.
+//! Publishing full blocks, which makes them findable, and withdrawing their keys.
 //!
 //! Invariants: the call that schedules the write of a block's last token publishes the block, so a
 //! later request of the same step may hit it. A key whose block the open batch itself writes is
@@ -66,7 +66,7 @@ pub fn evict_blocks(state: &mut State, block_ids: &[i64]) -> Result<(), Error> {
     Ok(())
 }
 
-/// Forget every key of every tier. False, with nothing done, while any block is used.
+/// Forget every key of every tier; returns false, with no change, while any block is used.
 pub fn reset_prefix_cache(state: &mut State) -> bool {
     let used = |pool: &BlockPool| pool.num_free() < pool.num_usable();
     let ignored = seeded(Mutant::ResetInUse);
@@ -80,8 +80,7 @@ pub fn reset_prefix_cache(state: &mut State) -> bool {
 }
 
 /// Publish the full blocks up to a token count that are not yet published.
-///
-/// last: their content is there, so no cancel withdraws the keys.
+/// last: their content was written, so no cancel withdraws the keys.
 pub(crate) fn publish_blocks(state: &mut State, row: Row, num_tokens: u32, last: bool) {
     if state.is_stale(row) && !seeded(Mutant::StalePublishes) {
         return;
@@ -162,7 +161,7 @@ fn publish_range(state: &mut State, row: Row, group_id: u32, positions: Range<u3
     }
 }
 
-/// Tell that a request's blocks at positions [first, end) became findable.
+/// Emit the event that a request's blocks at positions [first, end) became findable.
 pub(crate) fn announce_stored(state: &mut State, row: Row, group_id: u32, blocks: (u32, u32)) {
     let State { config, scales, effects, requests, epoch, .. } = state;
     announce(effects, request_mut(requests, row), (config, scales), group_id, blocks, *epoch);
@@ -188,7 +187,7 @@ fn announce(
     }
 }
 
-/// The event about a request's blocks at positions [first, end) that became findable.
+/// Make the event that a request's blocks at positions [first, end) became findable.
 fn stored<'a>(
     request: &'a RequestState,
     config: &Config,

@@ -31,7 +31,7 @@ pub fn get_blocks(state: &State, request_id: &str) -> Result<KVCacheBlocks, Erro
     Ok(KVCacheBlocks { blocks: find_request(state, request_id)?.tables.clone() })
 }
 
-/// The keys of a request's full blocks, a group: an external store has the blocks under these.
+/// Return the keys of a request's full blocks, per group; an external store names blocks by them.
 ///
 /// Fails with UnknownRequest.
 pub fn get_block_keys(state: &State, request_id: &str) -> Result<Vec<Vec<Key>>, Error> {
@@ -67,20 +67,20 @@ pub fn has_key(state: &State, block: i64) -> Result<bool, Error> {
     Ok(found.is_none_or(|block| state.device.key(block).is_some()))
 }
 
-/// The key that a device block is found by; None if it has none, as the null block. Fails with
+/// Return the key of a device block; None if it has none, like the null block. Fails with
 /// UnknownBlock.
 pub fn get_block_key(state: &State, block: i64) -> Result<Option<Key>, Error> {
     Ok(find_block(state, block)?.and_then(|block| state.device.key(block).copied()))
 }
 
-/// The device block that a key finds, the first of several.
+/// Return the device block that a look-up of a key finds, the first of several.
 #[must_use]
 pub fn get_cached_block(state: &State, key: &Key) -> Option<BlockId> {
     lookup(&state.device, key)
 }
 
-/// Tables, pins and operations that hold a device block; the null block has none. Fails with
-/// UnknownBlock.
+/// Count the tables, pins and operations that hold a device block; the null block has none. Fails
+/// with UnknownBlock.
 pub fn num_owners(state: &State, block: i64) -> Result<u32, Error> {
     Ok(find_block(state, block)?.map_or(0, |block| state.device.ref_count(block)))
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Requests come, grow and go.
+//! Adding requests, letting them grow, and removing them.
 //!
 //! Invariants: a request's tokens and its chain of block hashes grow together, so each full block
 //! is hashed once. An engine that supplies hashes of its own supplies all of them. Drafts stand
@@ -25,7 +25,7 @@ use crate::types::keys::HASH_SIZE;
 use crate::types::retention::steps_of;
 use crate::types::values::{GivenHashes, Output, Request};
 
-/// Make a request known; returns its row.
+/// Add a request; returns its row.
 ///
 /// Fails with EmptyRequestId, RepeatedRequest, EmptyTokens, InvalidExtraKey, UnsortedMedia,
 /// CountMismatch, WrongBlockHashes.
@@ -217,7 +217,7 @@ fn check_no_placeholders(request: &RequestState) -> Result<(), Error> {
     Err(Error::PlaceholdersPending { request: request.name(), num_placeholders })
 }
 
-/// Put a request without tokens in a row of its own; returns it.
+/// Put a request without tokens into a row of its own; returns the row.
 pub(crate) fn empty_request(state: &mut State, request_id: &str) -> Row {
     let row = state.free_rows.pop().unwrap_or_else(|| {
         state.requests.push(None);
@@ -274,8 +274,8 @@ pub(crate) fn extend_hashes(state: &mut State, row: Row, hashes: GivenHashes) ->
     Ok(())
 }
 
-/// Fails with WrongBlockHashes unless a request of its own hashes can have these, and at most so
-/// many more.
+/// Fails with WrongBlockHashes unless a request with its own hashes can have these, within the
+/// number that it still needs.
 fn check_hashes(
     request_id: &str,
     own_hashes: bool,
@@ -320,7 +320,7 @@ mod tests {
     fn a_hashed_block_is_not_hashed_again() {
         let mut grown = state();
         let row = add_request(&mut grown, Request::new("a", &[1, 2, 3])).unwrap();
-        // Whoever hashed the first block again would take the mark away.
+        // Hashing the first block again would remove the mark.
         let entry = [7; HASH_SIZE];
         grown[row].block_hashes[0] = entry;
         add_tokens(&mut grown, "a", &[4]).unwrap();

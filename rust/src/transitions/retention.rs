@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Levels: how long content stays cached, by the wishes of the requests that computed or hit it.
+//! Levels: how long content stays cached, as the requests that computed or hit it wish.
 //!
 //! Invariants: the core has no clock: the engine passes the time, which never falls. A level only
 //! orders evictions and never refuses a call. Twin: kvcore/transitions/retention.py.
@@ -11,7 +11,8 @@ use crate::types::retention::{
     DEFAULT_STEPS, Piece, Step, TIME_MAX, join_steps, steps_of, wishes_of,
 };
 
-/// Say the time, in ms since any moment: free blocks whose level is over go to their base.
+/// Advance the time, in ms since any moment: free blocks whose level has ended go to their base
+/// level.
 ///
 /// Under another policy the time has no effect, and is not kept. Fails with TimeWentBack.
 pub fn tick(state: &mut State, now_ms: i64) -> Result<(), Error> {
@@ -23,7 +24,7 @@ pub fn tick(state: &mut State, now_ms: i64) -> Result<(), Error> {
     Ok(())
 }
 
-/// Join more wishes to those of a request, for blocks that it releases from now on.
+/// Add wishes to those of a request, for blocks that it releases from now on.
 ///
 /// A range without an end ends with the request's current tokens. Fails with UnknownRequest.
 pub fn extend_retention(
@@ -38,7 +39,7 @@ pub fn extend_retention(
     Ok(())
 }
 
-/// Set the wishes of a request, if the policy goes by them; the defaults are not kept.
+/// Set the wishes of a request if the policy uses them; the defaults are not stored.
 pub(crate) fn set_wishes(state: &mut State, row: Row, steps: Vec<Step>) {
     if state.device.retention.is_none() || steps == DEFAULT_STEPS {
         state.wishes.remove(&row);

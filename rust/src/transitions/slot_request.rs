@@ -12,7 +12,7 @@ use crate::types::groups::{Group, skipped_blocks};
 use crate::types::ids::BlockId;
 use crate::types::values::Hit;
 
-/// A hit as an engine hands it in: nothing of it is believed.
+/// A hit as an engine hands it in, unchecked.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct RequestedHit {
     /// Block ids, one list per group.
@@ -36,27 +36,27 @@ pub const MAX_COUNT: i64 = (1 << 31) - 1;
 
 /// An option of an allocation besides its hit.
 pub enum SlotOption<'a> {
-    /// How many; 0 by default.
+    /// A count; 0 by default.
     Count(&'a mut i64),
-    /// Whether; not by default.
+    /// A flag; false by default.
     Flag(&'a mut bool),
 }
 
-/// How many there are.
+/// The number of options.
 pub const NUM_OPTIONS: usize = 7;
 
-/// The arguments of one allocation, by the names of `allocate_slots`; the request comes apart.
+/// The arguments of one allocation under the names of `allocate_slots`, without the request.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct SlotRequest {
     /// Tokens to schedule.
     pub num_new_tokens: i64,
-    /// Of `get_computed_blocks`, for a request that holds nothing.
+    /// A hit of `get_computed_blocks`, for a request that holds nothing.
     pub hit: Option<RequestedHit>,
     /// Slots behind the new tokens.
     pub num_lookahead_tokens: i64,
     /// Tokens that are computed elsewhere.
     pub num_external_computed_tokens: i64,
-    /// Of the cross-attention groups.
+    /// Tokens of the cross-attention groups.
     pub num_encoder_tokens: i64,
     /// How many blocks to leave free.
     pub reserved_blocks: i64,
@@ -71,13 +71,13 @@ pub struct SlotRequest {
 }
 
 impl SlotRequest {
-    /// New tokens and nothing else.
+    /// Make a request of new tokens and nothing else.
     #[must_use]
     pub fn new(num_new_tokens: i64) -> Self {
         SlotRequest { num_new_tokens, ..SlotRequest::default() }
     }
 
-    /// The next token of a request, which may be one to come.
+    /// Make the request of one more token, which may be one to come.
     #[must_use]
     #[inline]
     pub(crate) fn next(request: &RequestState) -> Self {
@@ -85,8 +85,8 @@ impl SlotRequest {
         SlotRequest { num_output_placeholders, ..SlotRequest::new(1) }
     }
 
-    /// The options besides the hit, by name, in the order of their bits in a record: a new one
-    /// stands last.
+    /// The options besides the hit, by name, in the order of their bits in a record; a new one goes
+    /// last.
     pub fn options(&mut self) -> [(&'static str, SlotOption<'_>); NUM_OPTIONS] {
         use SlotOption::{Count, Flag};
         [
@@ -123,8 +123,8 @@ pub fn read_slot_request(slot_request: &SlotRequest) -> Result<(), Error> {
     check_count("num_output_placeholders", slot_request.num_output_placeholders, 0)
 }
 
-/// The hit blocks per group, none without a hit. Fails for nothing to do, wrong hits, and
-/// tokens that are not there.
+/// Return the hit blocks per group, none without a hit. Fails if there is nothing to do, the hit is
+/// wrong, or tokens are missing.
 pub fn check_slot_request(
     state: &State,
     request: &RequestState,
@@ -201,8 +201,8 @@ pub fn check_hit(
         .collect()
 }
 
-/// Fails unless the request has the tokens, those that may come later and drafts included, and the
-/// model takes them.
+/// Fails unless the request has the tokens, including drafts and those that may come later, and the
+/// model's length allows them.
 pub fn check_length(
     state: &State,
     request: &RequestState,

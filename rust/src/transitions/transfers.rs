@@ -59,9 +59,9 @@ pub fn store(state: &mut State, block_ids: &[i64]) -> Result<Vec<u32>, Error> {
 /// per block, group by group, or a refusal.
 ///
 /// slot_request: its external tokens are the ones to load, whole blocks of every group behind whole
-/// blocks; the token that must be left to compute. Where no query sees what would be loaded (a
-/// whole chunk), there is no operation, and the tokens count at once. The rest is as in
-/// `allocate_slots`, with delayed caching. Fails as that does, and with StaleRequest, WrongLoad.
+/// blocks; a token must be left to compute. If no query sees what would be loaded (a whole chunk),
+/// there is no operation, and the tokens count at once. The rest is as in `allocate_slots`, with
+/// delayed caching. Fails as that does, and with StaleRequest, WrongLoad.
 pub fn load(
     state: &mut State,
     request_id: &str,
@@ -97,7 +97,7 @@ pub fn load(
     Ok(Ok(started))
 }
 
-/// Fails unless the load is of whole blocks with keys and leaves a token to compute.
+/// Fails unless the load consists of whole blocks with keys and leaves a token to compute.
 pub fn check_load(state: &State, row: Row, slot_request: &SlotRequest) -> Result<(), Error> {
     let request = &state[row];
     if !state.config.enable_caching {

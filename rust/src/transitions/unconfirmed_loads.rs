@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What transitions note about external loads that may still fail, and about what rests on them.
+//! The records of external loads that may still fail, and of what rests on them.
 //!
 //! Invariants: a request that becomes an owner of a block that rests on a load rests on the load,
 //! too. A request whose count falls to the start of the load no longer rests on it, but can report
@@ -7,9 +7,8 @@
 //! dropped, and the keys that rest on it are withdrawn. A load is confirmed when the batch after
 //! its own is taken (`max_in_flight=0`), or when its own batch completes. `rewind` reports a failed
 //! load. Requests are in the order in which they first rested on the load, so that no outcome
-//! depends on a name. A block that lost its key stays in the list until it gets another one; it
-//! counts for nothing. Twin:
-//! kvcore/transitions/unconfirmed_loads.py.
+//! depends on a name. A block that lost its key stays in the list until it gets another one; it is
+//! ignored. Twin: kvcore/transitions/unconfirmed_loads.py.
 
 use hashbrown::HashSet;
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What windows give back: blocks that no later query sees make room for the null block.
+//! Windows: blocks that no later query sees are given back, and the null block takes their places.
 //!
 //! Invariants: a table's null blocks are a prefix of it. Blocks are given back from the highest
 //! skipped one down to the first null block, so the newest is evicted first. Blocks that the open
@@ -61,7 +61,7 @@ pub fn visible_from(state: &State, row: Row, num_computed: u32) -> u32 {
     record.map_or(num_computed, |record| num_computed.min(record.num_computed_before))
 }
 
-/// What no query at seen_from or later sees and is still held. Changes nothing.
+/// Return the held blocks that no query at seen_from or later sees. Changes nothing.
 #[must_use]
 pub fn plan_trims(state: &State, row: Row, seen_from: u32) -> Trims {
     let mut trims = Trims::new();
@@ -82,7 +82,7 @@ pub fn plan_trims(state: &State, row: Row, seen_from: u32) -> Trims {
     trims
 }
 
-/// Whether anything that is still held falls behind a window: in most steps nothing does.
+/// Whether any held block falls behind a window; in most steps none does.
 #[must_use]
 pub(crate) fn moves_on(state: &State, row: Row, seen_from: u32) -> bool {
     let mut groups = state.config.groups.iter().zip(&state[row].tables);
@@ -109,7 +109,7 @@ fn comes_back(state: &State, row: Row, group_id: u32, position: u32) -> bool {
         && users(state, row, group_id, position).next().is_none()
 }
 
-/// Put the null block in these places; the blocks are released, highest first.
+/// Put the null block into these places and release their blocks, highest first.
 pub fn apply_trims(state: &mut State, row: Row, trims: &[Trim]) {
     if !trims.is_empty() {
         note_request(state, row, state[row].num_computed, 0, None);

@@ -81,7 +81,7 @@ def decode(manager: KVCacheManager, request: EngineRequest, *tokens: int) -> lis
 
 
 def preempt(manager: KVCacheManager, request: EngineRequest) -> None:
-    """Take the blocks of a request that goes on later."""
+    """Take the blocks of a request that is resumed later."""
     manager.free(request)
     request.num_computed_tokens = 0
     request.status = RequestStatus.PREEMPTED
@@ -96,7 +96,7 @@ def finish(manager: KVCacheManager, request: EngineRequest) -> None:
 
 
 def all_of(manager: KVCacheManager) -> tuple[Any, ...]:
-    """Everything that a call could have changed."""
+    """Show everything that a call could have changed."""
     return (
         manager.block_pool.backing.state(),
         {name: [block.block_id for block in held] for name, held in manager.req_to_blocks.items()},

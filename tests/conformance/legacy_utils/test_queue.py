@@ -158,7 +158,7 @@ def test_several_leave_and_join_in_order(backend: Backend) -> None:
 @pytest.mark.seed("S001-10")
 def test_a_call_does_as_much_however_long_the_queue(backend: Backend) -> None:
     def num_lines(length: int) -> int:
-        """Lines of Python that a call at each end, in the middle and between neighbours takes."""
+        """Count the Python lines of a call at each end, in the middle and between neighbours."""
         blocks, queue = make(backend, *range(length))
         lines: Counter[str] = Counter()
 

@@ -31,7 +31,7 @@ def make(
 
 
 def group(*seq_ids: int, num_tokens: int = 4, prefix: Prefix | None = None) -> SequenceGroup:
-    """Waiting sequences of one prompt, whose tokens count up from 0; named by the first id."""
+    """Make waiting sequences of one prompt, with tokens from 0 up; named by the first id."""
     seqs = [Sequence(seq_id, "", range(num_tokens), SIZE) for seq_id in seq_ids]
     return SequenceGroup(f"g{seq_ids[0]}", seqs, prefix=prefix)
 

@@ -244,7 +244,7 @@ def test_blocks_are_objects_that_show_their_owners(backend: Backend) -> None:
 
 @pytest.mark.seed("S004-18")
 def test_the_sequence_that_this_manager_was_tested_by(backend: Backend) -> None:
-    """Ten blocks of 16 tokens, 16 ahead; source: S004-18."""
+    """There are ten blocks of 16 tokens, 16 tokens ahead. Source: S004-18."""
     manager = make(backend, 10, 16, num_preallocate_tokens=16)
     common = list(range(48))
     first = admit(manager, "0", [*common, *range(100, 107)])
@@ -265,7 +265,7 @@ def test_the_sequence_that_this_manager_was_tested_by(backend: Backend) -> None:
 
 @pytest.mark.seed("S004-19")
 def test_the_worked_example_of_the_design(backend: Backend) -> None:
-    """Ten blocks of four tokens; source: S004-19."""
+    """There are ten blocks of four tokens. Source: S004-19."""
     manager = make(backend, 10, 4)
     first = admit(manager, "0", range(15))
     assert decode(manager, first, 15) == []

@@ -127,7 +127,7 @@ def test_tables_and_free_counts_can_be_read(backend: Backend) -> None:
 
 @pytest.mark.seed("S003-37")
 def test_the_ideas_that_a_later_release_tests(backend: Backend) -> None:
-    """One group through its life, with a pair for each copy: source: S003-37."""
+    """A group is followed through its life, with a pair of blocks per copy. Source: S003-37."""
     manager = make(backend, 8, 8)
     admitted = admit(manager, 1, num_tokens=3)
     parent = admitted.find(1)

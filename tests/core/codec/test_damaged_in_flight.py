@@ -26,7 +26,7 @@ NO_REQUEST = "an entry does not belong to a request"
 
 
 def in_flight(backend: Backend) -> KVCacheManager:
-    """Ten blocks; batch 0 schedules "a" in row 0 and "b" in row 1, batch 1 schedules "c"."""
+    """Make a pool of ten blocks; batch 0 schedules "a" in row 0 and "b" in row 1, batch 1 "c"."""
     manager = make(backend, max_in_flight=2)
     for request_id, token in (("a", 10), ("b", 20), ("c", 30)):
         serve(manager, request_id, [token, token + 1])

@@ -173,7 +173,7 @@ def test_hashes_can_be_whole() -> None:
 
 
 def test_a_rank_is_left_out_on_demand_alone() -> None:
-    """Dynamo reads batches of three parts only."""
+    """Dynamo reads only batches of three parts."""
     assert msgspec.msgpack.decode(encode_events([], 1.0)) == [1.0, [], 0]
     assert msgspec.msgpack.decode(encode_events([], 1.0, None)) == [1.0, []]
 

@@ -170,7 +170,7 @@ texts = st.text(min_size=1, max_size=40)
 
 @st.composite
 def media_of(draw: st.DrawFn, num_tokens: int) -> list[MediaItem]:
-    """Sorted items in a prompt of this many tokens. They may overlap."""
+    """Draw sorted items in a prompt of this many tokens; they may overlap."""
     bounds = st.lists(st.integers(0, num_tokens), min_size=2, max_size=2, unique=True).map(sorted)
     spans = draw(st.lists(bounds, max_size=5)) if num_tokens else []
     return [MediaItem(draw(texts), start, end - start) for start, end in sorted(spans)]
@@ -269,7 +269,7 @@ blocks_of = st.tuples(st.lists(tokens_of, max_size=4), extra)
 def test_the_encoding_of_a_block_is_no_beginning_of_another(
     first: tuple[list[int], list[ExtraKey]], second: tuple[list[int], list[ExtraKey]]
 ) -> None:
-    """With a parent of fixed size before it, so is the message: no two blocks share one."""
+    """Neither is the message, after a parent of fixed size: no two blocks share one."""
     if first != second:
         assert not encoded(*first).startswith(encoded(*second))
         assert not encoded(*second).startswith(encoded(*first))
@@ -308,7 +308,7 @@ def test_one_word_in_different_places_is_different_keys(backend: Backend) -> Non
 
 
 def test_no_message_of_one_hashing_is_one_of_another() -> None:
-    """Byte 35 differs: it is the count's high byte, or the head of an array."""
+    """Byte 35 differs: it is either the count's high byte or the head of an array."""
     for num_tokens in (0, 1, 16, 23, 24, 256, 2**24, 2**31 - 1):
         assert num_tokens.to_bytes(4, "little")[3] < 0x80
         assert head(4, num_tokens)[0] >= 0x80

@@ -58,7 +58,7 @@ def length_of(identifier: str) -> int:
 
 
 def little(number: int) -> str:
-    """Four bytes that are also a text."""
+    """Encode a number in four bytes that are also text."""
     return struct.pack("<I", number).decode()
 
 
@@ -83,7 +83,7 @@ def digest(data: bytes) -> bytes:
 
 @st.composite
 def media_of(draw: st.DrawFn, num_tokens: int) -> list[MediaItem]:
-    """Sorted items, some of which overlap. One that does not fit ends with the last whole block."""
+    """Draw sorted items, some overlapping; one that does not fit ends with the last full block."""
     items, position = [], 0
     for identifier in draw(st.lists(names, max_size=3)):
         position += draw(st.integers(0, 2))

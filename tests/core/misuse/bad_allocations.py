@@ -34,10 +34,10 @@ def long_prompts(backend: Backend) -> KVCacheManager:
 
 
 def two_prefixes(backend: Backend) -> KVCacheManager:
-    """Cached: blocks 1, 2 for tokens 0 to 3, block 4 for 5, 6.
+    """Cache tokens 0 to 3 in blocks 1 and 2, and tokens 5 and 6 in block 4.
 
-    "waits" has the tokens 0 to 4, "even" 0 to 3. Block 3 is used and has no key, blocks
-    5 to 9 are unused.
+    "waits" has the tokens 0 to 4, "even" 0 to 3. Block 3 is used and has no key; blocks 5 to 9 are
+    unused.
     """
     manager = make(backend)
     serve(manager, "first", [0, 1, 2, 3, 4])
@@ -67,7 +67,7 @@ def taken_again(backend: Backend) -> KVCacheManager:
 
 
 def uncached(backend: Backend) -> KVCacheManager:
-    """Prefix caching is off; block 1 is in use."""
+    """Make a manager without prefix caching; block 1 is in use."""
     manager = make(backend, enable_caching=False)
     serve(manager, "first", [0, 1])
     add(manager, "waits", [0, 1, 2, 3, 4])
@@ -93,7 +93,7 @@ def stale(world: World, block: int, position: int, given: Hit) -> Row:
 
 
 def count(error: KvcoreError, num_new_tokens: Any, **options: Any) -> Row:
-    """Wrong counts for "waits" of `crowd`, which has 5 tokens, of a model that takes 8."""
+    """List wrong counts for "waits" of `crowd`, which has 5 tokens; the model takes 8."""
     return bad(crowd, error, "allocate_slots", "waits", num_new_tokens, **options)
 
 

@@ -27,7 +27,7 @@ def flying(backend: Backend) -> KVCacheManager:
 
 
 def landed(backend: Backend) -> KVCacheManager:
-    """Taken batches count as executed: none is ever unfinished."""
+    """Make a manager whose taken batches count as executed, so none is ever unfinished."""
     manager = make(backend)
     add(manager, "r", range(5))
     manager.allocate_slots("r", 5)

@@ -11,7 +11,7 @@ from tests.helpers.stories import make, serve, step
 
 
 def pinned(backend: Backend) -> KVCacheManager:
-    """ "runs" has 3 tokens in blocks 1 and 2; block 1 has two pins; 3 to 9 are unused."""
+    """Let "runs" have 3 tokens in blocks 1 and 2; block 1 has two pins; 3 to 9 are unused."""
     manager = make(backend)
     serve(manager, "runs", [0, 1, 2])
     manager.pin([1, 1])
@@ -20,7 +20,7 @@ def pinned(backend: Backend) -> KVCacheManager:
 
 
 def counted_on(backend: Backend) -> KVCacheManager:
-    """ "writer" publishes blocks 1 and 2 in the open batch, "reader" and "other" hit them in it.
+    """Let "writer" publish blocks 1 and 2 in the open batch; "reader" and "other" hit them in it.
 
     "other" hits only the first: its tokens are 0, 1, 9.
     """

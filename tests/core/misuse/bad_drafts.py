@@ -43,7 +43,7 @@ def drafted(backend: Backend) -> KVCacheManager:
 
 
 def hashed(backend: Backend) -> KVCacheManager:
-    """ "own" has 5 tokens in blocks of two, and one hash of its own; "ours" is hashed here."""
+    """Let "own" have 5 tokens in blocks of two and one hash of its own; "ours" is hashed here."""
     manager = make(backend)
     manager.add_request(Request("own", range(5), block_hashes=[b"1" * 32]))
     add(manager, "ours", range(5))

@@ -13,7 +13,7 @@ from tests.helpers.stories import add, make, serve
 
 
 def aged(backend: Backend) -> KVCacheManager:
-    """Epoch 5 follows epoch 2, in which r computed two blocks of four and s one that is free."""
+    """Begin epoch 5 after epoch 2, in which r computed two blocks of four and s a free one."""
     manager = make(backend, num_blocks=12, block_size=4, epoch=2)
     add(manager, "r", range(12))
     manager.allocate_slots("r", 8)

@@ -29,10 +29,11 @@ from tests.helpers.stories import add, make, serve, step
 
 
 def moving(backend: Backend) -> KVCacheManager:
-    """Operation 0 stores block 1 of "runs" (5 tokens, blocks 1 to 3); operations 1 and 2 load
-    blocks 4 and 5 of "loads" (9 tokens); both in a taken batch.
+    """Store block 1 of "runs" in operation 0, and load into "loads" in operations 1 and 2.
 
-    Operation 3, which stores block 2, is in the open batch, as is "fresh": 2 tokens, block 6.
+    "runs" has 5 tokens in blocks 1 to 3. "loads" has 9 tokens and loads blocks 4 and 5. These
+    operations are in a taken batch. Operation 3, which stores block 2, is in the open batch, as is
+    "fresh" with 2 tokens in block 6.
     """
     manager = make(backend, num_host_blocks=4, max_model_len=12)
     serve(manager, "runs", range(5))
@@ -112,7 +113,7 @@ def _load(request_id: str, num_tokens: int, first: int) -> Row:
 
 
 def uncached(backend: Backend) -> KVCacheManager:
-    """Caching is off; "waits" has 5 tokens."""
+    """Make a manager without caching; "waits" has 5 tokens."""
     manager = make(backend, enable_caching=False)
     add(manager, "waits", range(5))
     return manager
@@ -140,7 +141,7 @@ LOADS: list[Row] = [
 
 
 def even(backend: Backend) -> KVCacheManager:
-    """ "even" has 4 tokens in blocks of two."""
+    """Let "even" have 4 tokens in blocks of two."""
     manager = make(backend)
     add(manager, "even", range(4))
     return manager
@@ -162,8 +163,9 @@ LOADS += [
 
 
 def shared(backend: Backend) -> KVCacheManager:
-    """ "first" and "second" count 4 tokens in blocks 1 and 2, "third" counts 5, of which it
-    computed only the last.
+    """Let "first" and "second" count 4 tokens in blocks 1 and 2, and "third" 5.
+
+    "third" computed only the last one.
     """
     manager = make(backend)
     for name in ("first", "second", "third"):
@@ -173,7 +175,7 @@ def shared(backend: Backend) -> KVCacheManager:
 
 
 def hit_in_batch(backend: Backend) -> KVCacheManager:
-    """ "writer" publishes blocks 1 and 2 in the open batch, where "reader" hits them."""
+    """Let "writer" publish blocks 1 and 2 in the open batch, where "reader" hits them."""
     manager = make(backend)
     serve(manager, "writer", range(5))
     serve(manager, "reader", range(5))
@@ -181,7 +183,7 @@ def hit_in_batch(backend: Backend) -> KVCacheManager:
 
 
 def _count(name: str, call: str, *before: Any) -> list[Row]:
-    """Rows for a count that is none, below zero, or above the 5 computed tokens of "first"."""
+    """List rows for a count that is not a number, below zero, or above the 5 tokens of "first"."""
     rows = [
         bad(shared, InvalidCount(name=name, value=value, least=0), call, *before, value)
         for value in ("1", None, 1.5)
@@ -220,8 +222,9 @@ REWINDS: list[Row] = [
 
 
 def two_groups(backend: Backend) -> KVCacheManager:
-    """Full attention and a window of 3 tokens, blocks of two; "runs" has computed 6 of 7 tokens:
-    its window group has the null block, then blocks 5 and 6.
+    """Make groups of full attention and a window of 3 tokens, in blocks of two.
+
+    "runs" has computed 6 of 7 tokens: its window group has the null block, then blocks 5 and 6.
     """
     groups = (Group(2), Group(2, kind="sliding_window", window=3))
     manager = make(backend, 12, groups=groups)

@@ -47,7 +47,7 @@ def ahead(backend: Backend) -> KVCacheManager:
 
 
 def flying(backend: Backend) -> KVCacheManager:
-    """Batch 0 samples the first token to come of "both", batch 1 its second; only "one" is in 2.
+    """Sample the first token to come of "both" in batch 0, its second in 1; 2 has only "one".
 
     Batch 1 samples the next token of "last", which has none to come.
     """

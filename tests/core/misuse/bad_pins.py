@@ -43,7 +43,7 @@ def advanced(backend: Backend) -> KVCacheManager:
 
 
 def uncached(backend: Backend) -> KVCacheManager:
-    """Nothing is cached; "runs" has 2 computed tokens."""
+    """Make a manager without caching; "runs" has 2 computed tokens."""
     manager = make(backend, enable_caching=False)
     serve(manager, "runs", range(2))
     step(manager)
@@ -86,7 +86,7 @@ ROWS: list[Row] = [
 
 
 def full(backend: Backend) -> KVCacheManager:
-    """ "other" has 4 tokens in two blocks, and one more block may be pinned."""
+    """Let "other" have 4 tokens in two blocks; one more block may be pinned."""
     manager = pinned(backend)
     serve(manager, "other", range(30, 34))
     step(manager)

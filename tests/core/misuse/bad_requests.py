@@ -52,7 +52,7 @@ def crowd(backend: Backend) -> KVCacheManager:
 
 
 def one_tier(backend: Backend) -> KVCacheManager:
-    """ "runs" has 5 computed tokens; there are no host blocks."""
+    """Make a manager without host blocks; "runs" has 5 computed tokens."""
     manager = make(backend)
     serve(manager, "runs", [0, 1, 2, 3, 4])
     step(manager)

@@ -41,7 +41,7 @@ ROWS = [
     *bad_pins.ROWS,
 ]
 BY_CALL = rows_by_call(ROWS)
-# These take nothing that could be wrong.
+# These take no argument that could be wrong.
 WITHOUT_ARGUMENTS = {
     *("reset_prefix_cache", "take_events", "take_stats", "take_new_block_ids"),
 }

@@ -17,7 +17,7 @@ Misuse = Callable[[KVCacheManager], object]
 
 
 def story(backend: Backend) -> KVCacheManager:
-    """Ten tokens of "r" are cached; "s" has the same, "q" has others."""
+    """Cache ten tokens of "r"; "s" has the same tokens, "q" has others."""
     manager = make(backend, 12, num_host_blocks=9)
     serve(manager, "r", range(10))
     manager.add_request(Request("s", range(10)))
@@ -89,7 +89,7 @@ def test_a_message_stays_short_whatever_it_is_about(misuse: Misuse, backend: Bac
 
 
 class Faulty:
-    """A number that cannot be had."""
+    """A number whose `__index__` raises."""
 
     def __init__(self, error: type[BaseException]) -> None:
         self.error = error

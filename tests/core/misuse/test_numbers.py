@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Counts and block ids of other types than int: what stands for an int is one, in both languages.
+"""Counts and block ids of other types than int: what converts to an int is accepted as one.
 
-Engines hand in what their arrays give them; none of it may get into the state as it is.
+This holds in both languages. Engines hand in items of their arrays, none of which may get into the
+state unconverted.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from tests.helpers.stories import add, make, serve, step
 
 @attrs.frozen
 class Number:
-    """Not an int, but stands for one."""
+    """Not an int, but converts to one."""
 
     value: int
 

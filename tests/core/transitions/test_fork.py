@@ -32,7 +32,7 @@ from tests.helpers.stories import (
 
 
 def parent(backend: Backend, num_blocks: int = 10) -> KVCacheManager:
-    """ "a" (row 0) has five computed tokens in blocks 1, 2 and 3; the last is half full."""
+    """Let "a" (row 0) have five computed tokens in blocks 1, 2 and 3; the last is half full."""
     manager = make(backend, num_blocks)
     serve(manager, "a", [0, 1, 2, 3, 4])
     step(manager)

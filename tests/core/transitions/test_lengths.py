@@ -17,7 +17,7 @@ from tests.helpers.stories import add, blocks, drop, keyed, make, serve, step
 
 @pytest.fixture
 def manager(backend: Backend) -> KVCacheManager:
-    """Nine usable blocks; the model takes 8 tokens; "long" has ten."""
+    """Make a manager of nine usable blocks; the model takes 8 tokens; "long" has ten."""
     made = make(backend, max_model_len=8)
     add(made, "long", range(10))
     return made

@@ -23,7 +23,7 @@ from tests.helpers.stories import (
 
 @pytest.fixture
 def manager(backend: Backend) -> KVCacheManager:
-    """ "a" has computed 0, 1, 2, 3 in blocks 1 and 2, both cached; duplicates are merged."""
+    """Merge duplicates; "a" has computed 0, 1, 2, 3 in blocks 1 and 2, both cached."""
     made = make(backend, 8, duplicates="merge")
     serve(made, "a", [0, 1, 2, 3])
     step(made)

@@ -28,7 +28,7 @@ from tests.helpers.stories import (
 
 @pytest.fixture
 def manager(backend: Backend) -> KVCacheManager:
-    """Nine usable blocks of two tokens, four host blocks."""
+    """Make a manager of nine usable blocks of two tokens and four host blocks."""
     return make(backend, num_host_blocks=4)
 
 

@@ -23,7 +23,7 @@ from tests.helpers.stories import (
 
 @pytest.fixture
 def manager(backend: Backend) -> KVCacheManager:
-    """Five usable blocks; "a" has three computed tokens in 1 and 2; 1 is cached."""
+    """Make a manager of five usable blocks; "a" has three tokens in 1 and 2; 1 is cached."""
     made = make(backend, 6)
     serve(made, "a", [0, 1, 2])
     step(made)

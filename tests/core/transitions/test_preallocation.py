@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Preallocation: blocks for the growth of a request, as far as there is room to spare.
+"""Preallocation: blocks for the growth of a request, as far as blocks are spare.
 
 Source: S004-06, 07, 18.
 """
@@ -83,7 +83,7 @@ def test_a_child_shares_no_spare_room(backend: Backend) -> None:
 def test_the_sequence_that_the_first_manager_with_preallocation_was_tested_by(
     backend: Backend,
 ) -> None:
-    """Ten blocks of 16 tokens, 16 preallocated, no null block; source: S004-18."""
+    """There are ten blocks of 16 tokens, 16 preallocated, no null block. Source: S004-18."""
     manager = make(backend, 10, 16, null_block=False, num_preallocate_tokens=16)
     common = list(range(48))
     assert serve(manager, "0", [*common, *range(100, 107)]) == [0, 1, 2, 3, 4]

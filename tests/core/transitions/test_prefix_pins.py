@@ -22,7 +22,7 @@ PROMPT = list(range(7))
 
 @pytest.fixture
 def manager(backend: Backend) -> KVCacheManager:
-    """Eight usable blocks of two tokens, four may be pinned; "a" has seven tokens in 1 to 4."""
+    """Make a manager of eight blocks of two; four may be pinned; "a" has seven tokens in 1 to 4."""
     made = make(backend, 9, max_model_len=8, max_pinned_blocks=4)
     serve(made, "a", PROMPT)
     step(made)

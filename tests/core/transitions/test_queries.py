@@ -15,7 +15,7 @@ from tests.helpers.stories import add, blocks, drop, make, serve, step, unchange
 
 @pytest.fixture
 def manager(backend: Backend) -> KVCacheManager:
-    """ "a" and "b" share blocks 1 and 2 and have block 3 and 4 to themselves."""
+    """Let "a" and "b" share blocks 1 and 2 and have block 3 and 4 to themselves."""
     made = make(backend, num_host_blocks=4)
     serve(made, "a", [0, 1, 2, 3, 4])
     serve(made, "b", [0, 1, 2, 3, 5])

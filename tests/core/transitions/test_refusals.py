@@ -20,7 +20,7 @@ LATER, NEVER = Reason.LATER, Reason.NEVER
 
 @pytest.fixture
 def manager(backend: Backend) -> KVCacheManager:
-    """ "a" has three computed tokens in blocks 1 and 2; 3 and 4 are free."""
+    """Let "a" have three computed tokens in blocks 1 and 2; 3 and 4 are free."""
     made = make(backend, 5, num_host_blocks=2)
     serve(made, "a", [0, 1, 2])
     step(made)

@@ -25,7 +25,7 @@ from tests.helpers.stories import add, admit, drop, make, serve, step, unchanged
 
 @pytest.fixture
 def manager(backend: Backend) -> KVCacheManager:
-    """Nine usable blocks of two tokens, with events."""
+    """Make a manager of nine usable blocks of two tokens, with events."""
     return make(backend, enable_events=True)
 
 

@@ -27,7 +27,7 @@ from tests.helpers.stories import add, blocks, make, owners, queue, serve, step,
 
 @pytest.fixture
 def manager(backend: Backend) -> KVCacheManager:
-    """ "a" has three computed tokens in blocks 1 and 2, of which 1 is cached."""
+    """Let "a" have three computed tokens in blocks 1 and 2, of which 1 is cached."""
     made = make(backend, num_host_blocks=4)
     serve(made, "a", [0, 1, 2])
     step(made)

@@ -9,7 +9,7 @@ from tests.helpers.stories import add, blocks, keyed, make, owners, queue, serve
 
 
 def seven(backend: Backend) -> KVCacheManager:
-    """ "a" has seven computed tokens in blocks 1 to 4; 5 to 9 are free."""
+    """Let "a" have seven computed tokens in blocks 1 to 4; 5 to 9 are free."""
     manager = make(backend)
     serve(manager, "a", range(7))
     step(manager)

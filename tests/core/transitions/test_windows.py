@@ -16,7 +16,7 @@ WINDOW = Group(2, kind="sliding_window", window=3)
 
 @pytest.fixture
 def manager(backend: Backend) -> KVCacheManager:
-    """Full attention and a window of three tokens, 19 usable blocks of two."""
+    """Make a manager of full attention and a window of three tokens, 19 usable blocks of two."""
     return make(backend, 20, groups=(FULL, WINDOW), num_host_blocks=20)
 
 

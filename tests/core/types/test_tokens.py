@@ -276,14 +276,14 @@ def test_an_iterator_may_call_the_manager(backend: Backend) -> None:
 
 
 class OnlyNext:
-    """No iterable, though it has a next item."""
+    """Has a next item, but is not iterable."""
 
     def __next__(self) -> str:
         return "a"
 
 
 class OnlyNumpy:
-    """Gives an array, and no items itself."""
+    """Returns an array, and has no items itself."""
 
     def numpy(self) -> list[int]:
         return [-1]

@@ -59,7 +59,7 @@ class ListedBlocks:
         return block
 
     def deallocate(self, seq: Sequence) -> None:
-        """Tail first, so that a prefix outlives what follows it."""
+        """Release a sequence's blocks, tail first, so that a prefix outlives what follows it."""
         while seq.block_table:
             block = seq.block_table.pop()
             self.owners[block] -= 1

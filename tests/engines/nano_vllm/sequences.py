@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sequences with what nano-vllm's have, and random schedules that serve them.
 
-A schedule follows from its seed and the answers of the manager. It prefills in chunks, asks and
-does not allocate, decodes, and takes blocks from any running sequence if a slot is missing.
+A schedule follows from its seed and the answers of the manager. It prefills in chunks, sometimes
+asks without allocating, decodes, and takes blocks from any running sequence if a slot is missing.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class World:
 
 
 def world_of(seed: int) -> World:
-    """Prompts that share prefixes, in a pool that just holds the longest, or a few of them."""
+    """Draw prompts that share prefixes, and a pool that holds the longest, or a few of them."""
     draw = random.Random(seed)
     size = draw.choice((2, 3, 4, 8))
     systems = [draw.choices(range(5), k=draw.randrange(1, 8 * size)) for _ in range(3)]
@@ -67,7 +67,7 @@ def world_of(seed: int) -> World:
 
 
 class Schedule:
-    """One run of a world over a manager; `log` has all that the manager answered."""
+    """One run of a world over a manager; `log` has all answers of the manager."""
 
     def __init__(self, make: Callable[[int, int], Any], seed: int) -> None:
         self.world = world = world_of(seed)
@@ -92,7 +92,7 @@ class Schedule:
         return self.log
 
     def prefill(self) -> list[Sequence]:
-        """Sequences that compute their next tokens; only the last one may stop before its end."""
+        """Begin a prefill step. Returns its sequences; only the last one may stop in mid-prompt."""
         batch: list[Sequence] = []
         budget = self.draw.randrange(1, 12 * self.world.block_size)
         while self.waiting and budget:
@@ -115,7 +115,7 @@ class Schedule:
         return batch
 
     def decode(self) -> list[Sequence]:
-        """Running sequences, in any order; one without a slot takes the blocks of another."""
+        """Begin a decode step. Returns its sequences; one without a slot takes another's blocks."""
         batch: list[Sequence] = []
         idle = [*self.running]
         self.draw.shuffle(idle)

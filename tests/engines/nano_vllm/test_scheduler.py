@@ -22,7 +22,7 @@ from engines.nano_vllm.kvcore_nano_vllm import BlockManager, Unsupported, instal
 
 @pytest.fixture
 def scheduler() -> Iterator[Any]:
-    """nano-vllm's module of that name."""
+    """Import nano-vllm's module of that name."""
     reason = checkout.missing()
     if reason is not None:
         pytest.skip(reason)

@@ -63,7 +63,7 @@ def tiny(kind: str = "full", seed: int = 0, window: int = WINDOW) -> Any:
 
 
 def draw_prompts(seed: int, num_prompts: int = 8, num_systems: int = 3) -> list[list[int]]:
-    """Random prompts in the order of arrival; each begins with one of the systems' texts."""
+    """Draw prompts in the order of arrival; each begins with one of the systems' texts."""
     chance = random.Random(seed)
 
     def text(least: int, most: int) -> list[int]:

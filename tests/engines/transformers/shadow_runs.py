@@ -51,7 +51,7 @@ while steps overlap: transformers 5.23.0 fails all others then.
 """
 MAY_REFUSE = ("tight-hybrid", "tight-samples")
 NUM_EXPLAINED = 10_000
-"""Removed keys that kvcore remembers: more than a run has."""
+"""Number of removed keys that kvcore remembers: more than a run has."""
 
 
 @attrs.define
@@ -116,7 +116,7 @@ def run(mode: str, seed: int) -> Shadow:
 
 
 def main() -> int:
-    """Run; 1 if kvcore parts from transformers' cache."""
+    """Run. Returns 1 if kvcore differs from transformers' cache."""
     parser = argparse.ArgumentParser(prog="make engines-transformers-shadow", description=__doc__)
     parser.add_argument("--modes", default=",".join(MODES), metavar="NAME,...", help="%(default)s")
     parser.add_argument("--seeds", type=int, default=4, help="runs of each mode, %(default)s")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cancels, exceptions, other weights, and two bugs of transformers that the adapter mends."""
+"""Cancels, exceptions, other weights, and two bugs of transformers that the adapter fixes."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests that give way: to the host tier and back, or begun anew."""
+"""Requests that give way: they go to the host tier and back, or start over."""
 
 from __future__ import annotations
 

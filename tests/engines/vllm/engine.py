@@ -45,7 +45,7 @@ def model() -> str:
 
 
 def make_config(**changed: Any) -> VllmConfig:
-    """vLLM's configuration; changed: of the scheduler's."""
+    """Make vLLM's configuration. changed: options of the scheduler's."""
     cache_config = CacheConfig(block_size=BLOCK_SIZE, enable_prefix_caching=True)
     cache_config.num_gpu_blocks = 33
     return VllmConfig(
@@ -106,7 +106,7 @@ def make_request(name: str, tokens: list[int], **options: Any) -> Request:
 
 
 def steps(scheduler: Any, most: int, in_flight: int = 1) -> dict[str, int]:
-    """Schedule and answer until nothing is left, most times; returns where requests started.
+    """Schedule and answer until nothing is left, mostly. Returns where requests started.
 
     in_flight: steps that are scheduled when the first is answered.
     """
@@ -137,7 +137,7 @@ def steps(scheduler: Any, most: int, in_flight: int = 1) -> dict[str, int]:
 
 
 def run(scheduler: Any, prompts: dict[str, list[int]]) -> dict[str, int]:
-    """Answer these prompts to the end; returns how many tokens each was answered with."""
+    """Answer these prompts completely. Returns the number of tokens of each answer."""
     requests = [make_request(name, tokens) for name, tokens in prompts.items()]
     for request in requests:
         scheduler.add_request(request)

@@ -52,16 +52,16 @@ class Letters(Executor):  # type: ignore[misc] # vLLM has no types here
         return [["NHD"]]
 
     def determine_available_memory(self) -> list[int]:
-        """Enough; the configuration says how many blocks there are."""
+        """Return enough memory; the configuration says how many blocks there are."""
         return [1 << 20]
 
     def collective_rpc(self, method: Any, *_: Any, **__: Any) -> list[Any]:
-        """Nothing else is asked of a worker."""
+        """Return no results: no other call is made to the workers."""
         del method
         return []
 
     def check_health(self) -> None:
-        """Do nothing: it is well."""
+        """Do nothing: the executor is healthy."""
 
     def execute_model(self, scheduler_output: Any, non_block: bool = False) -> Any:
         """Write the slots of a step, and then read whole contexts."""

@@ -33,7 +33,7 @@ COUNT = 12
 
 
 def make_core(*, is_async: bool, num_blocks: int = 40) -> Any:
-    """vLLM's core over kvcore, with room for two or three requests."""
+    """Make vLLM's core over kvcore, with room for two or three requests."""
     config = make_config(async_scheduling=is_async, scheduler_cls="kvcore_vllm.Scheduler")
     config.cache_config.num_gpu_blocks_override = num_blocks
     core = EngineCore(config, Letters, log_stats=True)
@@ -66,7 +66,7 @@ def add_all(core: Any, turn: object) -> dict[str, str]:
 
 
 def run(core: Any, most: int = 400) -> tuple[dict[str, str], int]:
-    """Step until nothing is left; returns the texts, and how many tokens were hit."""
+    """Step until nothing is left. Returns the texts, and how many tokens were hit."""
     texts: dict[str, str] = {}
     num_hits = 0
     for _ in range(most):

@@ -61,7 +61,7 @@ class Verdicts:
         self.found[report.nodeid] &= report.passed
 
     def pytest_sessionfinish(self, session: Any) -> None:
-        """Status 0 if every outcome is the expected one, else 1."""
+        """Set the exit status to 0 if every outcome is the expected one, else to 1."""
         session.exitstatus = int(bool(differences(self.expected, self.found)))
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
@@ -91,7 +91,7 @@ def pytest_configure(config: Any) -> None:
 
 @pytest.fixture
 def default_vllm_config() -> Iterator[Any]:
-    """vLLM's defaults as the current configuration."""
+    """Make vLLM's defaults the current configuration."""
     from vllm.config import VllmConfig, set_current_vllm_config
 
     config = VllmConfig()
@@ -107,7 +107,7 @@ def should_do_global_cleanup_after_test() -> bool:
 
 @pytest.fixture
 def caplog_vllm(caplog: Any, monkeypatch: Any) -> Any:
-    """vLLM's log, which does not reach the root logger by itself."""
+    """Capture vLLM's log, which does not reach the root logger by itself."""
     monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
     with caplog.at_level(logging.INFO):
         yield caplog

@@ -30,7 +30,7 @@ ONE_EACH = "1 keys, one per block"
 
 
 def world(backend: Backend) -> Backing:
-    """In both tiers of four blocks 0 has two owners and a key, 1 has a key alone, 2 one owner."""
+    """Make two tiers of four blocks: 0 has two owners and a key, 1 only a key, 2 one owner."""
     backing = Backing(4, 4, eviction="priority", backend=backend)
     for tier in ("device", "host"):
         backing.take(3, tier)

@@ -23,7 +23,7 @@ HELD = [1, 1, 4]
 
 
 def world(backend: Backend = "python") -> Tiers:
-    """Block 0 is null; 1 has two owners, 4 one; 2 and 3 are free, 3 with a key; 5 without."""
+    """Make tiers: block 0 is null; 1 has two owners, 4 one; 2, 3 and 5 are free, 3 with a key."""
     backing = Backing(6, 2, null_block=True, eviction="priority", backend=backend)
     backing.take(4)
     backing.touch([1])
@@ -50,14 +50,14 @@ def unlisted(tiers: Tiers) -> Tiers:
 
 
 def mislisted(tiers: Tiers) -> Tiers:
-    """Block 2 is found under the key of block 3."""
+    """Let block 2 be found under the key of block 3."""
     index = HashIndexTransaction(tiers.device.index)
     index.insert(KEY, 2)
     return attrs.evolve(tiers, device=replace(tiers.device, index=index.freeze()))
 
 
 def overcounted(tiers: Tiers) -> Tiers:
-    """Block 4 has an owner too many."""
+    """Give block 4 an owner too many."""
     ref_counts = tiers.device.ref_counts.set(4, 2)
     return attrs.evolve(tiers, device=replace(tiers.device, ref_counts=ref_counts))
 

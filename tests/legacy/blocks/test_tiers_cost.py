@@ -102,7 +102,7 @@ def test_a_call_copies_paths_and_never_a_column(eviction: PoolEviction) -> None:
 
 
 def evicted_by_priority(num_blocks: int) -> Tiers:
-    """Tiers of policy "priority" whose blocks all have an owner and a key."""
+    """Make tiers of policy "priority" whose blocks all have an owner and a key."""
     state = perform(make_tiers(num_blocks, eviction="priority"), "take", (num_blocks,))
     for block in range(num_blocks):
         state = perform(state, "publish", (block, block.to_bytes(KEY_SIZE, "little")))
@@ -111,7 +111,7 @@ def evicted_by_priority(num_blocks: int) -> Tiers:
 
 def test_a_release_walks_past_only_those_of_higher_priority() -> None:
     def cost(num_cached: int, time: float) -> int:
-        """Steps of freeing one block that was used then, with others free that were used at 1."""
+        """Count the steps of freeing a block used at this time; the others were used at 1."""
         state = perform(
             evicted_by_priority(num_cached + 2), "set_priority", (range(num_cached), 1.0)
         )

@@ -104,7 +104,7 @@ class Holders:
         self.held: dict[str, Counter[int]] = {"device": Counter(), "host": Counter()}
 
     def note(self, name: str, args: tuple[Any, ...], value: Any) -> None:
-        """What a call that was not refused and did not raise has changed."""
+        """Note what a call that was not refused and did not raise has changed."""
         tier = args[-1] if args and args[-1] in ("device", "host") else "device"
         if name == "take":
             self.held[tier].update(value)
@@ -173,12 +173,12 @@ class Model:
         return self.uncached + sorted(self.cached, key=self.place)
 
     def place(self, block: int) -> tuple[float, int, int]:
-        """What is sorted by."""
+        """Return the key to sort by."""
         time, length = self.priorities.get(block, (-1.0, 0))
         return (time, -length, block)
 
     def note(self, call: tuple[Any, ...], before: Tiers, after: Tiers) -> None:
-        """What a call did, by owners and keys before and after."""
+        """Note what a call did, by owners and keys before and after."""
         name, *args = call
         old, new = before.device, after.device
         if name == "set_priority":

@@ -50,7 +50,7 @@ def admit(manager: BlockSpaceManager, *seqs: Sequence) -> SequenceGroup:
 
 
 def full(*numbers: int) -> list[list[int]]:
-    """Full blocks, each of one number."""
+    """Make tokens of full blocks, each of one number."""
     return [[number] * SIZE for number in numbers]
 
 

@@ -207,7 +207,7 @@ def test_a_naive_allocator_is_made_as_the_original_is(backend: Backend) -> None:
 
 
 class Noted(NaiveBlock):
-    """A block of somebody's own class."""
+    """A block of a user's own class."""
 
 
 @pytest.mark.parametrize("has_pool", [False, True])
@@ -233,7 +233,7 @@ def test_a_naive_allocator_makes_blocks_of_any_class(backend: Backend, has_pool:
 
 @pytest.mark.parametrize("kind", ["naive", "prefix_caching", "of a class of one's own"])
 def test_swapped_objects_go_back_to_the_pool_that_made_them(backend: Backend, kind: str) -> None:
-    """Three blocks at a time: the GPU makes no more objects than for the first ones."""
+    """With three blocks at a time, the GPU makes no more objects than for the first ones."""
     if kind in cpu_gpu_block_allocator.KINDS:
         tiers = two_tiers(backend, kind=kind)
     else:
@@ -276,7 +276,7 @@ def test_a_counter_of_an_allocator_leaves_its_commands(backend: Backend) -> None
 
 
 def test_a_block_is_appendable_for_its_only_owner(backend: Backend) -> None:
-    """Also one without id, of which there is nothing that another could see."""
+    """So is a block without an id, which no other owner can see."""
     counter = RefCounter([0, 1], backend=backend)
     tracker = CopyOnWriteTracker(counter.as_readonly())
     blocks = allocator(backend)

@@ -36,7 +36,7 @@ class Empty(Exception):
 
 
 class Plain:
-    """The allocator, as slowly as it can be said."""
+    """The allocator, written as plainly and slowly as possible."""
 
     def __init__(self, num_blocks: int) -> None:
         self.free = list(range(num_blocks))
@@ -138,7 +138,7 @@ class Walk:
             assert owners == list(self.plain.owners.values())
 
     def attempt(self, mine: Callable[[], T], plain: Callable[[], U]) -> tuple[T, U] | None:
-        """Make a call on both; None where both refuse it."""
+        """Make a call on both. Returns None if both refuse it."""
         before = copy.deepcopy(self.plain)
         try:
             expected = plain()
@@ -216,7 +216,7 @@ class Walk:
         self.allocator.free_all(chain)
 
     def swap(self) -> None:
-        """Out, and in again if there is room: kept content is hit."""
+        """Swap out, and in again if there is room: content that was kept is hit."""
         if not self.chains:
             return
         chain = self.random.choice(self.chains)

@@ -45,7 +45,7 @@ class ManagerWalk:
         self.refused = 0
 
     def run(self, num_calls: int) -> None:
-        """This many calls, then the end of all sequences."""
+        """Make this many calls, then end all sequences."""
         actions = [self.admit, self.append, self.append, self.append, self.fork, self.free]
         actions += [self.swap, self.mark, self.ask, self.misuse, self.twins.batch, self.reset]
         for number in range(num_calls):
@@ -63,8 +63,10 @@ class ManagerWalk:
         self.check()
 
     def check(self) -> None:
-        """Owners are those of the tables and the null block; the first manager's tables are looked
-        at from the start, the second one's never, and they hold the same.
+        """Check that the blocks' owners are the tables and the null block.
+
+        The first manager's tables are read from the start, the second one's never; both hold the
+        same.
         """
         for manager in self.twins.pair:
             allocator = manager.block_allocator
@@ -115,7 +117,7 @@ class ManagerWalk:
         self.groups.append(group)
 
     def append(self) -> None:
-        """Tokens for all running sequences of a group, if they fit or not."""
+        """Append tokens to all running sequences of a group, whether they fit or not."""
         group, ahead = self.pick(), self.random.choice([0, 0, 1, 4])
         seqs = list(group.get_seqs(RUNNING))
         for seq in seqs:
@@ -220,7 +222,7 @@ class ManagerWalk:
 
 
 class AllocatorWalk:
-    """A life of two allocators; sequences are chains of block objects, one list a backend."""
+    """A life of two allocators; sequences are chains of block objects, one list per backend."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
@@ -237,7 +239,7 @@ class AllocatorWalk:
         self.refused = 0
 
     def run(self, num_calls: int) -> None:
-        """This many calls, then the end of all chains."""
+        """Make this many calls, then end all chains."""
         actions = [self.begin, self.grow, self.grow, self.fill, self.fill, self.fork, self.drop]
         actions += [self.mark, self.ask, self.twins.batch, self.reset, self.out_and_in]
         for number in range(num_calls):
@@ -253,7 +255,7 @@ class AllocatorWalk:
         self.check()
 
     def check(self) -> None:
-        """Owners are the objects of the chains."""
+        """Check that the blocks' owners are the objects of the chains."""
         for at, allocator in enumerate(self.twins.pair):
             held = [block.block_id for chain in self.chains for block in chain[at]]
             place = allocator.get_physical_block_id
@@ -291,7 +293,7 @@ class AllocatorWalk:
             mine.append(answer)
 
     def fill(self) -> None:
-        """Tokens for the last block of a chain, if they fit or not."""
+        """Append tokens to the last block of a chain, whether they fit or not."""
         chain = self.pick()
         tokens = [self.random.randrange(2) for _ in range(self.random.randint(0, SIZE))]
         lasts = iter([each[-1] for each in chain])

@@ -62,7 +62,7 @@ class EngineGroup:
         self.compare = compare
 
     def get_seqs(self, status: Any = None) -> list[EngineSequence]:
-        """Sequences of one status."""
+        """Return the sequences of one status."""
         if status is None:
             return list(self.seqs)
         if self.compare == "by name":
@@ -78,7 +78,7 @@ class EngineGroup:
 
 @pytest.mark.parametrize("compare", ["by value", "by name", "by identity"])
 def test_an_engine_keeps_its_own_sequences_and_statuses(backend: Backend, compare: str) -> None:
-    """Two wait and one has finished: three owners a block, and each is given back by its own."""
+    """Two wait and one has finished, so each block has three owners, who free it separately."""
     manager: Any = legacy.BlockSpaceManager(4, 6, 6, watermark=0.0, backend=backend)
     first, second, done = (EngineSequence(number, 2) for number in range(3))
     done.status = SequenceStatus.FINISHED_STOPPED
@@ -111,7 +111,7 @@ def test_an_engine_keeps_its_own_sequences_and_statuses(backend: Backend, compar
 
 
 def test_two_swapped_sequences_ask_for_two_blocks_more(backend: Backend) -> None:
-    """2 blocks and one more for each of 2 sequences are 4: three free ones are too few."""
+    """Two blocks and one more for each of two sequences are 4, so three free ones are too few."""
     manager: Any = legacy.BlockSpaceManager(4, 3, 3, watermark=0.0, backend=backend)
     seqs = [EngineSequence(0, 2), EngineSequence(1, 2)]
     group = EngineGroup(seqs, "by value")
@@ -140,7 +140,7 @@ def test_who_runs_is_counted_by_the_status_name(backend: Backend) -> None:
 
 
 def test_an_engine_compares_answers_with_its_own_statuses(backend: Backend) -> None:
-    """4 blocks: of two groups of 3 the second waits, one of 5 never fits."""
+    """With 4 blocks, the second of two groups of 3 waits, and a group of 5 never fits."""
     manager: Any = legacy.BlockSpaceManager(4, 4, 0, watermark=0.0, backend=backend)
     groups = [EngineGroup([EngineSequence(number, size)], "") for number, size in enumerate((3, 5))]
     assert manager.can_allocate(groups[0]) == AllocStatus.OK
@@ -182,7 +182,7 @@ def test_adapters_do_not_share_a_prefix() -> None:
 
 
 def test_a_sequence_keeps_its_tokens_and_log_probabilities() -> None:
-    """Prompt 5 6 7, answer 8 9: -0.5 and -1.5 are -2 together, over 4 or 5 tokens."""
+    """The prompt is 5 6 7, the answer 8 9; -0.5 and -1.5 are -2 together, over 4 or 5 tokens."""
     adapter = SimpleNamespace(lora_int_id=4)
     seq = legacy.Sequence(3, "text", [5, 6, 7], 2, adapter)
     seq.append_token_id(8, {8: -0.5, 1: -9.0})
@@ -212,7 +212,7 @@ def test_a_token_without_its_log_probability_is_refused() -> None:
 
 
 def test_a_logical_block_has_slots() -> None:
-    """-1 where no token is: that is what the original's has."""
+    """A slot without a token has -1, as in the original."""
     block = legacy.LogicalTokenBlock(6, 3)
     with pytest.raises(AssertionError, match="block 6 has no tokens"):
         block.get_last_token_id()
@@ -227,7 +227,7 @@ def test_a_logical_block_has_slots() -> None:
 
 
 def test_a_group_counts_who_runs_and_who_has_ended() -> None:
-    """Of three one has ended; best_of=4 asks for 4 until there are as many."""
+    """One of three has ended; best_of=4 asks for 4 sequences until there are 4."""
     seqs = [legacy.Sequence(number, "text", [1, 2], 2) for number in range(3)]
     params = SimpleNamespace(best_of=4, use_beam_search=False)
     group = legacy.SequenceGroup("g", seqs, params, 0.0, SimpleNamespace(lora_int_id=2))

@@ -49,7 +49,7 @@ class Walk:
         self.record: list[Any] = []
 
     def run(self, num_steps: int) -> list[Any]:
-        """This many steps, and then the end of all; returns the record."""
+        """Run this many steps, then end everything. Returns the record."""
         steps = (
             *(self.arrive, self.append, self.append, self.append, self.fork),
             *(self.swap_out, self.swap_in, self.finish, self.leave, self.misuse),
@@ -68,7 +68,7 @@ class Walk:
         return self.record
 
     def call(self, method: Callable[..., Any], *args: Any, sure: bool = False) -> Any:
-        """Make a call and record it; returns its value, or the error. sure: it must not raise."""
+        """Make a call and record it. Returns its value, or the error. sure: it must not raise."""
         before = snapshot(self.manager)
         try:
             value = method(*args)

@@ -47,7 +47,7 @@ def extra_keys(manager: KVCacheManager, request: EngineRequest) -> list[Any]:
 
 
 def test_generated_tokens_take_the_last_item_alone(backend: Backend) -> None:
-    """Prompt of 11 in blocks of 4, so the third block is filled by an answer of one token.
+    """A prompt has 11 tokens in blocks of 4, so an answer of one token fills the third block.
 
     "b" ends where that block begins, and would count (S001-37) if it were asked; "c" is asked.
     """
@@ -64,7 +64,7 @@ def test_generated_tokens_take_the_last_item_alone(backend: Backend) -> None:
 
 
 def test_the_last_item_counts_once_more_where_it_ends_at_a_block(backend: Backend) -> None:
-    """As in the original: "b" ends at token 8, and is asked of the block that begins there."""
+    """As in the original, "b" ends at token 8 and is asked for the block that begins there."""
     manager = make(backend)
     request = with_media(9, ("a", 1, 2), ("b", 5, 3))
     resume(manager, request)
@@ -142,7 +142,7 @@ def layer(num_heads: int, *, use_mla: bool = False) -> FullAttentionSpec:
 
 
 def test_mla_of_the_same_page_size_is_of_the_same_type() -> None:
-    """As the original's type ids say; such layers are no group all the same."""
+    """The original's type ids say so; such layers still do not form a group."""
     layers = {"a": layer(2, use_mla=True), "b": layer(1)}
     assert layers["a"].type_id == layers["b"].type_id
     assert is_kv_cache_type_uniform(layers)
@@ -151,7 +151,7 @@ def test_mla_of_the_same_page_size_is_of_the_same_type() -> None:
 
 
 def test_groups_of_one_type_keep_their_order() -> None:
-    """MLA, full, full are all one type: the order of the worker stays."""
+    """MLA, full, full are all of one type, so the worker's order stays."""
 
     def config(*specs: FullAttentionSpec) -> KVCacheConfig:
         groups = [KVCacheGroupSpec([f"l{place}"], spec) for place, spec in enumerate(specs)]
@@ -187,7 +187,7 @@ def test_other_calls_of_sizing_answer_as_the_original() -> None:
 
 
 def test_null_blocks_of_a_hit_take_no_room(backend: Backend) -> None:
-    """4 blocks, all cached and free; of 4 hits a window of 9 needs two, so two are left to take."""
+    """All 4 blocks are cached and free; a window of 9 needs two of 4 hits, so two can be taken."""
     manager = make(backend, 5, window=9)
     first = EngineRequest("0", list(range(16)))
     assert resume(manager, first) == [1, 2, 3, 4]
@@ -199,7 +199,7 @@ def test_null_blocks_of_a_hit_take_no_room(backend: Backend) -> None:
 
 
 def test_a_block_becomes_full_behind_null_blocks(backend: Backend) -> None:
-    """Of a window of one token nothing stays: the original stops here."""
+    """A window of one token keeps nothing; the original raises an error here."""
     manager = make(backend, window=1)
     request = EngineRequest("0", list(range(8)))
     assert resume(manager, request) == [1, 2]
@@ -221,7 +221,7 @@ def test_null_blocks_are_no_common_prefix(backend: Backend) -> None:
 
 
 def test_eagle_with_a_window_reads_no_null_block(backend: Backend) -> None:
-    """A window of 9 reads two blocks: three cached ones leave two, two leave none."""
+    """A window of 9 reads two blocks: three cached ones give two, two give none."""
     manager = make(backend, window=9, use_eagle=True)
     first = EngineRequest("0", list(range(12)))
     resume(manager, first)
@@ -239,7 +239,7 @@ def record(number: int) -> BlockHashType:
 
 
 def test_a_map_that_is_written_by_hand_decides_what_is_found(backend: Backend) -> None:
-    """Free blocks are made found, and forgotten, where they are: the queue stays as it is."""
+    """Free blocks become findable, and are forgotten, without a change of the queue."""
     manager = make(backend, 12, window=9)
     resume(manager, EngineRequest("0", list(range(8))))
     manager.free(EngineRequest("0", []))
@@ -307,7 +307,7 @@ def test_what_cannot_be_found_is_not_written(backend: Backend) -> None:
 
 
 def test_no_new_full_block_asks_for_no_hash(backend: Backend) -> None:
-    """Nothing is hashed and nothing is missed, whatever the lists hold."""
+    """Nothing is hashed and nothing is missing, whatever the lists hold."""
     manager = make(backend)
     hashes: list[BlockHashType] = []
     request = EngineRequest("0", [1, 2])

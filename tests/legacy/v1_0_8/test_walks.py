@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Random lives of the manager of vLLM 0.8.5 on both backends at once, from a seed.
 
-Both are told the same. Answers, errors and batches are compared, and the blocks behind them; a call
-that raises leaves all as it was, and one that is refused gives back what the window does not see.
+Both get the same calls. Answers, errors and batches are compared, and the blocks behind them; a
+call that raises changes nothing, and one that is refused gives back what the window does not see.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ class Pair:
             self.requests.remove(request)
 
     def disturb(self, request: EngineRequest) -> None:
-        """Ask for nothing, bring hits of old or of another pool."""
+        """Ask for no tokens, and hand in old hits or hits of another pool."""
         dice = self.dice
         old = dice.choice(self.hits) if self.hits else [[], []]
         if dice.random() < 0.3:
@@ -146,7 +146,7 @@ class Pair:
             request.num_computed_tokens = 0
 
     def ask_around(self, request: EngineRequest) -> None:
-        """Everything else."""
+        """Make all other queries."""
         self.ask(lambda manager, _: manager.reset_prefix_cache())
         self.ask(lambda manager, _: manager.make_prefix_cache_stats())
         self.ask(lambda manager, _: manager.get_num_common_prefix_blocks(request, 2))

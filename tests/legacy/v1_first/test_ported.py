@@ -52,7 +52,7 @@ def admit(manager: KVCacheManager, name: str, tokens: list[int]) -> Request:
 
 
 def append(manager: KVCacheManager, request: Request, tokens: list[int]) -> None:
-    """More tokens of the answer, and their slots."""
+    """Append tokens of the answer, and allocate their slots."""
     request.append_output_token_ids(tokens)
     assert manager.append_slots(request, len(tokens)) is not None
     request.num_computed_tokens += len(tokens)
@@ -104,7 +104,7 @@ def test_an_adapter_is_refused_too(backend: Backend) -> None:
 
 
 def test_a_hash_is_a_number_and_tokens() -> None:
-    """The chain goes by the whole hash before, so a change in front changes all behind it."""
+    """The chain uses the whole previous hash, so a change in front changes all behind it."""
     first = hash_block_tokens(None, (1, 2))
     second = hash_block_tokens(first, [3, 4])
     assert (first[1], second[1]) == ((1, 2), (3, 4))
@@ -118,7 +118,7 @@ def test_a_hash_is_a_number_and_tokens() -> None:
 
 
 def test_blocks_show_their_tokens_and_hashes(backend: Backend) -> None:
-    """Ten tokens in blocks of four and one ahead: two are full, one has two, one has none."""
+    """Ten tokens in blocks of four and one ahead fill two blocks; one has two, one has none."""
     manager = make(backend, ahead=4)
     admit(manager, "a", list(range(10)))
     blocks = manager.req_to_blocks["a"]
@@ -160,7 +160,7 @@ def test_a_hash_goes_on_from_the_hits(backend: Backend) -> None:
 
 
 def test_a_duplicate_is_listed_behind_who_answers(backend: Backend) -> None:
-    """Both are computed in one step: the older one answers, the other comes next."""
+    """Both are computed in one step: a look-up finds the older one, and the other comes next."""
     manager = make(backend)
     for name in "ab":
         assert manager.allocate_slots(Request(name, [7] * 4), 4, [])
@@ -198,7 +198,7 @@ def test_a_free_block_can_be_made_to_forget(backend: Backend) -> None:
 
 
 def test_the_queue_shows_its_ends_and_neighbours(backend: Backend) -> None:
-    """4 blocks: 2 is taken and given back, so the order is 3, 2, or 3 alone while it is used."""
+    """Of 4 blocks 2 is taken and given back, so the order is 3, 2, or 3 alone while it is used."""
     manager = make(backend, 4)
     admit(manager, "a", [0] * 8)
     request = admit(manager, "b", [1])
@@ -271,9 +271,9 @@ def test_tokens_that_stand_for_images_are_hashed_as_well(backend: Backend) -> No
 
 
 def test_a_block_with_a_token_that_got_no_slot_is_no_hit(backend: Backend) -> None:
-    """The release's scheduler asks one slot of a prompt that is found whole, and counts them all.
+    """If a whole prompt is found, the release's scheduler asks for one slot, and counts all tokens.
 
-    So of the block of 4..7 one token alone was computed; what is behind it was computed with it.
+    So only one token of the block of 4..7 was computed; what is behind it was computed with it.
     """
     manager = make(backend)
     admit(manager, "a", list(range(8)))
@@ -297,7 +297,7 @@ def test_a_block_with_a_token_that_got_no_slot_is_no_hit(backend: Backend) -> No
 
 @pytest.mark.parametrize("seed", range(4))
 def test_every_block_shows_what_its_requests_say(backend: Backend, seed: int) -> None:
-    """Random requests of few tokens: hits, duplicates, chunks, evictions."""
+    """Random requests of few tokens bring hits, duplicates, chunks and evictions."""
     rng = random.Random(seed)
     manager = make(backend, 10, rng.choice([0, 8]))
     requests: list[Request] = []

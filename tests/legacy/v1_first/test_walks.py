@@ -39,7 +39,7 @@ class Walk:
         self.record: list[Any] = []
 
     def run(self, num_steps: int) -> list[Any]:
-        """This many steps, and then the end of all; returns the record."""
+        """Run this many steps, then end everything. Returns the record."""
         steps = (self.arrive, self.arrive, self.decode, self.decode, self.decode, self.leave)
         for _ in range(num_steps):
             self.rng.choice((*steps, self.misuse))()

@@ -89,7 +89,7 @@ def run_step(model: Llama, pool: Pool, work: list[tuple[Sequence, int]]) -> None
 
 
 def one_shot(model: Llama, tokens: list[int]) -> Tensor:
-    """Logits of all positions from one forward over one contiguous tensor."""
+    """Compute the logits of all positions in one forward pass over one contiguous tensor."""
     cache = ContiguousCache(model.config, len(tokens), dtype=model.dtype)
     n = len(tokens)
     attention = ContiguousAttention(
@@ -103,7 +103,7 @@ def some_tokens(draw: random.Random, num_tokens: int) -> list[int]:
 
 
 def live_a_life(model: Llama, block_size: int, seed: int) -> list[Sequence]:
-    """Random lengths, chunks, batches, hits, forks with copy-on-write, and moves of blocks."""
+    """Run random lengths, chunks, batches, hits, forks with copy-on-write, and block moves."""
     draw = random.Random(seed)
     pool = Pool(model, block_size, seed)
     sequences = [Sequence(some_tokens(draw, draw.randint(1, 70))) for _ in range(3)]
@@ -195,7 +195,7 @@ def test_blocks_give_the_bits_of_contiguous_tensors_step_by_step(
 
 @pytest.mark.parametrize("invariant", [False, True])
 def test_attention_is_softmax_of_scaled_products(invariant: bool) -> None:
-    """Against the formula written out, one query and head at a time."""
+    """It equals the formula written out, one query and head at a time."""
     torch.manual_seed(0)
     q = torch.randn(9, 4, 8, dtype=torch.float64)
     kv = [
@@ -264,7 +264,7 @@ def test_sequences_are_gathered_in_parts_of_bounded_size() -> None:
 
 
 def test_a_plan_says_which_slots_of_a_part_are_whose() -> None:
-    """Blocks of 4 slots; a query at position 6 sees 3 keys from 4 on, one at 9 those from 7 on."""
+    """In blocks of 4, a query at position 6 sees 3 keys from 4 on, one at 9 those from 7 on."""
     window = Visibility(kind="sliding_window", window=3)
     arguments: dict[str, Any] = {"block_size": 4, "width": 3, "visibility": window}
     plan = plan_reads([1, 1], [7, 10], **arguments)

@@ -68,7 +68,7 @@ class World:
         return sequence
 
     def take_batch(self) -> int:
-        """Take the batch, and where it may be in flight complete it; returns its number."""
+        """Take the batch, and complete it if it is in flight. Returns its number."""
         number = self.manager.take_batch().number
         if number in self.manager.in_flight:
             self.manager.complete(number)
@@ -81,7 +81,7 @@ class World:
         self.manager.remove_request(sequence.sequence_id)
 
     def step(self) -> list[tuple[str, int, int]]:
-        """Schedule a step and take its batch; (name, start, end) of its chunks."""
+        """Schedule a step and take its batch. Returns (name, start, end) of each chunk."""
         chunks = self.scheduler.schedule()
         self.manager.take_batch()
         self.manager.check()

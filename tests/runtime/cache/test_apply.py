@@ -95,7 +95,7 @@ def taken(before: Contents, commands: list[Command]) -> Contents:
 
 
 def random_commands(seed: int) -> list[Command]:
-    """Copying commands among few blocks, so that hazards and segments are many."""
+    """Draw copying commands among few blocks, so that hazards and segments are many."""
     pick = random.Random(seed)
     made: list[Command] = []
     for _ in range(pick.randint(0, 12)):
@@ -132,7 +132,7 @@ def test_every_order_of_a_segment_gives_what_program_order_gives(name: str, orde
 
 
 def test_the_orders_differ_where_segments_are_wrong() -> None:
-    """With one segment for all, some order breaks a chain: the law above is not vacuous."""
+    """With one segment for all, some order breaks a chain, so the law above is not vacuous."""
     chain: list[Command] = [CopyOnWrite(0, 1), CopyOnWrite(1, 2), CopyOnWrite(2, 3)]
     outcomes = set()
     for run in RUNS.values():
@@ -147,7 +147,7 @@ def test_the_orders_differ_where_segments_are_wrong() -> None:
 
 
 def test_a_shuffle_is_one() -> None:
-    """Each order of a chain that is wrongly one segment leaves its mark; seeds find several."""
+    """Each order of a chain that is wrongly one segment shows in the result; seeds find several."""
     outcomes = set()
     for seed in range(8):
         runtime = make_runtime()

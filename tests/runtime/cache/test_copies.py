@@ -84,7 +84,7 @@ def test_copies_move_whole_pages_and_nothing_else(
 
 @pytest.mark.parametrize("block_size", [5243, 2 * 5243])
 def test_a_page_that_parts_do_not_divide_is_copied_whole(block_size: int) -> None:
-    """Just over 1 and 2 MiB: 2 parts do not divide 131,075 words, nor 4 parts 262,150 words."""
+    """Just over 1 and 2 MiB, 2 parts do not divide 131,075 words, nor 4 parts 262,150 words."""
     layout = CacheLayout(num_layers=1, num_kv_heads=1, head_dim=25, block_size=block_size)
     assert layout.page_size_bytes > 2 * copies.PART_BYTES
     assert layout.page_size_bytes % copies.PART_BYTES

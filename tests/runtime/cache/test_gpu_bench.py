@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The bench of a CUDA device runs: on the CPU by the clock; it says if there is no device."""
+"""The bench of a CUDA device runs on the CPU too, by the clock, and says if there is no device."""
 
 from __future__ import annotations
 

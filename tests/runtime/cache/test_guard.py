@@ -209,7 +209,7 @@ def test_what_was_evicted_may_not_be_copied() -> None:
 
 
 def test_content_is_checked_from_the_first_position_that_is_seen() -> None:
-    """A window of four that begins inside a block of two: the slot before it may hold anything."""
+    """A window of four begins inside a block of two; the slot before it may hold anything."""
     layout = CacheLayout(num_layers=1, num_kv_heads=1, head_dim=2, block_size=2)
     kept = (Visibility(kind="sliding_window", window=4),)
     runtime = Runtime(Cache(layout, 5, guard=True), BlockTables(2, 4, 16, 2), kept=kept)
@@ -225,7 +225,7 @@ def test_content_is_checked_from_the_first_position_that_is_seen() -> None:
 
 
 def test_an_entry_of_a_table_is_an_owner() -> None:
-    """After a cancel tables are told anew, and `Allocate` is not."""
+    """After a cancel, the tables are sent again, but `Allocate` is not."""
     runtime = make_runtime()
     apply(runtime, SetTable(0, 0, 0, 3))
     runtime.check_reads(Reads([0], [0], [2], ["r"]))

@@ -79,7 +79,7 @@ def test_a_sequence_is_forgotten_whatever_it_waits_for(backend: Backend) -> None
 
 
 def test_after_a_cancel_everybody_is_where_the_manager_says(backend: Backend) -> None:
-    """A new token is given to the manager if it is computed anew, and stays else."""
+    """A new token goes to the manager if it is computed again, and otherwise stays."""
     world = World(backend, num_blocks=9, num_host_blocks=3)
     scheduler, manager = world.scheduler, world.manager
     decoding = world.running("decoding", 3, computed=3)
@@ -109,7 +109,7 @@ def test_after_a_cancel_everybody_is_where_the_manager_says(backend: Backend) ->
 
 
 def test_a_swap_in_moves_blocks_and_the_next_plan_does_not(backend: Backend) -> None:
-    """Alone, a sequence comes back even if it then cannot grow; another one needs a spare block."""
+    """A lone sequence comes back even if it cannot grow then; others need a spare block."""
     world = World(backend, num_blocks=2, num_host_blocks=2)
     world.running("a", 7, computed=7)
     assert world.manager.swap_out(["a"])
@@ -123,7 +123,7 @@ def test_a_swap_in_moves_blocks_and_the_next_plan_does_not(backend: Backend) -> 
 
 
 def test_a_swapped_sequence_comes_back_if_each_can_still_grow_by_a_block(backend: Backend) -> None:
-    """Three blocks are free: one is copied into, and one is left for each of the two."""
+    """Of three free blocks one is copied into, and one is left for each of the two sequences."""
     world = World(backend, num_blocks=4, num_host_blocks=1)
     world.running("old", 2, computed=2)
     world.running("young", 2, computed=2)
@@ -208,7 +208,7 @@ def test_drafts_without_room_are_dropped_and_the_token_is_computed(backend: Back
 
 
 def test_blocks_of_the_plan_itself_are_waited_for(backend: Backend) -> None:
-    """What the plan swaps out comes back with its batch, so the next one keeps its blocks."""
+    """Blocks that the plan swaps out are free after its batch, so the next one keeps its own."""
     world = World(backend, num_blocks=3, num_host_blocks=3, max_in_flight=1)
     for name in ("old", "middle", "young"):
         world.running(name, 4, computed=4)

@@ -58,7 +58,7 @@ def assert_equals(tables: BlockTables, model: Model) -> None:
 
 @st.composite
 def batches(draw: st.DrawFn) -> list[list[Command]]:
-    """Batches of table changes that a manager could emit: no position is skipped."""
+    """Draw batches of table changes that a manager could emit, without skipped positions."""
     model: Model = {}
     made = []
     for _ in range(draw(st.integers(1, 4))):
@@ -98,7 +98,7 @@ def test_tables_equal_the_commands_taken_one_by_one(made: list[list[Command]]) -
 @settings(max_examples=60, deadline=None)
 @given(batches())
 def test_entries_are_what_is_written_where_in_any_order(made: list[list[Command]]) -> None:
-    """As one kernel writes them on a GPU: no place twice; -7 stands for a place that is cleared."""
+    """One kernel writes them on a GPU, so no place comes twice; -7 stands for a cleared place."""
     tables = make_tables()
     for commands in made:
         planned = tables.plan(batch_columns(close(0, commands)))

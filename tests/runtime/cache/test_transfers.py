@@ -87,7 +87,7 @@ def test_a_page_is_the_same_bytes_in_every_layout() -> None:
 
 @pytest.mark.parametrize("guard", [False, True])
 def test_program_order_holds_across_segments(guard: bool) -> None:
-    """A load and then its copy; a store and then what overwrites its block."""
+    """A load comes before its copy, and a store before what overwrites its block."""
     shelf = Shelf()
     runtime = make_runtime(shelf, guard=guard)
     apply(runtime, *(Allocate(block) for block in (1, 2, 3)))
@@ -142,7 +142,7 @@ def test_an_error_that_is_not_the_tier_s_is_the_caller_s() -> None:
 
 
 def test_a_page_may_begin_at_any_byte() -> None:
-    """As one behind the header of a file does; the block's words are of eight bytes."""
+    """A page behind a file's header begins at any byte; the block's words have eight bytes."""
     shelf = Shelf()
     runtime = make_runtime(shelf)
     apply(runtime, Allocate(1), Allocate(2))

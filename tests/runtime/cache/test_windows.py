@@ -158,7 +158,7 @@ def test_paged_windows_equal_the_full_history_masked(
 def test_attention_is_the_softmax_over_what_each_query_sees(
     visibility: Visibility, invariant: bool
 ) -> None:
-    """By definition, query by query; keys before the first that is seen may be left out."""
+    """This is computed by definition, query by query; keys before the first seen may be missing."""
     generator = torch.Generator().manual_seed(7)
     q, k, v = torch.randn(3, 45, 2, 4, generator=generator, dtype=torch.float64)
     step = RaggedStep(

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The engine over a model without tensors: a token is a digest of all that it reads out of blocks.
+"""The engine over a model without tensors: a token is a digest of all that it reads from blocks.
 
 Blocks are lists, carried through by the commands of batches alone, and each position is read by
 the table of its row. A token that comes too late, in a wrong slot or from another history gives
-another answer, and so does a slot that nobody wrote.
+another answer, and so does a slot that was never written.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Memory:
         self.next_number = next_number
 
     def take_finished(self) -> list[Finished]:
-        """There are no stores and loads."""
+        """Return none: there are no stores and loads."""
         return []
 
     def write(self, row: int, position: int, token: int) -> None:

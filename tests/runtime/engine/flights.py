@@ -64,7 +64,7 @@ class Flights:
         self.seen: Counter[str] = Counter()
 
     def move(self) -> None:
-        """Do one thing that can be done, by chance."""
+        """Make one possible move, by chance."""
         in_flight = self.manager.in_flight
         chance = self.pick.random()
         self._end_transfers()
@@ -99,7 +99,7 @@ class Flights:
         self.taken.append(Taken(batch=batch, steps=steps, tables=tables))
 
     def execute(self) -> None:
-        """Apply the oldest batch that was not, run its forward pass, compare the tables."""
+        """Apply the oldest batch that was not applied, run its forward pass, compare the tables."""
         if not self.taken:
             return
         taken = self.taken.popleft()
@@ -196,7 +196,7 @@ class Flights:
             self.starts[name] = computed
 
     def _accept(self, name: str, num_accepted: int) -> None:
-        """Settle drafts: the others are no tokens."""
+        """Settle drafts: those that are not accepted do not become tokens."""
         self.manager.accept(name, num_accepted)
         dropped = self.drafted[name] - num_accepted
         if dropped:
@@ -225,7 +225,7 @@ class Flights:
         return True
 
     def _disturb(self) -> None:
-        """Store, pin and evict some blocks; what is not allowed is left out."""
+        """Store, pin and evict some blocks, without the calls that are not allowed."""
         for name in self.rows:
             blocks = [block for table in self._tables(name) for block in table if block]
             some = [each for each in blocks if self.manager.has_key(each)][:4]

@@ -28,7 +28,7 @@ class Spoiled:
         return [self._spoil(draft, len(tokens) + index) for index, draft in enumerate(drafts)]
 
     def _spoil(self, draft: int, place: int) -> int:
-        """Another token instead of this one, or the same."""
+        """Replace a token by another one, or keep it."""
         number = uniform(self.seed, place)
         if number >= self.share:
             return draft

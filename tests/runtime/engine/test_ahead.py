@@ -109,7 +109,7 @@ def run(
 
 
 def play(kind: str, seed: int, backend: Backend) -> Counter[str]:
-    """Draw a run, and compare; returns how often what happened."""
+    """Draw a run, and compare. Returns how often each event happened."""
     draw = random.Random(seed)
     layers = draw.choice(LAYERS)
     asked, config = draw_requests(draw), draw_config(draw, layers)
@@ -151,7 +151,7 @@ def play(kind: str, seed: int, backend: Backend) -> Counter[str]:
 
 
 def play_all(kind: str, seeds: range, backend: Backend) -> Counter[str]:
-    """Play runs; returns how often what happened in all of them."""
+    """Play runs. Returns how often each event happened in all of them."""
     happened: Counter[str] = Counter()
     for seed in seeds:
         try:

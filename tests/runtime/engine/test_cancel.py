@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Batches that fail or are taken back, executed or not: what comes after is right all the same."""
+"""After batches that fail or are cancelled, executed or not, everything that follows is right."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def make_engine(backend: Backend, world: str = "both", **options: Any) -> Engine
 
 
 class Breaking:
-    """Some forward passes of an engine fail, after they spoilt what they were to write.
+    """Makes some forward passes of an engine fail, after they spoilt what they were to write.
 
     numbers: of the passes, from 0. before: whether the batch is not even applied.
     """

@@ -36,7 +36,7 @@ def backend(backend_of_engine: Backend) -> Backend:
 
 
 class Slow(Channel):
-    """Each parcel arrives when it was asked for a few times."""
+    """Each parcel arrives after it was asked for a few times."""
 
     def __init__(self, num_waits: int) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class Slow(Channel):
 
 
 class Lossy(Slow):
-    """Of each parcel only this many tokens come, after a while."""
+    """Only this many tokens of each parcel arrive, after a while."""
 
     def __init__(self, num_tokens: int) -> None:
         super().__init__(2)
@@ -61,7 +61,7 @@ class Lossy(Slow):
 
 
 class Torn(Channel):
-    """A page in the midst of each parcel is missing."""
+    """A page in the middle of each parcel is missing."""
 
     def receive(self, request_id: str) -> Parcel | None:
         parcel = super().receive(request_id)
@@ -95,7 +95,7 @@ def make_engine(
 
 
 def only_prompts() -> list[GenerationRequest]:
-    """Return the requests of the engine that computes prompts: for one token, which is not used."""
+    """Return the requests for the engine that computes prompts, with one token that is not used."""
     return [
         attrs.evolve(each, num_samples=1, sampling=attrs.evolve(each.sampling, max_tokens=1))
         for each in requests()
@@ -103,7 +103,7 @@ def only_prompts() -> list[GenerationRequest]:
 
 
 def computed_after_load(engine: Engine, asked: Sequence[GenerationRequest]) -> int:
-    """Positions of prompts that the answering engine computed itself."""
+    """Count the positions of prompts that the answering engine computed itself."""
     num_decoded = sum(each.num_samples * (each.sampling.max_tokens - 1) for each in asked)
     return engine.metrics.num_computed_tokens - num_decoded
 

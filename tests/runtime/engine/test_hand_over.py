@@ -283,7 +283,7 @@ def test_a_cancelled_load_is_asked_for_again(backend: Backend) -> None:
 
 
 def test_who_touches_the_cache_by_itself_says_so() -> None:
-    """The engine lets nothing run meanwhile; for others it need not wait."""
+    """The engine lets nothing run meanwhile; for other exchanges it need not wait."""
     asked = (Exchange, FarExchange, Sender, Receiver)
     assert [each.needs_idle_cache for each in asked] == [False, False, True, True]
 

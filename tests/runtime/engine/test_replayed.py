@@ -62,7 +62,7 @@ def test_what_a_replay_reads_is_what_was_written(
 
 
 def test_each_step_reads_all_that_its_requests_see(backend: Backend) -> None:
-    """Two requests alone in a large pool: chunks of 64 and 6 tokens, then 11 tokens one by one."""
+    """Two requests in a large pool compute chunks of 64 and 6 tokens, then 11 tokens singly."""
     asked = options(400, num_requests=1)
     _, device = replayed_on(backend, asked)
     assert device.num_read == 64 + 70 + sum(range(71, 82))
@@ -91,7 +91,7 @@ def test_a_block_that_holds_another_prefix_is_found(backend: Backend) -> None:
     asked = options()
 
     class Mixing(TorchDevice):
-        """Has the content of one block in another before its third forward pass."""
+        """Puts the content of one block into another before its third forward pass."""
 
         num_passes = 0
 

@@ -102,7 +102,7 @@ def test_a_new_one_is_admitted_only_if_all_of_it_fits(backend: Backend) -> None:
 
 
 def test_who_is_refused_pending_blocks_waits_and_preempts_nobody(backend: Backend) -> None:
-    """Catalogue, row 68: what a batch in flight still reads comes back by itself."""
+    """Blocks that a batch in flight still reads come back by themselves (catalogue, row 68)."""
     world = World(backend, num_blocks=6, max_in_flight=1)
     world.running("old", 8, computed=8)
     world.running("young", 8, computed=8)

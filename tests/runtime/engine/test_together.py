@@ -37,7 +37,7 @@ from tests.runtime.model.questions import (
 CHUNKED = Visibility(kind="chunked_local", window=24)
 MODELS = ((FULL, SLIDING, FULL, SLIDING), (CHUNKED, FULL), (SLIDING, FULL, CHUNKED))
 SEEDS = (38, 39, 44, 49, 54, 61)
-"""In these happens all that the test wants to have seen; any others must give right answers too."""
+"""In these draws all events happen that the test requires; any other draw must be right too."""
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def backend(backend_of_engine: Backend) -> Backend:
 
 
 class Unsure(Channel):
-    """Parcels come late, in part, or as they were sent."""
+    """Parcels arrive late, in part, or as they were sent."""
 
     def __init__(self, draw: random.Random) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ class Unsure(Channel):
 
 
 class Late(FarExchange):
-    """Operations end when they like."""
+    """Operations end at random moments."""
 
     draw = random.Random(0)
 
@@ -117,7 +117,7 @@ def make_engine(
 def make_exchange(
     draw: random.Random, kind: int, backend: Backend, block_size: int, tier: Adversary
 ) -> Callable[[Engine], Exchange]:
-    """Nobody, another engine that has computed the prompts, or a far tier that misbehaves."""
+    """Make no exchange, one with an engine that computed the prompts, or a faulty far tier."""
     which = draw.choice(["nobody", "engine", "far tier"])
     if which == "nobody":
         return lambda _: Exchange()
@@ -139,7 +139,7 @@ def make_exchange(
 
 
 def play(seed: int, backend: Backend) -> Counter[str]:
-    """Draw an engine and a life for it; returns how often what happened."""
+    """Draw an engine and a life for it. Returns how often each event happened."""
     draw = random.Random(seed)
     kind = seed % len(MODELS)
     size = draw.choice([4, 8, 16])

@@ -117,7 +117,7 @@ def test_a_full_attention_group_keeps_windowed_layers_too(backend: Backend, name
 
 
 def test_blocks_of_one_page_may_hold_more_tokens_of_fewer_layers(backend: Backend) -> None:
-    """One full layer with 32 tokens per block, two sliding ones with 16: the pages are equal."""
+    """One full layer with 32 tokens per block and two sliding ones with 16 have equal pages."""
     groups = (Group(32), Group(16, kind="sliding_window", window=21))
     for num_blocks in (200, 28):
         engine = make_engine("one in three", backend, num_blocks, 30, groups=groups)

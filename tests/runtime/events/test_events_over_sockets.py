@@ -29,7 +29,7 @@ def pair(tmp_path: object) -> Iterator[tuple[EventPublisher, EventSource]]:
 
 
 def follow(source: EventSource, enough: Callable[[], bool]) -> None:
-    """Poll until it is enough."""
+    """Poll until the condition holds."""
     end = time.monotonic() + WAIT_S
     while not enough():
         source.poll(0.02)

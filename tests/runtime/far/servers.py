@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Servers of far tiers on loopback, started by tests, and a proxy that harms what it carries."""
+"""Servers of far tiers on loopback, started by tests, and a proxy that corrupts data."""
 
 from __future__ import annotations
 
@@ -82,8 +82,9 @@ def redis(*options: str) -> Iterator[Redis]:
 
 
 class Proxy:
-    """Carries connections to a port. share: of the pieces, how many it flips a bit of, cuts the
-    connection at, or keeps for itself a while.
+    """Forwards connections to a port.
+
+    share: of the pieces of data at which it flips a bit, cuts the connection, or waits a while.
     """
 
     def __init__(self, target: int, seed: int, share: float = 0.1, delay_s: float = 0.2) -> None:
@@ -126,7 +127,7 @@ class Proxy:
                     (far if source is near else near).sendall(data)
 
     def _harm(self, data: bytearray) -> bool:
-        """Harm a piece; False: cut the connection."""
+        """Corrupt a piece of data. Returns False to cut the connection."""
         if self._draw.random() >= self.share:
             return True
         self.num_faults += 1

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pages in files: whole or not at all, private, within a limit; nothing else is read or harmed."""
+"""Pages in files: whole or not at all, private, within a limit; no other file is touched."""
 
 import os
 import socket
@@ -158,7 +158,7 @@ def put_socket(place: Path) -> None:
 def test_only_a_regular_file_is_a_page(
     store: DirectoryStore, tier: ThreadedTier, put: Callable[[Path], None]
 ) -> None:
-    """A FIFO blocks nobody, and what is there instead of a page makes room for one."""
+    """A FIFO does not block a read, and anything in the place of a page is replaced by one."""
     store.put([name()], [page()])
     store.file(name()).unlink()
     put(store.file(name()))

@@ -57,7 +57,7 @@ def answers(
     requests: list[GenerationRequest],
     act: Callable[[], None] | None = None,
 ) -> Engine:
-    """Add requests, run, and hold the answers against those of the model alone."""
+    """Add requests, run, and compare the answers with those of the model alone."""
     for request in requests:
         engine.add_request(request)
     done = []
@@ -227,7 +227,7 @@ def test_a_tier_that_takes_nothing_drops_what_was_to_be_stored(
 def test_what_was_not_kept_is_stored_again(
     backend: Backend, tier: ManualTier, clock: HandClock
 ) -> None:
-    """Once the tier refuses it, once it takes no ticket; then it is there at the third time."""
+    """The tier refuses it once, and takes no ticket once; the third time it is stored."""
     engine = make_engine("full", backend, tier, clock)
 
     def refuse() -> None:

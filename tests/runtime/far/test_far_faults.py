@@ -19,7 +19,7 @@ from tests.runtime.model.questions import DEEP_MODELS, assert_drained, reference
 
 @pytest.fixture
 def backend(backend_of_engine: Backend) -> Backend:
-    """The twin; `make explore` has Python, too."""
+    """Choose the twin, and in `make explore` Python too."""
     return backend_of_engine
 
 
@@ -38,7 +38,7 @@ def salted(salt: str) -> list[GenerationRequest]:
 
 @cache
 def stored(name: str, backend: Backend) -> dict[str, bytes]:
-    """The pages of all prompts under all salts."""
+    """Return the pages of all prompts under all salts."""
     tier = ManualTier()
     engine = make_engine(name, backend, tier, HandClock())
     for request in (each for salt in SALTS for each in salted(salt)):
@@ -93,7 +93,7 @@ def endure(
 
 
 def finish(engine: Engine, tier: Adversary, clock: HandClock) -> None:
-    """NEVER-STUCK and LEASE: all requests end without the tier, all slots once it has answered."""
+    """Check NEVER-STUCK and LEASE: requests end without the tier, slots once it has answered."""
     while not engine.is_idle:
         clock.sleep(0.5)
         engine.step()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pages in a real server of Redis: full, stopped, killed, and behind a proxy that harms them."""
+"""Pages in a real server of Redis: full, stopped, killed, and behind a proxy that corrupts them."""
 
 import random
 import signal
@@ -120,7 +120,7 @@ def make_engine(port: int) -> Engine:
 
 
 def ask(engine: Engine) -> None:
-    """The first prompt again, with an empty device; its answer is right, and not much later."""
+    """Ask the first prompt again, with an empty device; assert that its answer is right."""
     engine.manager.reset_prefix_cache()
     request = questions.requests()[0]
     engine.add_request(request)
@@ -176,7 +176,7 @@ def test_a_proxy_that_harms_pages_changes_no_answer(server: Redis) -> None:
 
 @pytest.mark.slow
 def test_ten_thousand_transfers_beside_faults_change_no_answer() -> None:
-    """A proxy that harms one piece in twenty; the server is stopped or killed now and then."""
+    """A proxy corrupts one piece in twenty; the server is stopped or killed now and then."""
     draw = random.Random(1)
     with redis() as server:
         proxy = Proxy(server.port, seed=2, share=0.05)

@@ -108,7 +108,7 @@ def test_fields_are_checked_behind_a_right_checksum(
 
 
 def fuzz(num_rounds: int, seed: int) -> None:
-    """Whatever comes has a status, and only the page itself is OK."""
+    """Assert that all bytes have a status, and that only the page itself is OK."""
     draw, whole = random.Random(seed), bytes(page())
     for _ in range(num_rounds):
         slot = bytearray(whole)

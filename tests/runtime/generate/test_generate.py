@@ -81,7 +81,7 @@ def test_the_table_says_nothing_of_a_host_tier_that_is_off(
 def test_windows_drafts_and_files_change_no_answer(
     prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The second run loads what the first one kept."""
+    """The second run loads the blocks that the first one stored."""
     directory = ["--directory", str(tmp_path / "blocks")]
     options = ["--window", "21", "--drafts", "3", "--max-tokens", "24", "--temperature", "0"]
     _, plain = run_json(call(prompts, "--window", "21", *options[4:]), capsys)

@@ -106,7 +106,7 @@ class Engine:
         return group
 
     def append(self, group: SequenceGroup, tokens: list[int], ahead: int = 0) -> None:
-        """Tokens for each running sequence of a group, in one step."""
+        """Append tokens to each running sequence of a group, in one step."""
         seqs = group.get_seqs(RUNNING)
         for seq, token in zip(seqs, tokens, strict=False):
             seq.append_token_id(token)

@@ -141,7 +141,7 @@ class Engine:
 def make_group(
     first_id: int, num_seqs: int, num_tokens: int, prefix: Prefix | None = None
 ) -> SequenceGroup:
-    """Waiting sequences with a prompt of this many tokens."""
+    """Make waiting sequences with a prompt of this many tokens."""
     seqs = [Sequence(first_id + each, "", [0] * num_tokens, SIZE) for each in range(num_seqs)]
     return SequenceGroup(str(first_id), seqs, prefix=prefix)
 

@@ -41,7 +41,7 @@ class Engine:
         self.num_refused = 0
 
     def schedule(self, request: EngineRequest, count: int, num_drafts: int = 0) -> bool:
-        """Look up if nothing is held, allocate, apply, write and read. False: it is refused."""
+        """Look up if nothing is held, allocate, apply, write and read. Returns False if refused."""
         hits = None
         if request.request_id not in self.manager.req_to_blocks:
             hits, request.num_computed_tokens = self.manager.get_computed_blocks(request)

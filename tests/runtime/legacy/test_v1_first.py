@@ -44,7 +44,7 @@ class Engine:
         self.num_hits = 0
 
     def admit(self, request: Request) -> bool:
-        """Look a prompt up, take its blocks, and compute what was not found; whether it fits."""
+        """Look up a prompt, take its blocks, compute the rest. Returns whether it fits."""
         num_tokens = len(request.all_token_ids)
         hits = self.manager.get_computed_blocks(request)
         if len(hits) * SIZE == num_tokens:
@@ -58,7 +58,7 @@ class Engine:
         return True
 
     def decode(self, request: Request, token: int) -> bool:
-        """Compute one token more; whether it fits."""
+        """Compute one more token. Returns whether it fits."""
         request.append_output_token_ids(token)
         if self.manager.append_slots(request, 1) is None:
             self.free(request)

@@ -25,9 +25,9 @@ QUESTIONS = (
 )
 SLIDING = Visibility(kind="sliding_window", window=21)
 MODELS = {"full": (FULL, FULL), "windowed": (FULL, SLIDING)}
-"""What the layers see of the models that most tests ask: two layers of a group, or two groups."""
+"""What the layers of the models of most tests see: two layers in one group, or two groups."""
 DEEP_MODELS = MODELS | {"windowed": (FULL, SLIDING, FULL, SLIDING)}
-"""The same, with two groups of two layers: for tests of what leaves the cache, page by page."""
+"""The same with two groups of two layers, for tests of what leaves the cache page by page."""
 
 
 @cache
@@ -80,7 +80,7 @@ def assert_same_answers(
     expected: dict[str, Generation],
     asked: Sequence[GenerationRequest] | None = None,
 ) -> None:
-    """Tokens, reasons and, bit by bit, logits are the same. asked: of `requests`, all if None."""
+    """Assert that tokens, reasons and logits (bit by bit) are equal. asked: those, all if None."""
     if asked is not None:
         names = {each.request_id for each in asked}
         expected = {key: each for key, each in expected.items() if key.split("#")[0] in names}
@@ -95,7 +95,7 @@ def assert_same_answers(
 
 
 def assert_drained(engine: Engine) -> None:
-    """Nothing is on its way and no block is held."""
+    """Assert that nothing is in flight and no block is held."""
     config = engine.manager.config
     engine.manager.check()
     assert engine.is_idle

@@ -31,7 +31,7 @@ def logits_of(model: Llama, tokens: list[int], rows: Tensor | None = None) -> Te
 
 
 def written_out(model: Llama, tokens: list[int]) -> Tensor:
-    """Llama by its formulas in fp64, with complex numbers for the rotation and no cache."""
+    """Compute Llama by its formulas in fp64, with complex rotations and without a cache."""
     config, weights = model.config, model.weights
     half, d = config.head_dim // 2, config.head_dim
 

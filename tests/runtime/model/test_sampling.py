@@ -70,7 +70,7 @@ def test_top_p_keeps_the_fewest_that_reach_p() -> None:
 
 
 def test_the_stream_of_a_seed_is_spread_evenly() -> None:
-    """Means of uniform numbers and of products of neighbours, within four deviations."""
+    """The means of numbers and of products of neighbours are within four deviations."""
     count = 4000
     for seed in (0, 1, -1, 2**63, 12345678901234567890123):
         numbers = [uniform(seed, index) for index in range(count + 1)]

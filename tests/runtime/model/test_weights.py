@@ -65,7 +65,7 @@ def tokenizer(file: GgufFile) -> BpeTokenizer:
 
 
 def test_the_model_has_the_shape_of_smollm2_135m(model: Llama) -> None:
-    """Against the published configuration of HuggingFaceTB/SmolLM2-135M-Instruct."""
+    """It equals the published configuration of HuggingFaceTB/SmolLM2-135M-Instruct."""
     assert attrs.evolve(model.config, rms_norm_eps=1e-5) == LlamaConfig(
         num_layers=30,
         hidden_size=576,

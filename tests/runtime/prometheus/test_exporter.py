@@ -106,7 +106,7 @@ def test_every_name_is_scraped_with_its_value(backend: Backend, registry: Any) -
 
 
 def without_seconds(found: Scrape) -> Scrape:
-    """Without the histograms."""
+    """Return the lines without the histograms."""
     return {key: value for key, value in found.items() if "seconds" not in key[0]}
 
 

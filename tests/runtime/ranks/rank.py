@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """One rank of the tests' engines: `python -m tests.runtime.ranks.rank FOLDER RANK WORLD STORY`.
 
-Writes what it has at its end into the folder. STORY: `whole` answers all; `endless` goes on until
+Writes its final state into the folder. STORY: `whole` answers all requests; `endless` goes on until
 something is wrong; `small` has followers whose cache lacks blocks.
 """
 
@@ -28,7 +28,7 @@ SYSTEM = b"You are the parrot of this ship. "
 
 
 def model_requests() -> list[GenerationRequest]:
-    """Sixteen greedy prompts of three beginnings; some ask for two samples."""
+    """Make sixteen greedy prompts of three beginnings; some ask for two samples."""
     return [
         GenerationRequest(
             request_id=f"r{number}",

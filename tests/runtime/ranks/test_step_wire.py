@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Steps as bytes: what goes in comes out, and nothing else is taken for a step."""
+"""Steps as bytes: what goes in comes out, and no other bytes are accepted as a step."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What forgets all keys of a pool, and what an epoch leaves: blocks whose keys were of an older
-//! one.
+//! Forgetting all keys of a pool, and the blocks whose keys belong to an older epoch.
 //!
 //! A part of block_pool.rs. A block of an older epoch keeps the mark of a key, and its entry in the
 //! index, which no look-up returns, until it is taken, or freed if it has owners when the epoch
@@ -20,7 +19,7 @@ impl BlockPool {
         is_held && self.index.is_older(block)
     }
 
-    /// These blocks, rising.
+    /// The blocks outside the free queue that had a key of an older epoch, rising.
     pub(crate) fn older(&self) -> Vec<BlockId> {
         (0..self.num_blocks()).map(BlockId).filter(|&block| self.is_older(block)).collect()
     }
@@ -32,7 +31,7 @@ impl BlockPool {
         self.index.remove(block);
     }
 
-    /// Let blocks that have none be those that had a key of an older epoch.
+    /// Mark blocks without a key as those that had a key of an older epoch.
     pub(crate) fn restore_older(&mut self, blocks: &[BlockId]) {
         self.index.restore_older(blocks);
         blocks.iter().for_each(|block| self.owners[block.index()] |= KEYED);
@@ -51,8 +50,8 @@ impl BlockPool {
         effects.emit(Command::EvictAll);
     }
 
-    /// Forget every key, in O(1) unless a policy orders the queue; what is free leaves before all
-    /// that is freed later.
+    /// Forget every key, in O(1) unless a policy orders the queue; blocks that are free now are
+    /// taken before those freed later.
     pub fn start_epoch(&mut self, effects: &mut Effects) {
         self.index.start_epoch();
         if !seeded(Mutant::EpochsAge) {

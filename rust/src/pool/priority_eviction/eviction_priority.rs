@@ -21,6 +21,6 @@ pub const NO_PRIORITY: Priority = Priority { time: NEVER, length: 0 };
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Priorities {
     pub(crate) of_blocks: Vec<Priority>,
-    /// The block that was put into its place by priority last.
+    /// The block that was most recently put into its place by priority.
     pub(crate) last_placed: Option<BlockId>,
 }

@@ -8,9 +8,9 @@ use crate::types::ids::BlockId;
 /// A pin of a prefix.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NamedPin {
-    /// That of its content.
+    /// The epoch of its content.
     pub(crate) epoch: u32,
-    /// Group by group.
+    /// The blocks, group by group.
     pub(crate) blocks: Vec<BlockId>,
 }
 
