@@ -239,8 +239,7 @@ pub(crate) fn xxh3_chain(
 const CBOR_TOKENS: usize = 36;
 const USUAL_CBOR: usize = CBOR_TOKENS + 5 * USUAL_TOKENS + 1 + PADDING_ROOM;
 
-/// Call with the hash in vLLM's encoding of each block of the usual size without extra keys, in
-/// order.
+/// Call with the hash of each block of the usual size without extra keys in vLLM's encoding.
 pub(crate) fn cbor_chain(
     mut parent: [u8; 32],
     tokens: &[[u32; USUAL_TOKENS]],
