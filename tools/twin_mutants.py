@@ -66,6 +66,9 @@ BUGS: dict[str, tuple[str, str | None]] = {
     "StalePublishes": ("epoch-fork", None),
     "StaleComesBackToHits": ("epoch-swap", None),
     "EpochsAge": ("epoch", HITS),
+    "FloorsNotKept": ("floors", HITS),
+    "FloorsForgetOwners": ("floors", HITS),
+    "TakersNotNoted": ("floors", HITS),
 }
 """Seeded bug -> the named world that shows it, and the reason if no user can see it."""
 

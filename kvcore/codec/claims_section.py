@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The section of canonical bytes for pins of prefixes.
+"""The sections of canonical bytes for pins of prefixes and for floors.
 
 Twin: rust/src/codec/claims_section.rs.
 """
@@ -10,7 +10,7 @@ import attrs
 from immutables import Map
 from msgspec.structs import replace
 
-from kvcore.state.state import NamedPin, State
+from kvcore.state.state import NamedPin, State, with_floors
 from kvcore.types.errors import InvalidConfig
 from kvcore.types.wire import Reader, Writer
 
@@ -44,3 +44,38 @@ def read_pins(source: Reader, state: State) -> State:
     except InvalidConfig as error:
         raise source.damaged(str(error)) from None
     return replace(state, config=config, named_pins=Map(pins))
+
+
+def write_floors(out: Writer, state: State) -> None:
+    """Write the floors by salt, then for each block the tenant that took it last."""
+    floors = state.device.floors
+    assert floors is not None
+    out.u32(len(state.config.floors))
+    for salt in state.config.tenants:
+        out.sized(salt.encode())
+        out.u32(state.config.floors[salt])
+    for tenant in floors.takers:
+        out.u8(tenant)
+
+
+def read_floors(source: Reader, state: State) -> State:
+    """Return the state with the floors of the next bytes. Raises DamagedState."""
+    sizes, last = dict[str, int](), ""
+    for _ in range(source.u32()):
+        salt, size = source.name(), source.u32()
+        if salt <= last:
+            raise source.damaged("the floors are not in their canonical form")
+        last, sizes[salt] = salt, size
+    if not sizes:
+        raise source.damaged("a section holds nothing")
+    try:
+        config = attrs.evolve(state.config, floors=sizes)
+    except InvalidConfig as error:
+        raise source.damaged(str(error)) from None
+    device = with_floors(state.device, config)
+    takers = [source.u8() for _ in range(device.num_blocks)]
+    if any(takers[: device.first_block]) or max(takers) > len(sizes):
+        raise source.damaged("a block was taken by a tenant without a floor")
+    assert device.floors is not None
+    floors = device.floors.taken(range(device.num_blocks), takers)
+    return replace(state, config=config, device=replace(device, floors=floors))

@@ -27,10 +27,11 @@ from kvcore.state.state import RequestState, State
 from kvcore.types.config import MAX_EPOCH
 from kvcore.types.wire import Reader, Writer
 
-LOADS, EXTRA_KEYS, OPTIONS, OUTPUT, HELD_ROWS, EPOCHS, WAITING, USES, RETENTION, PINS = range(1, 11)
+LOADS, EXTRA_KEYS, OPTIONS, OUTPUT, HELD_ROWS, EPOCHS = range(1, 7)
+WAITING, USES, RETENTION, PINS, FLOORS = range(7, 12)
 """The tags, in order: unconfirmed loads, cut extra keys, options of the config, first batches whose
 output belongs to requests, held rows, epochs, order of arrival of requests, memory of an eviction
-policy, levels, pins of prefixes.
+policy, levels, pins of prefixes, floors.
 """
 MEDIA_CUT, ROWS_CUT = 1, 2
 HIDE_SALTS = 1
@@ -50,6 +51,7 @@ def write_sections(out: Writer, state: State) -> None:
         (USES, policy is not None and policy.is_remembered, write_uses),
         (RETENTION, _has_levels(state), _write_levels),
         (PINS, _has_pins(state), _write_pins),
+        (FLOORS, state.device.floors is not None, _write_floors),
     )
     for tag, is_there, write in sections:
         if is_there:
@@ -136,6 +138,7 @@ def read_sections(source: Reader, state: State) -> State:
         USES: read_uses,
         RETENTION: _read_levels,
         PINS: _read_pins,
+        FLOORS: _read_floors,
     }
     last = -1
     while source.offset < len(source.data):
@@ -336,3 +339,15 @@ def _read_pins(source: Reader, state: State) -> State:
     from kvcore.codec.claims_section import read_pins
 
     return read_pins(source, state)
+
+
+def _write_floors(out: Writer, state: State) -> None:
+    from kvcore.codec.claims_section import write_floors
+
+    write_floors(out, state)
+
+
+def _read_floors(source: Reader, state: State) -> State:
+    from kvcore.codec.claims_section import read_floors
+
+    return read_floors(source, state)

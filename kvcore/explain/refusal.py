@@ -24,22 +24,24 @@ from kvcore.transitions.pins import unpin, unpin_prefix
 from kvcore.transitions.plan import Plan, Refusal, measure, needed_hits, plan_allocation
 from kvcore.transitions.slot_request import SlotOptions, SlotRequest, read_slot_request
 from kvcore.transitions.transfers import complete_operation
-from kvcore.transitions.window import num_freed, plan_trims
+from kvcore.transitions.window import Trim, num_available, plan_trims
 from kvcore.types.errors import KvcoreError
 from kvcore.types.values import Hit, Outcome, Status, Verdict
 
-HolderKind = Literal["request", "pin", "named_pin", "operation", "batch", "watermark", "reserve"]
+HolderKind = Literal[
+    "request", "pin", "named_pin", "operation", "batch", "floor", "watermark", "reserve"
+]
 
 
 @attrs.frozen(kw_only=True)
 class Holder:
     """A holder of blocks that an allocation lacks.
 
-    name: id of a request, name of a pin of a prefix (named_pin), or number of a block, an operation
-    or a batch. blocks: device blocks that it holds. alone: blocks that become available at once if
-    only this holder leaves; 0 if it cannot leave now. A batch leaves when it is completed; for a
-    later batch, `alone` counts what it adds to the batches before it. stale: a pin of an older
-    epoch, which nobody can hit any more.
+    name: id of a request, name of a pin of a prefix (named_pin), salt of a floor, or number of a
+    block, an operation or a batch. blocks: device blocks that it holds. alone: blocks that become
+    available at once if only this holder leaves; 0 if it cannot leave now. A batch leaves when it
+    is completed; for a later batch, `alone` counts what it adds to the batches before it. stale: a
+    pin of an older epoch, which nobody can hit any more.
     """
 
     kind: HolderKind
@@ -103,11 +105,12 @@ def available_to(state: State, call: SlotRequest) -> int:
     reserve = call.reserved_blocks
     if not any(request.tables):
         reserve += tx.config.watermark_blocks
-    num_free = tx.device.num_free
+    lengths = measure(tx, request, call)
+    hits = () if call.hit is None else needed_hits(call.hit.blocks.blocks, lengths)
+    trims: tuple[Trim, ...] = ()
     if tx.config.has_windows and not _is_gated(state, call):
-        trims = plan_trims(tx, request, measure(tx, request, call).seen_from)
-        num_free += num_freed(tx, request, trims)
-    return max(0, num_free - reserve)
+        trims = plan_trims(tx, request, lengths.seen_from)
+    return max(0, num_available(tx, request, hits, trims) - reserve)
 
 
 def _is_gated(state: State, call: SlotRequest) -> bool:
@@ -168,9 +171,13 @@ def _holders(state: State, call: SlotRequest) -> Iterator[Holder]:
 
 
 def _kept_free(state: State, call: SlotRequest, before: int) -> Iterator[Holder]:
-    """Yield, as holders, what a call must leave free: its own reserve, and the watermark of an
-    admission.
+    """Yield, as holders, what a call must leave free: what the floors of others keep, its own
+    reserve, and the watermark of an admission.
     """
+    for tenant, salt in enumerate(state.config.tenants, 1):
+        kept = available_to(_without_floor(state, tenant), call) - before
+        if kept:
+            yield Holder(kind="floor", name=salt, blocks=kept, alone=kept)
     watermark, reserve = state.config.watermark_blocks, call.reserved_blocks
     is_admission = not any(Transaction(state).request(call.request_id).tables)
     if reserve:
@@ -180,3 +187,12 @@ def _kept_free(state: State, call: SlotRequest, before: int) -> Iterator[Holder]
         without = replace(state, config=attrs.evolve(state.config, watermark_blocks=0))
         alone = available_to(without, call) - before
         yield Holder(kind="watermark", name="", blocks=watermark, alone=alone)
+
+
+def _without_floor(state: State, tenant: int) -> State:
+    """Return the state in which a tenant keeps nothing from the others."""
+    floors = state.device.floors
+    assert floors is not None
+    sizes = enumerate(floors.least, 1)
+    least = tuple(0 if each == tenant else size for each, size in sizes)
+    return replace(state, device=replace(state.device, floors=replace(floors, least=least)))

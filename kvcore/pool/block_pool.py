@@ -13,7 +13,7 @@ Source: S000-34, 35, 38, 41, S001-82, 83. Twin: rust/src/pool/block_pool.rs.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal
 
 from immutables import Map
@@ -37,6 +37,7 @@ from kvcore.types.errors import NotPinned, UnknownBlock, UnusedBlock
 from kvcore.types.policies import policy_of
 
 if TYPE_CHECKING:
+    from kvcore.pool.floors import Floors, Spare
     from kvcore.pool.retention_state import RetentionState
 
 PoolEviction = Literal["lru", "uncached_first", "priority"]
@@ -53,7 +54,7 @@ class BlockPool(Struct, frozen=True, gc=False):
     None if batches are never in flight. priorities: block id -> its eviction priority.
     last_placed: the block most recently placed by priority. older: blocks outside the free queue
     whose key was of an older epoch. policy: the records of a policy that orders the queue, or None.
-    retention: the records of the levels, or None.
+    retention: the records of the levels, or None. floors: what tenants keep cached, or None.
     """
 
     first_block: int
@@ -69,6 +70,7 @@ class BlockPool(Struct, frozen=True, gc=False):
     older: frozenset[int] = frozenset()
     policy: PolicyState | None = None
     retention: RetentionState | None = None
+    floors: Floors | None = None
 
     @property
     def num_blocks(self) -> int:
@@ -127,7 +129,7 @@ class PoolTransaction:
     """
 
     __slots__ = (
-        *("effects", "eviction", "first_block", "index", "keys", "older", "pins"),
+        *("effects", "eviction", "first_block", "floors", "index", "keys", "older", "pins"),
         *("pool", "quarantine", "queue", "ref_counts"),
     )
 
@@ -141,6 +143,7 @@ class PoolTransaction:
         self.index = HashIndexTransaction(pool.index)
         self.pins = pool.pins
         self.older = pool.older
+        self.floors = pool.floors
         self.quarantine = (
             None if pool.quarantine is None else QuarantineTransaction(pool.quarantine)
         )
@@ -168,6 +171,7 @@ class PoolTransaction:
             self.pins,
             quarantine,
             older=self.older,
+            floors=self.floors,
         )
 
     @property
@@ -194,17 +198,44 @@ class PoolTransaction:
         """Return whether a block would be quarantined on its release."""
         return self.quarantine is not None and block in self.quarantine.busy
 
-    def take(self, count: int) -> list[int]:
-        """Take `count` blocks from the front and give each one owner; blocks with a key are
-        evicted.
+    def take(self, count: int, tenant: int = 0) -> list[int]:
+        """Take `count` blocks from the front for a tenant and give each one owner; blocks with a
+        key are evicted.
         """
-        blocks = self._take_front(count)
+        blocks = self._take_front(count) if self.floors is None else self._take(count, tenant)
         for block in blocks:
             if self.keys[block] is not None:
                 self.unpublish(block)
             self.ref_counts[block] = 1
             self.effects.commands.append(Allocate(block))
         return blocks
+
+    def note_takers(self, blocks: Sequence[int], tenants: Sequence[int]) -> None:
+        """Note for which tenant each block was taken."""
+        if self.floors is not None:
+            self.floors = self.floors.taken(blocks, tenants)
+
+    def spare(
+        self, tenant: int, touched: Collection[int] = (), freed: Collection[int] = ()
+    ) -> Spare | None:
+        """Return what a tenant may take after these blocks got an owner, or lost their last one;
+        None without floors.
+        """
+        if self.floors is None:
+            return None
+        from kvcore.pool.floors import Spare  # few pools have floors
+
+        owners = {block for block in range(len(self.ref_counts)) if self.ref_counts[block]}
+        owned = owners.union(touched).difference(freed)
+        free = set(self.queue).union(freed).difference(touched)
+        return Spare(self.floors, tenant, self.keys, owned, free)
+
+    def num_kept(
+        self, tenant: int, touched: Collection[int] = (), freed: Collection[int] = ()
+    ) -> int:
+        """Return how many free blocks the floors of others keep from a tenant."""
+        spare = self.spare(tenant, touched, freed)
+        return 0 if spare is None else spare.num_kept
 
     def touch(self, block: int) -> None:
         """Add an owner; a block that had none leaves the free queue or the quarantine, and keeps
@@ -237,6 +268,21 @@ class PoolTransaction:
     def _take_front(self, count: int) -> list[int]:
         """Remove the free blocks that leave next from the queue."""
         return self.queue.take_front(count)
+
+    def _take(self, count: int, tenant: int) -> list[int]:
+        """Remove the free blocks that a tenant may take and that leave next."""
+        spare, blocks = self.spare(tenant), list[int]()
+        assert spare is not None
+        for _ in range(count):
+            blocks.append(self._next(spare))
+            spare.note(blocks[-1])
+            self._dequeue(blocks[-1])
+        self.note_takers(blocks, [tenant] * count)
+        return blocks
+
+    def _next(self, spare: Spare) -> int:
+        """Return the block that leaves next among those that may be taken."""
+        return spare.first(iter(self.queue))
 
     def _dequeue(self, block: int) -> None:
         """Remove a block from the free queue."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from immutables import Map
 from msgspec.structs import replace
@@ -38,6 +38,9 @@ from kvcore.types.policy import (
     failed,
     is_memory,
 )
+
+if TYPE_CHECKING:
+    from kvcore.pool.floors import Spare
 
 
 class PolicyTransaction(PoolTransaction):
@@ -108,12 +111,14 @@ class PolicyTransaction(PoolTransaction):
             self._dequeue(blocks[-1])
         return blocks
 
-    def _next(self) -> int:
-        """Return the block that leaves next, as the policy decides."""
-        front = self.queue.front()
+    def _next(self, spare: Spare | None = None) -> int:
+        """Return the block that leaves next, as the policy decides; of those that may be taken, if
+        there are floors.
+        """
+        front = self.queue.front() if spare is None else super()._next(spare)
         asks = type(self.policy).take is not EvictionPolicy.take
         for _ in range(self.queue.length if asks and self.places[front] != KEYLESS else 0):
-            fronts = tuple(self._fronts())
+            fronts = tuple(self._fronts(spare))
             section, place = self._ask("take", fronts)
             chosen = next((each for each in fronts if each.section == section), None)
             if chosen is None:
@@ -121,16 +126,18 @@ class PolicyTransaction(PoolTransaction):
             if place is None:
                 return chosen.block.block
             self._move(chosen.block.block, self._checked("take", place))
-        return self.queue.front()
+        return self.queue.front() if spare is None else super()._next(spare)
 
-    def _fronts(self) -> Iterator[Front]:
-        """Yield the front block of each section."""
+    def _fronts(self, spare: Spare | None) -> Iterator[Front]:
+        """Yield the front block of each section, of those that may be taken."""
         before = self.queue.sentinel()
         for section in sorted(self.lengths):
             front = self.queue.following[before]
-            yield Front(section, self.seen(front), self.lengths[section])
-            last = self.order[bisect_left(self.order, (section + 1, 0)) - 1]
-            before = self.tails[last]
+            before = self.tails[self.order[bisect_left(self.order, (section + 1, 0)) - 1]]
+            while spare is not None and front != before and not spare.may_take(front):
+                front = self.queue.following[front]
+            if spare is None or spare.may_take(front):
+                yield Front(section, self.seen(front), self.lengths[section])
 
     def _dequeue(self, block: int) -> None:
         place, before = self.places[block], self.queue.preceding[block]

@@ -56,9 +56,9 @@ class PriorityPoolTransaction(PoolTransaction):
         time, length = self.priorities.get(block, NO_PRIORITY)
         return (time, -length, block)
 
-    def take(self, count: int) -> list[int]:
+    def take(self, count: int, tenant: int = 0) -> list[int]:
         """Take `count` blocks from the front; each gets one owner and no priority."""
-        blocks = super().take(count)
+        blocks = super().take(count, tenant)
         for block in blocks:
             if block in self.priorities:
                 self.priorities = self.priorities.delete(block)

@@ -62,11 +62,11 @@ class RetentionTransaction(PoolTransaction):
             self.queue.remove(block)
             self.queue.append(block, CURRENT + self.kept[block][0])
 
-    def take(self, count: int) -> list[int]:
-        """Take `count` blocks from the front and give each one owner; blocks with a key are
-        evicted.
+    def take(self, count: int, tenant: int = 0) -> list[int]:
+        """Take `count` blocks from the front for a tenant and give each one owner; blocks with a
+        key are evicted.
         """
-        blocks = super().take(count)
+        blocks = super().take(count, tenant)
         for block in blocks:
             self._forget(block)
         return blocks

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from immutables import Map
 from msgspec import Struct
+from msgspec.structs import replace
 from pyrsistent import PVector, pvector
 
 from kvcore.pool.block_pool import BlockPool, make_pool
@@ -149,6 +150,14 @@ class State(Struct, frozen=True, gc=False):
     named_pins: Map[str, NamedPin] = Map()
 
 
+def with_floors(device: BlockPool, config: Config) -> BlockPool:
+    """Return a pool from which no tenant has taken a block, with the floors of a configuration."""
+    from kvcore.pool.floors import make_floors  # few pools have floors
+
+    sizes = [config.floors[salt] for salt in config.tenants]
+    return replace(device, floors=make_floors(sizes, device.num_blocks))
+
+
 def make_state(config: Config) -> State:
     """Make the empty state of a configuration. Raises WrongArgument, PoolTooLarge."""
     check_kind("config", config, Config)
@@ -164,6 +173,8 @@ def make_state(config: Config) -> State:
         from kvcore.pool.retention import with_levels  # few pools have levels
 
         device = with_levels(device)
+    if config.floors:
+        device = with_floors(device, config)
     return State(
         config=config,
         device=device,

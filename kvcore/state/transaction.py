@@ -164,6 +164,10 @@ class Transaction:
         """Return whether a request counts tokens computed with older weights."""
         return request.num_computed > 0 and request.epoch < self.epoch
 
+    def tenant(self, request: RequestState) -> int:
+        """Return the tenant for which a request takes blocks; 0 if it has no floor."""
+        return self.config.tenant_of(request.extra_keys.cache_salt) if self.config.floors else 0
+
     def host_tier(self) -> PoolTransaction:
         """Return the host pool. Raises NoHostTier."""
         if self.host is None:

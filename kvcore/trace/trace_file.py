@@ -178,8 +178,15 @@ def _parse_option(options: dict[str, Any], word: str) -> None:
         options["groups"] = (Group(read_u32(value)),)
     elif name == "groups":
         options["groups"] = tuple(_parse_group(word) for word in value.split(","))
+    elif name == "floors":
+        options["floors"] = dict(_parse_floor(word) for word in value.split(","))
     else:
         raise BadWord(f"the config takes no {word!r}")
+
+
+def _parse_floor(word: str) -> tuple[str, int]:
+    salt, _, size = word.rpartition(":")
+    return salt, read_u32(size)
 
 
 def _parse_group(word: str) -> Group:

@@ -109,7 +109,7 @@ def commit(tx: Transaction, plan: Plan) -> KVCacheBlocks:
         num_fresh += rewrite.shared
     for growth in plan.growth:
         num_fresh += growth.num_external + growth.num_new
-    taken = tx.device.take(num_fresh)
+    taken = tx.device.take(num_fresh, tx.tenant(request))
     if tx.config.record_new_blocks:
         forget_new(tx, taken)
     fresh = iter(taken)

@@ -8,7 +8,7 @@ the fit is checked. If the step is refused, only the trim that the computed toke
 (X-05). The full-sequence gate is checked before that. A write goes to blocks with one owner and no
 key: a shared block is replaced (copied if it holds earlier positions), and a keyed block loses its
 key unless the write computes exactly the tokens that the key names. Hits in the free queue reduce
-the capacity, since they leave the queue.
+the capacity, since they leave the queue; so does what the floors of other tenants keep.
 Source: S000-01 to S000-20, S004-07. Twin: rust/src/transitions/plan.rs.
 """
 
@@ -26,7 +26,7 @@ from kvcore.transitions.slot_request import (
     check_slot_request,
     read_slot_request,
 )
-from kvcore.transitions.window import Trim, num_freed, plan_trims, visible_from
+from kvcore.transitions.window import Trim, num_available, plan_trims, visible_from
 from kvcore.types.groups import Group, skipped_blocks
 from kvcore.types.values import Reason, Refused
 
@@ -125,12 +125,13 @@ def plan_allocation(tx: Transaction, slot_request: SlotRequest) -> Plan | Refusa
         fixed += rewrite.shared
     if slot_request.full_sequence_must_fit:
         needed, most = gate_need(tx, request, slot_request, hits, lengths)
-        refused = refuse(tx, fixed + needed, tx.device.num_free, most, reserve)
+        available = num_available(tx, request, hits)
+        refused = refuse(tx, fixed + needed, available, most, reserve)
         if refused is not None:
             return Refusal(refused=refused, request=request)
     windows = tx.config.has_windows
     trims = plan_trims(tx, request, lengths.seen_from) if windows else ()
-    available = tx.device.num_free + (num_freed(tx, request, trims) if trims else 0)
+    available = num_available(tx, request, hits, trims)
     growth = plan_growth(tx, request, slot_request, hits, lengths)
     needed = fixed
     for each in growth:

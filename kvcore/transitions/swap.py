@@ -12,6 +12,7 @@ Source: S003-25 to 28. Twin: rust/src/transitions/swap.rs.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from itertools import chain
 
 from msgspec.structs import replace
 from pyrsistent import pvector
@@ -83,18 +84,40 @@ def swap_in(state: State, request_ids: Iterable[str]) -> Outcome[State, Swapped 
         in_queue = sum(tx.device.is_queued(block) for block in found if block is not None)
         num_copied = sum(block is None for block in hits.values())
         needed, watermark = num_copied + in_queue, tx.config.watermark_blocks
-        if needed and needed + watermark > tx.device.num_free:
-            return refuse(tx.device, needed, watermark, tx.num_pending())
+        kept = tx.device.num_kept(taker_of(tx, requests), [b for b in found if b is not None])
+        if needed and needed + watermark + kept > tx.device.num_free:
+            return refuse(tx.device, needed, watermark, tx.num_pending(), kept)
         move_in(tx, requests, hits)
         return Swapped(num_copied, len(hits) - num_copied)
 
     return transition(state, change)
 
 
-def refuse(pool: PoolTransaction, needed: int, watermark: int = 0, pending: int = 0) -> Refused:
-    """Return the refusal of `needed` blocks by a pool that keeps `watermark` blocks free."""
+def taker_of(tx: Transaction, requests: list[RequestState]) -> int:
+    """Return the tenant of all these requests, or 0: a call for several leaves what each keeps."""
+    tenants = {tx.tenant(request) for request in requests}
+    return tenants.pop() if len(tenants) == 1 else 0
+
+
+def first_tenants(
+    tx: Transaction, requests: list[RequestState], host_blocks: list[int]
+) -> list[int]:
+    """Return for each host block the tenant of the first of these requests that holds it."""
+    tenants: dict[int, int] = {}
+    for request in requests:
+        for host_block in chain.from_iterable(request.host_tables):
+            tenants.setdefault(host_block, tx.tenant(request))
+    return [tenants[host_block] for host_block in host_blocks]
+
+
+def refuse(
+    pool: PoolTransaction, needed: int, watermark: int = 0, pending: int = 0, kept: int = 0
+) -> Refused:
+    """Return the refusal of `needed` blocks by a pool that keeps `watermark` blocks free, and
+    `kept` blocks for the floors of others.
+    """
     never = needed + watermark > pool.num_usable
-    available = max(0, pool.num_free - watermark)
+    available = max(0, pool.num_free - watermark - kept)
     return Refused(Reason.NEVER if never else Reason.LATER, needed, available, pending)
 
 
@@ -186,7 +209,9 @@ def move_in(tx: Transaction, requests: list[RequestState], hits: dict[int, int |
         if block is not None:
             tx.device.touch(block)
     sources = [host_block for host_block, block in hits.items() if block is None]
-    taken = tx.device.take(len(sources))
+    taken = tx.device.take(len(sources), taker_of(tx, requests))
+    if tx.device.floors is not None:
+        tx.device.note_takers(taken, first_tenants(tx, requests, sources))
     forget_new(tx, taken)
     copies = dict(zip(sources, taken, strict=True))
     for host_block, block in copies.items():

@@ -10,12 +10,15 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Mapping
 from typing import Literal, NoReturn, get_args
 
 import attrs
+from immutables import Map
 
-from kvcore.types.arguments import read_scalars
-from kvcore.types.errors import GroupsDoNotFit, InvalidConfig
+from kvcore.types.arguments import read_int, read_scalars
+from kvcore.types.errors import GroupsDoNotFit, InvalidConfig, InvalidExtraKey
+from kvcore.types.extra_inputs import check_text
 from kvcore.types.groups import Group, admission_cap
 from kvcore.types.keys import HASHINGS, MAX_GROUPS, Hashing
 from kvcore.types.policy import EvictionPolicy
@@ -29,6 +32,7 @@ Publish = Literal["scheduled", "completed"]
 
 MAX_BLOCKS = 2**31 - 1
 MAX_EPOCH = 2**31 - 1
+MAX_FLOORS = 16
 MAX_IN_FLIGHT = 62
 NO_LIMIT = 2**31 - 1
 
@@ -67,7 +71,9 @@ class Config:
     events contain a digest of a request's salt instead of the salt. epoch: number of the weights at
     the start; `advance_epoch` raises it. max_pinned_blocks: most blocks that pins of prefixes hold,
     None for a quarter of the pool, or what a request of max_model_len leaves if that is less; a
-    number needs max_model_len. Raises InvalidConfig, GroupsDoNotFit.
+    number needs max_model_len. floors: for requests of a cache salt, how many blocks of their
+    content requests of other salts leave cached; needs max_model_len. Raises InvalidConfig,
+    GroupsDoNotFit.
     """
 
     num_blocks: int
@@ -92,6 +98,7 @@ class Config:
     hide_salts: bool = attrs.field(default=False, kw_only=True)
     epoch: int = attrs.field(default=0, kw_only=True)
     max_pinned_blocks: int | None = attrs.field(default=None, kw_only=True)
+    floors: Mapping[str, int] = attrs.field(default=Map(), kw_only=True, repr=False)
     hash_block_size: int = attrs.field(init=False, eq=False, repr=False)
     hit_alignment: int = attrs.field(init=False, eq=False, repr=False)
     length_limit: int = attrs.field(init=False, eq=False, repr=False)
@@ -106,6 +113,7 @@ class Config:
     """
 
     def __attrs_post_init__(self) -> None:
+        _read_floors(self)
         read_scalars(self)
         _check_options(self)
         groups = self.groups
@@ -153,7 +161,16 @@ class Config:
         spare = self.num_usable_blocks - self.watermark_blocks
         if self.max_model_len is not None:
             spare -= self.blocks_for(self.max_model_len)
-        return min(self.num_usable_blocks // 4, spare)
+        return min(self.num_usable_blocks // 4, spare - sum(self.floors.values()))
+
+    @property
+    def tenants(self) -> tuple[str, ...]:
+        """Return the salts that have floors, in the order of their tenants' numbers, from 1."""
+        return tuple(sorted(self.floors))
+
+    def tenant_of(self, salt: str | None) -> int:
+        """Return the tenant of requests with this salt; 0 if it has no floor."""
+        return 1 + self.tenants.index(salt) if salt in self.floors else 0
 
     def max_rows(self, num_requests: int) -> int:
         """Return how many rows block tables need for `num_requests` requests at a time.
@@ -270,23 +287,43 @@ def _check_sizes(config: Config) -> None:
                 f"blocks{rest}, so {least + more}"
             )
             _refuse(config, "num_blocks", reason)
-    if config.max_pinned_blocks:
+    if config.max_pinned_blocks or config.floors:
         _check_claims(config)
 
 
 def _check_claims(config: Config) -> None:
-    """Raise InvalidConfig unless what is held for good leaves room for one request."""
-    longest, claimed = config.max_model_len, config.max_pinned_blocks or 0
+    """Raise InvalidConfig unless what is kept for good leaves room for one request."""
+    longest, pinned = config.max_model_len, config.max_pinned_blocks or 0
+    field, kept = ("floors", "floors") if config.floors else ("max_pinned_blocks", "pinned blocks")
     if longest is None:
-        reason = "needs max_model_len: one request must fit beside the pinned blocks"
-        _refuse(config, "max_pinned_blocks", reason)
+        _refuse(config, field, f"needs max_model_len: one request must fit beside the {kept}")
     least = config.blocks_for(longest) + config.watermark_blocks
-    if config.num_usable_blocks < claimed + least:
+    if config.num_usable_blocks < pinned + sum(config.floors.values()) + least:
+        beside = f"them and {pinned} pinned blocks" if config.floors and pinned else "them"
         reason = (
-            f"beside them one request of max_model_len={longest} tokens needs {least} blocks of "
-            f"{config.num_usable_blocks}"
+            f"beside {beside} one request of max_model_len={longest} tokens needs {least} blocks "
+            f"of {config.num_usable_blocks}"
         )
-        _refuse(config, "max_pinned_blocks", reason)
+        _refuse(config, field, reason)
+
+
+def _read_floors(config: Config) -> None:
+    """Keep the floors as a value that cannot change. Raises InvalidConfig."""
+    try:
+        floors = dict(config.floors.items())
+    except AttributeError:
+        raise InvalidConfig(
+            field="floors", value=config.floors, reason="must be a mapping of salts to blocks"
+        ) from None
+    floors = {salt: size if size is True else read_int(size) for salt, size in floors.items()}
+    object.__setattr__(config, "floors", Map(floors))
+    if len(floors) > MAX_FLOORS:
+        _refuse(config, "floors", f"at most {MAX_FLOORS} floors")
+    for salt, size in floors.items():
+        if not _is_salt(salt):
+            _refuse(config, "floors", "each is for a cache salt, a text that is not empty")
+        if type(size) is not int or not 1 <= size <= MAX_BLOCKS:
+            _refuse(config, "floors", f"each must be an integer from 1 to {MAX_BLOCKS}")
 
 
 def _check_count(config: Config, name: str, least: int) -> None:
@@ -295,6 +332,14 @@ def _check_count(config: Config, name: str, least: int) -> None:
         _refuse(config, name, f"must be an integer of at least {least}")
     if value > MAX_BLOCKS:
         _refuse(config, name, f"must be at most {MAX_BLOCKS}")
+
+
+def _is_salt(salt: object) -> bool:
+    try:
+        check_text("cache_salt", salt)
+    except InvalidExtraKey:
+        return False
+    return True
 
 
 def _is_text(seed: bytes) -> bool:
@@ -306,4 +351,7 @@ def _is_text(seed: bytes) -> bool:
 
 
 def _refuse(config: Config, name: str, reason: str) -> NoReturn:
-    raise InvalidConfig(field=name, value=getattr(config, name), reason=reason)
+    value = getattr(config, name)
+    if name == "floors":  # salts may be secret
+        value = [value[salt] for salt in sorted(value, key=str)]
+    raise InvalidConfig(field=name, value=value, reason=reason)

@@ -103,6 +103,12 @@ mutants! {
     StaleComesBackToHits,
     /// What is free when an epoch ends leaves among others.
     EpochsAge,
+    /// What a floor keeps is taken by anyone.
+    FloorsNotKept,
+    /// What a tenant owns does not count for its floor.
+    FloorsForgetOwners,
+    /// Nobody notes for which tenant a block was taken.
+    TakersNotNoted,
 }
 
 #[cfg(feature = "mutants")]

@@ -33,12 +33,21 @@ BEFORE = "checked before a call reaches either language"
 BY_POOL = "in block_pool.rs, which looks whether there is a policy"
 VARIANT_OF = "a policy is a variant of `Eviction`"
 KEYWORD = "a keyword of Rust: `note_use`"
+PINS_OF_BLOCKS = ("pin", "unpin", "check_block", "check_pins", "check_unpins", "count_blocks")
 PYTHON_ONLY = {
     ("pool/block_pool", "PoolTransaction"): TRANSACTION,
     ("pool/block_pool", "freeze"): TRANSACTION,
     ("pool/block_pool", "use"): KEYWORD,
     ("pool/block_pool", "clear_index"): "in block_pool/older.rs",
     ("pool/block_pool", "start_epoch"): "in block_pool/older.rs",
+    **{("pool/block_pool", name): "in block_pool/pins.rs" for name in PINS_OF_BLOCKS},
+    ("pool/block_pool", "note_takers"): "`note_taker` in block_pool/floored.rs",
+    ("pool/block_pool", "spare"): "in pool/floors.rs",
+    ("pool/block_pool", "num_kept"): "in block_pool/floored.rs",
+    ("pool/floors", "taken"): "`note_taker` in block_pool/floored.rs",
+    ("pool/floors", "may_take"): "in block_pool/floored.rs",
+    ("pool/floors", "note"): "`note_spare` in block_pool/floored.rs",
+    ("pool/floors", "first"): "`next_to_leave` in policy_pool.rs",
     ("pool/policy_pool", "PolicyTransaction"): TRANSACTION,
     ("pool/policy_pool", "freeze"): TRANSACTION,
     ("pool/policy_pool", "seen"): "in policy_state.rs",
@@ -49,6 +58,7 @@ PYTHON_ONLY = {
     ("pool/policy_pool", "clear_index"): BY_POOL,
     ("pool/policy_pool", "start_epoch"): BY_POOL,
     ("pool/policy_state", "with_places"): "`place_blocks` in policy_pool.rs",
+    ("state/state", "with_floors"): "`make_device` in block_pool/floored.rs",
     ("state/state", "NamedPin"): "in state/named_pins.rs",
     ("state/waiting", "with_waiting"): "the twin settles each request that it decodes",
     ("transitions/requests", "is_text"): "a str is UTF-8",
@@ -57,6 +67,9 @@ PYTHON_ONLY = {
     ("types/policies", "S3FIFO"): VARIANT_OF,
     ("types/policies", "Learned"): VARIANT_OF,
     ("types/policies", "policy_of"): VARIANT_OF,
+    ("types/config", "most_pinned"): "in config/claims.rs",
+    ("types/config", "tenant_of"): "in config/claims.rs",
+    ("types/config", "tenants"): "floors are in the order of their salts",
     ("types/config", "host_eviction"): "`of_host` of `Eviction`",
     ("types/config", "max_rows"): "asked by runtimes, which are in Python",
     ("types/event_log", "Events"): "`EventLog`, which makes no objects before it is read",

@@ -82,12 +82,14 @@ def configs(draw: st.DrawFn, *, least: int = 3, most: int = 8) -> Config:
         kinds = (attrs.evolve(kinds[0], eagle=True), *kinds[1:])
     usable = max(usable, 3 * len(kinds))
     limit = usable // len(kinds) * min(group.block_size for group in kinds)
+    longest = draw(st.sampled_from([None, None, None, limit, 1 + limit // 2]))
+    floor = 0 if longest is None else draw(st.sampled_from([0, 1, 2]))
     try:
         return Config(
             usable + null_block,
             groups=kinds,
             num_host_blocks=draw(st.sampled_from([0, usable // 2, usable])),
-            max_model_len=draw(st.sampled_from([None, None, None, limit, 1 + limit // 2])),
+            max_model_len=longest,
             max_num_batched_tokens=draw(st.sampled_from([None, None, 1, 2, 5])),
             enable_caching=caching,
             null_block=null_block,
@@ -101,6 +103,7 @@ def configs(draw: st.DrawFn, *, least: int = 3, most: int = 8) -> Config:
             enable_events=draw(st.booleans()),
             record_new_blocks=draw(rarely()),
             hide_salts=draw(rarely()),
+            floors={SALTS[0]: floor} if floor else {},
             hashing=draw(st.sampled_from(HASHINGS)),
             hash_seed=b"tests",
         )

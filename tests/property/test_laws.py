@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from kvcore import Refused, Request
 from kvcore.codec.decode import decode
 from kvcore.codec.encode import encode
+from kvcore.pool.floors import NO_TENANT
 from kvcore.pool.free_queue import make_free_queue, num_older
 from kvcore.pool.policy_state import KEYLESS, with_places
 from kvcore.state.state import State
@@ -260,14 +261,18 @@ def roomier(state: State, count: int) -> State:
         return state
     old = state.device
     first, last = old.num_blocks, old.num_blocks + count
-    order, num_first, policy = [*old.queue], num_older(old.queue), old.policy
+    order, num_first = [*old.queue], num_older(old.queue)
+    policy, floors = old.policy, old.floors
     order[num_first:num_first] = range(first, last)
+    if floors is not None:
+        floors = replace(floors, takers=floors.takers.extend([NO_TENANT] * count))
     if policy is not None:
         longer = replace(policy, places=policy.places.extend([KEYLESS] * count))
         policy = with_places(longer, {block: longer.places[block] for block in order[num_first:]})
     pool = replace(
         old,
         policy=policy,
+        floors=floors,
         ref_counts=old.ref_counts.extend([0] * count),
         keys=old.keys.extend([None] * count),
         queue=make_free_queue(last, order, num_first),

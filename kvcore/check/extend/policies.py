@@ -88,14 +88,14 @@ def installed(policy: Policy) -> Iterator[None]:
     """Install another eviction policy in the core."""
     take, enqueue = PoolTransaction.take, PoolTransaction._enqueue
 
-    def take_chosen(self: PoolTransaction, count: int) -> list[int]:
+    def take_chosen(self: PoolTransaction, count: int, tenant: int = 0) -> list[int]:
         blocks = []
         for _ in range(count):
             queue = _blocks(self)
             place = _place(policy, "leave", len(queue) - 1, _seen(self, queue))
             self.queue.remove(queue[place])
             self.queue.prepend(queue[place])
-            blocks += take(self, 1)
+            blocks += take(self, 1, tenant)
         return blocks
 
     def join(self: PoolTransaction, block: int) -> None:

@@ -44,6 +44,7 @@ NO_EVENTS = "the facades make no events"
 NO_EPOCHS = "no call of the facades changes weights: no fact speaks of it"
 NO_LEVELS = "no call of the facades says how long content stays cached: no fact speaks of it"
 NO_NAMED_PINS = "no call of the facades pins a prefix under a name: no fact speaks of it"
+NO_FLOORS = "no call of the facades keeps content for a tenant: no fact speaks of it"
 OWN_KINDS = "it checks what users bring"
 LIFTED: Mapping[str, str] = {
     **dict.fromkeys(("ROWS", "OPEN-BATCH", "TABLEN", "TABLE-MIRROR", "OWNER-MIRROR"), TABLES),
@@ -62,6 +63,7 @@ LIFTED: Mapping[str, str] = {
     "EVT-COPY": NO_EVENTS,
     **dict.fromkeys(("EPOCHS", "EPOCH-FIRST"), NO_EPOCHS),
     **dict.fromkeys(("NAMED-PINS", "PIN-HIT"), NO_NAMED_PINS),
+    "FLOOR": NO_FLOORS,
     **dict.fromkeys(("WISHES", "RANK-ORDER", "LEVEL-CHAIN"), NO_LEVELS),
     **dict.fromkeys(("LOAD-FAILED", "UNCONFIRMED", "PINS"), NO_LOADS),
     **dict.fromkeys(("POLICY", "SCHEDULER", "MANAGER"), OWN_KINDS),

@@ -50,8 +50,8 @@ def m_alloc_ref0(patcher: Patcher) -> None:
     """A block that is handed out counts no owner."""
 
     @patcher.around(PoolTransaction, "take")
-    def take_unowned(take: Any, self: PoolTransaction, count: int) -> Any:
-        blocks = take(self, count)
+    def take_unowned(take: Any, self: PoolTransaction, *args: int) -> Any:
+        blocks = take(self, *args)
         for block in blocks:
             self.ref_counts[block] = 0
         return blocks
@@ -75,8 +75,8 @@ def touch_after_taking(patcher: Patcher) -> list[int]:
     touch = PoolTransaction.touch
 
     @patcher.around(PoolTransaction, "take")
-    def take_first(take: Any, self: PoolTransaction, count: int) -> Any:
-        blocks = take(self, count)
+    def take_first(take: Any, self: PoolTransaction, *args: int) -> Any:
+        blocks = take(self, *args)
         for block in late:
             touch(self, block)
         return blocks

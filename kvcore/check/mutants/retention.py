@@ -115,5 +115,5 @@ def m_taken_block_keeps_its_wishes(patcher: Patcher) -> None:
     """The next content of a block has what was wished for the last one."""
 
     @patcher.around(RetentionTransaction, "take")
-    def take(_: Any, self: RetentionTransaction, count: int) -> list[int]:
-        return super(RetentionTransaction, self).take(count)
+    def take(_: Any, self: RetentionTransaction, *args: int) -> list[int]:
+        return super(RetentionTransaction, self).take(*args)

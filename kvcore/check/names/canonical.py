@@ -25,6 +25,7 @@ from kvcore.check.world.world import Symmetry, by_row
 from kvcore.oracle.contents import group_of
 from kvcore.oracle.prefixes import Letter, Prefixes
 from kvcore.pool.block_pool import BlockPool
+from kvcore.pool.floors import Floors
 from kvcore.pool.free_queue import num_older
 from kvcore.pool.policy_state import KEYLESS
 from kvcore.pool.retention_state import NOTHING, RetentionState
@@ -156,6 +157,8 @@ def _name(
     for pin_name, pin in sorted(state.named_pins.items()):
         name += [len(pin_name), *pin_name.encode(), pin.epoch]
         name += [len(pin.blocks), *device.names(pin.blocks)]
+    if state.device.floors is not None:
+        name += tenants(state, state.device.floors, order, device)
     if state.device.retention is not None:
         name += levels(state.device.retention, order, device)
     if state.host is not None:
@@ -208,6 +211,17 @@ def _pool(
         letters = prefixes.chain(key)
         name += [1 + ranks.get(block, LOST), group_of(key), len(letters)]
         name += tree.names(letters)[-tree.width :]
+    return name
+
+
+def tenants(state: State, floors: Floors, order: list[RequestState], blocks: Blocks) -> Name:
+    """Name the tenants of requests, and of the blocks that were met, if these have content."""
+    salts = (request.extra_keys.cache_salt for request in order)
+    name = [state.config.tenant_of(salt) for salt in salts]
+    pool = state.device
+    for block in blocks.order():
+        has_content = pool.ref_counts[block] or pool.keys[block] is not None
+        name.append(floors.takers[block] if has_content else 0)
     return name
 
 

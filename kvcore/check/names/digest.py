@@ -128,6 +128,7 @@ def _pool(pool: BlockPool, number: int) -> tuple[Any, ...]:
         sorted(pool.older) if pool.older else None,
         None if pool.policy is None else _remembered(pool.policy),
         None if pool.retention is None else _levels(pool.retention),
+        None if pool.floors is None else tuple(pool.floors.takers),
         None
         if quarantine is None
         else (

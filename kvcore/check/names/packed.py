@@ -20,6 +20,7 @@ from pyrsistent import pvector
 from kvcore.codec.decode import decode
 from kvcore.codec.encode import MAGIC, encode
 from kvcore.pool.block_pool import BlockPool
+from kvcore.pool.floors import Floors
 from kvcore.pool.free_queue import FreeQueue
 from kvcore.pool.hash_index import HashIndex
 from kvcore.pool.retention_state import RetentionState
@@ -78,8 +79,9 @@ def _pool(pool: BlockPool) -> tuple[Any, ...]:
     links = (index.firsts, index.following, index.preceding)
     queue, known = astuple(pool.queue), pool.retention
     levels = None if known is None else astuple(known)
+    floors = None if pool.floors is None else astuple(pool.floors)
     columns = (pool.ref_counts, pool.keys)
-    return (pool.first_block, *columns, queue, links, pool.pins, pool.older, levels)
+    return (pool.first_block, *columns, queue, links, pool.pins, pool.older, levels, floors)
 
 
 def _pool_of(
@@ -92,8 +94,14 @@ def _pool_of(
     pins: Any,
     older: frozenset[int],
     levels: Any,
+    floors: Any,
 ) -> BlockPool:
     queue, index = FreeQueue(*queue), HashIndex(*links)
     retention = None if levels is None else RetentionState(*levels)
     columns = (ref_counts, keys, queue, index, pins)
-    return BlockPool(first_block, eviction, *columns, older=older, retention=retention)
+    return BlockPool(
+        *(first_block, eviction, *columns),
+        older=older,
+        retention=retention,
+        floors=None if floors is None else Floors(*floors),
+    )

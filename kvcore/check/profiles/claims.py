@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Named worlds with pinned prefixes, whose content must be kept.
+"""Named worlds whose content must be kept: prefixes are pinned, or tenants have floors.
 
-Blocks hold one token unless stated otherwise. A pool leaves room for one request beside the pinned
-blocks, so that no request waits for a pin to end.
+Blocks hold one token unless stated otherwise. A pool leaves room for one request beside the content
+that is pinned or kept, so that no request waits for a pin to end, or for a tenant.
 """
 
 from __future__ import annotations
@@ -19,12 +19,19 @@ from kvcore.check.profiles.profile import (
     Profile,
     world,
 )
-from kvcore.check.profiles.retention import WISHES
+from kvcore.check.profiles.retention import LONG, SHORT, WISHES
 from kvcore.types.groups import Group
 
 PINS = ("pin_prefix", "unpin_prefix")
 SHOWS = tuple(f"call {name}: done" for name in PINS)
 ROOM: dict[str, Any] = {"max_model_len": 2, "max_pinned_blocks": 1}
+TENANTS: dict[str, Any] = {
+    "kinds_of_requests": ({}, {"cache_salt": "a"}),
+    "floors": {"a": 1},
+    "max_model_len": 2,
+    "num_letters": 1,
+}
+WISHING = ({**LONG, "cache_salt": "a"}, SHORT)
 
 CLAIMS: dict[str, Profile] = {
     "prefix-pins": Profile(
@@ -111,5 +118,50 @@ CLAIMS: dict[str, Profile] = {
         49152,
         backend="rust",
         shows=SHOWS,
+    ),
+    "floors": Profile(
+        "a tenant with a floor, and one without",
+        world(3, 2, 2, 2, "evict_blocks", groups=(SLOT,), without=("fork",), **TENANTS),
+        1485,
+        11916,
+        backend="rust",
+    ),
+    "floors-epoch": Profile(
+        "a tenant with a floor, weights that change",
+        world(
+            *(3, 2, 2, 2, "advance_epoch"),
+            groups=(SLOT,),
+            without=SHARING,
+            **TENANTS,
+        ),
+        1771,
+        9337,
+        backend="rust",
+    ),
+    "floors-retention": Profile(
+        "tenants with floors and levels, time that passes",
+        world(
+            *(3, 2, 2, 2, "tick"),
+            groups=(SLOT,),
+            without=SHARING,
+            **(TENANTS | {"eviction": "retention", "kinds_of_requests": WISHING}),
+        ),
+        4087,
+        20804,
+        backend="rust",
+    ),
+    "floors-due": Profile(
+        "a tenant with a floor, and what waiting requests look up",
+        world(3, 2, 2, 2, groups=(SLOT,), eviction="queue_aware", without=SHARING, **TENANTS),
+        483,
+        2214,
+        backend="rust",
+    ),
+    "floors-flight": Profile(
+        "a tenant with a floor, a batch in flight",
+        world(3, 2, 2, 2, without=STAYING, **(FLYING_SLOTS | TENANTS)),
+        26105,
+        67852,
+        backend="rust",
     ),
 }

@@ -80,6 +80,7 @@ FACTS: dict[str, Fact] = {
     "PINS": Fact("leak", (86,)),
     "NAMED-PINS": Fact("leak"),
     "PIN-HIT": Fact("quality"),
+    "FLOOR": Fact("quality"),
     "HIT-PRESERVE": Fact("quality", (20,)),
     "HIT-PINNED": Fact("wrong KV", (18, 19, 59)),
     "HIT-FRESH": Fact("wrong KV", (44,)),

@@ -10,8 +10,11 @@ length.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from itertools import chain
 from typing import Any
 
+from kvcore.check.properties.floors import Tenants, tenant_of
+from kvcore.check.properties.transitions import hit_of
 from kvcore.codec.encode import encode
 from kvcore.oracle.contents import group_of
 from kvcore.oracle.schedule import read_ids
@@ -153,12 +156,29 @@ def _check_admission(before: State, call: Call, outcome: Outcome[State, Any]) ->
     elif call.name == "swap_in" or not any(before.requests[call.args[0]].tables):
         reserve += before.config.watermark_blocks
     if isinstance(outcome.value, Refused):
-        wrong = outcome.value.needed <= outcome.value.available
+        fits = outcome.value.needed <= outcome.value.available
+        wrong = fits or not _is_exact(before, call, outcome)
     else:
         wrong = pool.num_free < reserve and _takes(before, outcome)
     if wrong:
         detail = f"{call} gives {outcome.value}, {pool.num_free} are free, {reserve} must stay"
         raise InvariantViolation("ADMIT-EXACT", detail)
+
+
+def _is_exact(before: State, call: Call, outcome: Outcome[State, Any]) -> bool:
+    """Whether a refusal counts what floors keep, where its call brings no trim and no reserve."""
+    simple = call.name in ("allocate_slots", "load") and not call.options.get("reserved_blocks")
+    if before.device.floors is None or before.config.has_windows or not simple:
+        return True
+    request, tenants = before.requests[call.args[0]], Tenants(before)
+    hit = hit_of(call)
+    for block in () if hit is None else chain.from_iterable(hit.blocks.blocks):
+        tenants.follow(Touch(block))
+    kept = tenants.num_kept(tenant_of(before, request))
+    if not any(request.tables):
+        kept += before.config.watermark_blocks
+    available = before.device.num_free - kept
+    return isinstance(outcome.value, Refused) and outcome.value.available == max(0, available)
 
 
 def _takes(before: State, outcome: Outcome[State, Any]) -> bool:

@@ -91,10 +91,10 @@ class Followed:
         for place, command in enumerate(commands):
             match command:
                 case Allocate(block):
-                    if self.queue[:1] != [block]:
+                    if block not in self.queue[: 1 if self.pool.floors is None else None]:
                         yield f"{call.name} takes block {block}, the queue is {self.queue}"
                         return
-                    self.queue.pop(0)
+                    self.queue.remove(block)
                 case Touch(block) if block in self.queue:
                     self.queue.remove(block)
                 case Evict(block, _):

@@ -15,6 +15,7 @@ from typing import Any
 
 from kvcore.check.properties.claims import pin_hit, pins
 from kvcore.check.properties.epochs import epoch_first, join
+from kvcore.check.properties.floors import floor
 from kvcore.check.properties.published import published
 from kvcore.check.properties.retention import leaves_by_level, wishes
 from kvcore.codec.encode import encode
@@ -29,8 +30,8 @@ TransitionCheck = Callable[[State, Call, Outcome[State, Any]], Iterator[str]]
 
 
 def lru(before: State, call: Call, outcome: Outcome[State, Any]) -> Iterator[str]:
-    """LRU: the front of the free queue is taken, freed blocks join where the policy says, the order
-    of the others stays.
+    """LRU: the front of the free queue is taken, or with floors any block (FLOOR says which); freed
+    blocks join where the policy says, the order of the others stays.
     """
     same = outcome.state.device is before.device and not outcome.commands
     if same or call.name == "cancel" or before.device.policy is not None:
@@ -48,11 +49,11 @@ def lru(before: State, call: Call, outcome: Outcome[State, Any]) -> Iterator[str
     for command in outcome.commands:
         match command:
             case Allocate(block):
-                if queue[:1] != [block]:
+                if block not in queue[: 1 if pool.floors is None else None]:
                     yield f"{call.name} takes block {block}, the front of the queue is {queue[:1]}"
                     return
-                queue.pop(0)
-                num_first = max(0, num_first - 1)
+                num_first -= queue.index(block) < num_first
+                queue.remove(block)
             case Touch(block) if block in queue:
                 queue.remove(block)
             case Free(block, cached) if block not in waits:
@@ -213,6 +214,7 @@ TRANSITION_CHECKS: dict[str, TransitionCheck] = {
     "GROWN": grown,
     "PINS": pins,
     "PIN-HIT": pin_hit,
+    "FLOOR": floor,
     "HIT-PRESERVE": hit_preserve,
     "HIT-PINNED": hit_pinned,
     "HIT-FRESH": hit_fresh,

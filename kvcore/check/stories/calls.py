@@ -40,7 +40,7 @@ CONFIG_WORDS = (
     *("num_host_blocks", "max_model_len", "max_num_batched_tokens", "enable_caching"),
     *("null_block", "eviction", "duplicates", "num_preallocate_tokens", "watermark_blocks"),
     *("use_eagle", "enable_events", "record_new_blocks", "hashing", "max_in_flight", "publish"),
-    *("hide_salts", "max_pinned_blocks"),
+    *("hide_salts", "max_pinned_blocks", "floors"),
 )
 
 
@@ -208,6 +208,8 @@ def config_words(config: Config) -> str:
         value = getattr(config, name)
         if value != defaults[name]:
             said = {True: "yes", False: "no"}[value] if isinstance(value, bool) else value
+            if name == "floors":
+                said = ",".join(f"{salt}:{size}" for salt, size in sorted(value.items()))
             words.append(f"{name}={said}")
     return " ".join(words)
 

@@ -140,8 +140,13 @@ def changed(config: Config, changes: str) -> Config:
     return attrs.evolve(config, **values)
 
 
-def _from_word(name: str, word: str) -> int | bool | str | None:
-    """Read the value of a field. Raises InvalidConfig."""
+def _from_word(name: str, word: str) -> int | bool | str | dict[str, str | int] | None:
+    """Read the value of a field; floors are written salt:blocks+salt:blocks. Raises
+    InvalidConfig.
+    """
+    if name == "floors":
+        pairs = (each.rpartition(":") for each in word.split("+") if word.lower() != "none")
+        return {salt: int(size) if size.isdecimal() else size for salt, _, size in pairs}
     if WORDED[name] == "str":
         return word
     known: dict[str, int | bool | None] = {"true": True, "false": False, "none": None}

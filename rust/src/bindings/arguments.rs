@@ -243,6 +243,12 @@ pub(crate) fn config(object: ConfigArg<'_, '_>) -> PyResult<Config> {
     for each in items(object.getattr("groups")?.as_borrowed())? {
         groups.push(group(each.as_borrowed())?);
     }
+    let mut floors = Vec::new();
+    let given = object.getattr("floors")?;
+    for salt in object.getattr("tenants")?.try_iter()? {
+        let salt = salt?;
+        floors.push((salt.extract()?, given.get_item(salt)?.extract()?));
+    }
     Ok(Config {
         num_blocks: number("num_blocks")?,
         groups,
@@ -265,6 +271,7 @@ pub(crate) fn config(object: ConfigArg<'_, '_>) -> PyResult<Config> {
         hide_salts: truth("hide_salts")?,
         epoch: number("epoch")?,
         max_pinned_blocks: object.getattr("max_pinned_blocks")?.extract()?,
+        floors,
     })
 }
 

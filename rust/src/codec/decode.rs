@@ -102,6 +102,7 @@ fn read_config(source: &mut Reader<'_>) -> Result<Config, Error> {
         hide_salts: false,
         epoch: 0,
         max_pinned_blocks: None,
+        floors: Vec::new(),
     })
 }
 

@@ -8,7 +8,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use crate::codec::claims_section::{has_pins, read_pins, write_pins};
+use crate::codec::claims_section::{has_pins, read_floors, read_pins, write_floors, write_pins};
 use crate::codec::policy_sections::{
     place_blocks, read_uses, read_waiting, write_uses, write_waiting,
 };
@@ -44,6 +44,8 @@ const USES: u8 = 8;
 const RETENTION: u8 = 9;
 /// The tag of pins of prefixes.
 const PINS: u8 = 10;
+/// The tag of floors.
+const FLOORS: u8 = 11;
 const MEDIA_CUT: u8 = 1;
 const ROWS_CUT: u8 = 2;
 const HIDE_SALTS: u8 = 1;
@@ -53,7 +55,7 @@ type Section = (u8, bool, fn(&mut Writer, &State));
 
 /// Write the sections that differ from the defaults.
 pub(crate) fn write_sections(out: &mut Writer, state: &State) {
-    let sections: [Section; 10] = [
+    let sections: [Section; 11] = [
         (LOADS, !state.loads.is_empty(), write_loads),
         (EXTRA_KEYS, with_ends(state).next().is_some(), write_ends),
         (OPTIONS, state.config.hide_salts, write_options),
@@ -64,6 +66,7 @@ pub(crate) fn write_sections(out: &mut Writer, state: &State) {
         (USES, state.device.policy.as_ref().is_some_and(|each| each.is_remembered()), write_uses),
         (RETENTION, has_retention(state), write_retention),
         (PINS, has_pins(state), write_pins),
+        (FLOORS, state.device.floors.is_some(), write_floors),
     ];
     for (tag, _, write) in sections.into_iter().filter(|(_, is_there, _)| *is_there) {
         let mut section = Writer::new(&[]);
@@ -151,9 +154,10 @@ pub(crate) fn read_sections(source: &mut Reader<'_>, state: &mut State) -> Resul
             WAITING => read_waiting,
             USES => read_uses,
             RETENTION => read_retention,
-            _ => read_pins,
+            PINS => read_pins,
+            _ => read_floors,
         };
-        if !(LOADS..=PINS).contains(&tag) || last.is_some_and(|last| tag <= last) {
+        if !(LOADS..=FLOORS).contains(&tag) || last.is_some_and(|last| tag <= last) {
             let reason = format!("section {tag} is unknown, or out of order");
             return Err(source.damaged(reason));
         }

@@ -45,15 +45,16 @@ enum Arg {
     Blocks,
     Operation,
     Oldest,
+    Pin,
     Some,
 }
 
 use Arg::{
-    Blocks, Count, Kind, Name, Names, Oldest, Operation, Options, Pairs, Some as Any, Tokens,
+    Blocks, Count, Kind, Name, Names, Oldest, Operation, Options, Pairs, Pin, Some as Any, Tokens,
 };
 
 /// The verbs with their words.
-const VERBS: [(&str, &[Arg]); 31] = [
+const VERBS: [(&str, &[Arg]); 34] = [
     ("add_request", &[Name, Tokens, Kind]),
     ("allocate_slots", &[Name, Count, Options]),
     ("append", &[Pairs]),
@@ -85,6 +86,9 @@ const VERBS: [(&str, &[Arg]); 31] = [
     ("take_stats", &[]),
     ("take_new_block_ids", &[]),
     ("advance_epoch", &[]),
+    ("pin_prefix", &[Pin, Name, Count]),
+    ("unpin_prefix", &[Pin]),
+    ("tick", &[Count]),
 ];
 /// The places of the verbs that carry a run, which are taken more often.
 const FREQUENT: [usize; 10] = [0, 1, 1, 1, 2, 2, 3, 3, 5, 5];
@@ -148,6 +152,7 @@ fn read(arg: Arg, bytes: &mut Bytes, state: &State, words: &mut Vec<String>) {
                 words.push(bytes.below(NUM_BLOCKS).to_string());
             }
         }
+        Pin => words.push(["p", "q"][usize::from(bytes.next() & 1)].to_owned()),
         Operation => {
             words.push(bytes.below(NUM_OPERATIONS).to_string());
             words.push(if bytes.next() & 1 == 0 { "done" } else { "failed" }.to_owned());
@@ -223,6 +228,10 @@ pub(super) fn read_config(bytes: &mut Bytes) -> String {
         ["no", "yes"],
         ["no", "yes"],
     ];
+    let floor = bytes.below(8);
+    if floor > 0 {
+        line += &format!(" max_model_len={} floors=s:{floor}", 1 + bytes.below(16));
+    }
     for (at, (name, values)) in FLAGS.iter().zip(choices).enumerate() {
         line += &format!(" {name}={}", values[usize::from(flags >> at & 1)]);
     }

@@ -13,6 +13,7 @@ use rustc_hash::FxBuildHasher;
 use smallvec::SmallVec;
 
 use crate::mutants::{Mutant, seeded};
+use crate::pool::floors::{Floors, NO_TENANT};
 use crate::pool::free_queue::{CURRENT, FreeQueue, OLDER, make_free_queue};
 use crate::pool::hash_index::HashIndex;
 use crate::pool::policy_state::{PolicyState, make_policy_state};
@@ -24,11 +25,15 @@ use crate::types::clone_in_place::{clone_in_place, touched_zeros};
 use crate::types::commands::Command;
 use crate::types::config::Eviction;
 use crate::types::effects::Effects;
-use crate::types::errors::Error;
 use crate::types::ids::BlockId;
 use crate::types::keys::Key;
 
+mod floored;
 mod older;
+mod pins;
+
+pub use floored::make_device;
+pub(crate) use pins::count_blocks;
 
 /// Blocks that were taken: few in most steps, so they need no room on the heap.
 pub type Taken = SmallVec<[BlockId; 8]>;
@@ -53,6 +58,8 @@ pub struct BlockPool {
     pub(crate) policy: Option<Box<PolicyState>>,
     /// The state of levels, for the policy "retention".
     pub(crate) retention: Option<Box<RetentionState>>,
+    /// What tenants keep cached; None without floors.
+    pub(crate) floors: Option<Box<Floors>>,
 }
 
 clone_in_place!(BlockPool {
@@ -65,7 +72,8 @@ clone_in_place!(BlockPool {
     quarantine,
     priorities,
     policy,
-    retention
+    retention,
+    floors
 });
 
 /// Set in the word of a block that has a key: one word has all that a write or a release reads.
@@ -95,6 +103,7 @@ pub fn make_pool(
         priorities: None,
         policy: make_policy_state(eviction, num_blocks),
         retention: None,
+        floors: None,
     };
     let _ = pool.place_blocks(); // blocks without keys have one place
     if eviction == Eviction::Retention {
@@ -186,11 +195,17 @@ impl BlockPool {
 
     /// Take `count` blocks from the front and give each one owner; blocks with a key are evicted.
     pub fn take(&mut self, count: u32, effects: &mut Effects) -> Taken {
+        self.take_for(NO_TENANT, count, effects)
+    }
+
+    /// The same, for a tenant.
+    pub(crate) fn take_for(&mut self, tenant: u8, count: u32, effects: &mut Effects) -> Taken {
         debug_assert!(count <= self.num_free(), "ADMIT-EXACT: {count} blocks were not planned");
         let mut blocks = Taken::with_capacity(count as usize);
-        match self.policy {
-            None => self.queue.take_front(count, |block| blocks.push(block)),
-            Some(_) => self.take_by_policy(count, &mut blocks),
+        match (&self.policy, &self.floors) {
+            (None, None) => self.queue.take_front(count, |block| blocks.push(block)),
+            (_, Some(_)) => self.take_past_floors(count, tenant, &mut blocks),
+            (Some(_), None) => self.take_by_policy(count, &mut blocks),
         }
         blocks.iter().take(AHEAD).for_each(|&block| self.prefetch(block));
         for (place, &block) in blocks.iter().enumerate() {
@@ -207,6 +222,9 @@ impl BlockPool {
             self.owners[block.index()] = u32::from(!seeded(Mutant::AllocRef0));
             effects.emit(Command::Allocate { block });
         }
+        if self.floors.is_some() {
+            blocks.iter().for_each(|&block| self.note_taker(block, tenant));
+        }
         self.forget_wishes(&blocks);
         blocks
     }
@@ -220,8 +238,13 @@ impl BlockPool {
                 self.dequeue(block);
             }
             effects.emit(Command::Touch { block });
+            self.owners[block.index()] += 1;
+            if self.floors.is_some() {
+                self.recount(block);
+            }
+        } else {
+            self.owners[block.index()] += 1;
         }
-        self.owners[block.index()] += 1;
         if self.policy.is_some() {
             self.note_found(block);
         }
@@ -243,6 +266,9 @@ impl BlockPool {
             }
             let cached = self.key(block).is_some();
             effects.emit(Command::Free { block, cached });
+            if self.floors.is_some() {
+                self.recount(block);
+            }
         }
     }
 
@@ -286,7 +312,12 @@ impl BlockPool {
     /// Let blocks that no batch uses join the free queue, in the order of their release.
     pub fn end_quarantine(&mut self) {
         let left = self.quarantine.as_mut().map_or_else(Vec::new, Quarantine::end);
-        left.into_iter().for_each(|block| self.enqueue(block));
+        for block in left {
+            self.enqueue(block);
+            if self.floors.is_some() {
+                self.recount(block);
+            }
+        }
     }
 
     /// Make a block findable under a key.
@@ -295,6 +326,9 @@ impl BlockPool {
         debug_assert!(self.owners[block.index()] < KEYED, "HASH-MONO: {block:?} has a key already");
         self.owners[block.index()] |= KEYED;
         self.index.insert(key, block);
+        if self.floors.is_some() {
+            self.recount(block);
+        }
     }
 
     /// Set the number of a block's owners, pins included.
@@ -322,74 +356,8 @@ impl BlockPool {
         } else if self.retention.is_some() {
             self.lower(block);
         }
-    }
-
-    /// Add an owner that is not a request.
-    pub fn pin(&mut self, block: BlockId, effects: &mut Effects) {
-        self.touch(block, effects);
-        *self.pins.entry(block).or_insert(0) += 1;
-    }
-
-    /// Remove an owner that `pin` added.
-    pub fn unpin(&mut self, block: BlockId, effects: &mut Effects) {
-        let left = self.num_pins(block) - 1;
-        if left > 0 {
-            self.pins.insert(block, left);
-        } else {
-            self.pins.remove(&block);
+        if self.floors.is_some() {
+            self.recount(block);
         }
-        self.release([block], effects);
     }
-
-    /// The block of this number. Fails with UnknownBlock unless the pool has it and it is not the
-    /// null block.
-    pub fn check_block(&self, block: i64) -> Result<BlockId, Error> {
-        let last = i64::from(self.num_blocks()) - 1;
-        if (i64::from(self.first_block)..=last).contains(&block) {
-            return Ok(BlockId(block as u32));
-        }
-        Err(Error::UnknownBlock { block, first: i64::from(self.first_block), last })
-    }
-
-    /// The blocks of these numbers. Fails with UnknownBlock or UnusedBlock unless each can be
-    /// pinned.
-    pub fn check_pins(&self, blocks: &[i64]) -> Result<Vec<BlockId>, Error> {
-        let check = |&number: &i64| {
-            let block = self.check_block(number)?;
-            if self.ref_count(block) == 0 && self.key(block).is_none() {
-                return Err(Error::UnusedBlock { block: number });
-            }
-            Ok(block)
-        };
-        blocks.iter().map(check).collect()
-    }
-
-    /// The blocks of these numbers. Fails with UnknownBlock or NotPinned unless each has the pins
-    /// that the call removes. held: pins of a block that are not the caller's to remove.
-    pub fn check_unpins(
-        &self,
-        blocks: &[i64],
-        held: impl Fn(BlockId) -> u32,
-    ) -> Result<Vec<BlockId>, Error> {
-        let times = count_blocks(blocks);
-        let check = |&number: &i64| {
-            let block = self.check_block(number)?;
-            let num_pins = i64::from(self.num_pins(block)) - i64::from(held(block));
-            let requested = times[&number];
-            if num_pins < requested {
-                return Err(Error::NotPinned { block: number, num_pins, requested });
-            }
-            Ok(block)
-        };
-        blocks.iter().map(check).collect()
-    }
-}
-
-/// Count how often each number occurs.
-pub(crate) fn count_blocks(blocks: &[i64]) -> HashMap<i64, i64, FxBuildHasher> {
-    let mut times = HashMap::default();
-    for &block in blocks {
-        *times.entry(block).or_insert(0) += 1;
-    }
-    times
 }

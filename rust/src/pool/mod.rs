@@ -2,6 +2,7 @@
 //! Blocks, their owners, their keys and the order of eviction.
 
 pub mod block_pool;
+pub(crate) mod floors;
 pub mod free_queue;
 pub mod hash_index;
 pub(crate) mod policy_pool;

@@ -12,6 +12,7 @@
 use smallvec::SmallVec;
 
 use crate::pool::block_pool::{BlockPool, Taken};
+use crate::pool::floors::Spare;
 use crate::pool::free_queue::{CURRENT, OLDER, num_older};
 use crate::types::ids::BlockId;
 use crate::types::keys::Key;
@@ -64,22 +65,23 @@ impl BlockPool {
     #[cold]
     pub(crate) fn take_by_policy(&mut self, count: u32, blocks: &mut Taken) {
         for _ in 0..count {
-            let Some(block) = self.next_by_policy() else { return };
+            let Some(block) = self.next_by_policy(None) else { return };
             self.dequeue(block);
             blocks.push(block);
         }
     }
 
-    /// Return the block that leaves next, as the policy decides.
-    fn next_by_policy(&mut self) -> Option<BlockId> {
+    /// Return the block that leaves next, as the policy decides; of those that may be taken, if
+    /// there are floors.
+    pub(crate) fn next_by_policy(&mut self, left: Option<&Spare>) -> Option<BlockId> {
         let eviction = self.eviction();
         if policies::chooses(eviction) {
             for _ in 0..self.queue.len() {
-                let front = self.queue.front()?;
+                let front = self.next_to_leave(left)?;
                 if self.key(front).is_none() {
                     break;
                 }
-                let fronts = self.fronts();
+                let fronts = self.fronts(left);
                 let policy = self.policy.as_mut()?;
                 let seen: SmallVec<[Front; 2]> = fronts.iter().map(|each| each.1).collect();
                 let (section, place) = policies::take(eviction, &mut policy.memory, &seen);
@@ -89,22 +91,34 @@ impl BlockPool {
                 self.put(chosen, place);
             }
         }
-        self.queue.front()
+        self.next_to_leave(left)
     }
 
-    /// Return the front block of each section.
-    fn fronts(&self) -> SmallVec<[(BlockId, Front); 2]> {
+    /// Return the first block of the queue that may be taken.
+    fn next_to_leave(&self, left: Option<&Spare>) -> Option<BlockId> {
+        match left {
+            None => self.queue.front(),
+            Some(left) => self.queue.iter().find(|&block| self.may_take(block, left)),
+        }
+    }
+
+    /// Return the front block of each section, of those that may be taken.
+    fn fronts(&self, left: Option<&Spare>) -> SmallVec<[(BlockId, Front); 2]> {
         let mut fronts = SmallVec::new();
         let Some(policy) = &self.policy else { return fronts };
         let mut before = self.queue.sentinel(CURRENT);
         for (section, &length) in (0..).zip(&policy.lengths).filter(|each| *each.1 > 0) {
-            let block = BlockId(self.queue.links(before).1);
-            if let Some(key) = self.key(block) {
+            let mut block = BlockId(self.queue.links(before).1);
+            let last = policy.tails.range(..(section + 1, 0)).next_back();
+            before = last.map_or(before, |(_, &tail)| tail.0);
+            let may_take = |block| left.is_none_or(|left| self.may_take(block, left));
+            while block.0 != before && !may_take(block) {
+                block = BlockId(self.queue.links(block.0).1);
+            }
+            if let Some(key) = self.key(block).filter(|_| may_take(block)) {
                 let seen = policy.seen(block, key);
                 fronts.push((block, Front { section, block: seen, length }));
             }
-            let last = policy.tails.range(..(section + 1, 0)).next_back();
-            before = last.map_or(before, |(_, &tail)| tail.0);
         }
         fronts
     }

@@ -30,6 +30,11 @@ impl RequestState {
 }
 
 impl State {
+    /// The tenant for which a request takes blocks; 0 if it has no floor.
+    pub(crate) fn tenant(&self, row: Row) -> u8 {
+        self.config.tenant_of(self[row].extra_keys().cache_salt.as_deref())
+    }
+
     /// The device pool.
     #[must_use]
     pub fn device(&self) -> &BlockPool {

@@ -15,7 +15,7 @@ use std::sync::Arc;
 use hashbrown::{HashMap, HashSet};
 
 use crate::hashing::block_hash::root_hash;
-use crate::pool::block_pool::{BlockPool, make_pool};
+use crate::pool::block_pool::{BlockPool, make_device, make_pool};
 use crate::state::batch_records::{BatchInFlight, UnconfirmedLoad};
 use crate::state::new_blocks::NewBlocks;
 use crate::state::open_batch::OpenBatch;
@@ -220,7 +220,7 @@ pub fn make_state(config: Config) -> Result<State, Error> {
         hit_alignment: config.hit_alignment(),
         has_windows: config.groups.iter().any(Group::is_windowed),
         scales: (0..num_groups as u32).map(|group| config.scale(group)).collect(),
-        device: make_pool(config.num_blocks, config.null_block, config.eviction, waits),
+        device: make_device(&config),
         host: (hosts > 0).then(|| make_pool(hosts, false, config.eviction.of_host(), waits)),
         requests: Vec::new(),
         output_from: Vec::new(),

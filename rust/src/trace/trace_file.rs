@@ -134,6 +134,10 @@ fn parse_config(words: impl Iterator<Item = String>) -> Result<Config, String> {
             ("groups", _) => {
                 config.groups = value.split(',').map(parse_group).collect::<Result<_, _>>()?;
             }
+            ("floors", _) => {
+                config.floors = value.split(',').map(parse_floor).collect::<Result<_, _>>()?;
+                config.floors.sort();
+            }
             ("num_host_blocks", _) => config.num_host_blocks = blocks(count()?)?,
             ("max_model_len", _) => config.max_model_len = Some(count()?),
             ("max_num_batched_tokens", _) => config.max_num_batched_tokens = Some(count()?),
@@ -163,6 +167,12 @@ fn parse_config(words: impl Iterator<Item = String>) -> Result<Config, String> {
     }
     config.check().map_err(|error| error.to_string())?;
     Ok(config)
+}
+
+fn parse_floor(word: &str) -> Result<(String, u32), String> {
+    let (salt, size) = word.rsplit_once(':').unwrap_or_default();
+    let size = size.parse::<u32>().map_err(|_| format!("'{word}' is not salt:blocks"))?;
+    Ok((salt.to_owned(), size))
 }
 
 fn parse_group(word: &str) -> Result<Group, String> {

@@ -91,7 +91,8 @@ pub(crate) fn commit(state: &mut State, slot_request: &SlotRequest, plan: &Plan)
         let num_shared = plan.rewrites.iter().filter(|rewrite| rewrite.shared).count() as u32;
         let grown = |each: &Growth| each.num_external + each.num_new;
         let grown: u32 = plan.growth.iter().map(grown).sum();
-        let fresh = state.device.take(num_shared + grown, &mut state.effects);
+        let tenant = state.tenant(row);
+        let fresh = state.device.take_for(tenant, num_shared + grown, &mut state.effects);
         forget_new(state, &fresh);
         let mut fresh = fresh.into_iter();
         for rewrite in &plan.rewrites {

@@ -16,7 +16,7 @@ use smallvec::SmallVec;
 use crate::mutants::{Mutant, seeded};
 use crate::state::state::{NULL_BLOCK, RequestState, State};
 use crate::transitions::slot_request::{SlotRequest, check_slot_request, read_slot_request};
-use crate::transitions::window::{Trims, num_freed, plan_trims, visible_from};
+use crate::transitions::window::{Trims, num_available, plan_trims, visible_from};
 use crate::types::errors::Error;
 use crate::types::groups::{Group, skipped_blocks};
 use crate::types::ids::{BlockId, Row, Table};
@@ -120,13 +120,13 @@ pub fn plan_allocation(
     let fixed = queued + num_shared(&rewrites);
     if slot_request.full_sequence_must_fit {
         let (needed, most) = gate_need(state, request, slot_request, &hits, &lengths);
-        let available = i64::from(state.device.num_free());
+        let available = num_available(state, row, &hits, &[]).into();
         if let Some(refused) = refuse(state, fixed + needed, available, || most, reserve) {
             return Ok(Err(Refusal { row, refused, trims: Trims::new() }));
         }
     }
     let trims = plan_trims(state, row, lengths.seen_from);
-    let available = i64::from(state.device.num_free() + num_freed(state, row, &trims));
+    let available = i64::from(num_available(state, row, &hits, &trims));
     let mut growth = plan_growth(state, request, slot_request, &hits, &lengths);
     let num_taken = |each: &Growth| i64::from(each.num_external + each.num_new);
     let needed = fixed + growth.iter().map(num_taken).sum::<i64>();

@@ -12,6 +12,7 @@ use hashbrown::{HashMap, HashSet};
 
 use crate::mutants::{Mutant, seeded};
 use crate::pool::block_pool::BlockPool;
+use crate::pool::floors::NO_TENANT;
 use crate::state::state::{NO_HOST_BLOCK, NULL_BLOCK, State};
 use crate::state::table_edit::TableEdit;
 use crate::transitions::drain::forget_new;
@@ -46,7 +47,7 @@ pub fn swap_out(state: &mut State, request_ids: &[&str]) -> Result<Admitted<Swap
     let blocks: Vec<BlockId> = held.filter(|&block| seen.insert(block)).collect();
     let host = state.host_tier()?;
     if blocks.len() as u32 > host.num_free() {
-        let refused = refuse(host, blocks.len() as u32, 0);
+        let refused = refuse(host, blocks.len() as u32, 0, 0);
         return Ok(Err(refused.while_pending(host.num_quarantined())));
     }
     for &row in &rows {
@@ -82,20 +83,40 @@ pub fn swap_in(state: &mut State, request_ids: &[&str]) -> Result<Admitted<Swapp
     let in_queue = found.iter().filter(|&&block| state.device.is_queued(block)).count();
     let num_copied = hits.iter().filter(|(_, block)| block.is_none()).count();
     let (needed, watermark) = ((num_copied + in_queue) as u32, state.config.watermark_blocks);
-    if needed > 0 && needed + watermark > state.device.num_free() {
-        let refused = refuse(&state.device, needed, watermark);
+    let taker = taker_of(state, &rows);
+    let kept = state.device.num_kept(taker, found.into_iter(), std::iter::empty());
+    if needed > 0 && needed + watermark + kept > state.device.num_free() {
+        let refused = refuse(&state.device, needed, watermark, kept);
         return Ok(Err(refused.while_pending(state.num_pending())));
     }
     let num_found = (hits.len() - num_copied) as u32;
-    move_in(state, &rows, hits);
+    move_in(state, &rows, hits, taker);
     Ok(Ok(Swapped { num_copied: num_copied as u32, num_found }))
 }
 
-/// Return the refusal of `needed` blocks by a pool that keeps `watermark` blocks free.
-fn refuse(pool: &BlockPool, needed: u32, watermark: u32) -> Refused {
+/// Return the tenant of all these requests, or none: a call for several leaves what each keeps.
+fn taker_of(state: &State, rows: &[Row]) -> u8 {
+    let mut tenants = rows.iter().map(|&row| state.tenant(row));
+    let first = tenants.next().unwrap_or(NO_TENANT);
+    if tenants.all(|each| each == first) { first } else { NO_TENANT }
+}
+
+/// Return for each host block the tenant of the first of these requests that holds it.
+fn first_tenants(state: &State, rows: &[Row], host_blocks: &[BlockId]) -> Vec<u8> {
+    let first = |host_block: &BlockId| {
+        let holds =
+            |row: &&Row| state[**row].host_tables.iter().flatten().any(|id| id == host_block);
+        rows.iter().find(holds).map_or(NO_TENANT, |&row| state.tenant(row))
+    };
+    host_blocks.iter().map(first).collect()
+}
+
+/// Return the refusal of `needed` blocks by a pool that keeps `watermark` blocks free, and `kept`
+/// blocks for the floors of others.
+fn refuse(pool: &BlockPool, needed: u32, watermark: u32, kept: u32) -> Refused {
     let never = needed + watermark > pool.num_usable();
     let reason = if never { Reason::Never } else { Reason::Later };
-    Refused::new(reason, u64::from(needed), pool.num_free().saturating_sub(watermark))
+    Refused::new(reason, u64::from(needed), pool.num_free().saturating_sub(watermark + kept))
 }
 
 /// Return how many tokens a request keeps when it is swapped out: those computed before the open
@@ -193,7 +214,7 @@ fn find_hits(state: &State, rows: &[Row]) -> Hits {
 }
 
 /// Move the requests' tables to the device and give back their host blocks, tail first.
-fn move_in(state: &mut State, rows: &[Row], hits: Hits) {
+fn move_in(state: &mut State, rows: &[Row], hits: Hits, taker: u8) {
     let State { device, effects, .. } = state;
     let mut owned: HashSet<BlockId> = HashSet::new();
     for &(_, block) in &hits {
@@ -204,10 +225,12 @@ fn move_in(state: &mut State, rows: &[Row], hits: Hits) {
         }
     }
     let num_copied = hits.iter().filter(|(_, block)| block.is_none()).count();
-    let taken = device.take(num_copied as u32, effects);
+    let taken = device.take_for(taker, num_copied as u32, effects);
     forget_new(state, &taken);
     let State { device, host, effects, batch, .. } = state;
     let host = host.as_mut().expect("TIER-PART: checked at the start");
+    let sources: Vec<BlockId> =
+        hits.iter().filter(|each| each.1.is_none()).map(|each| each.0).collect();
     let mut taken = taken.into_iter();
     let mut targets: HashMap<BlockId, BlockId> = HashMap::new();
     for (host_block, hit) in hits {
@@ -221,6 +244,12 @@ fn move_in(state: &mut State, rows: &[Row], hits: Hits) {
             block
         });
         targets.insert(host_block, block);
+    }
+    if state.device.floors.is_some() {
+        let tenants = first_tenants(state, rows, &sources);
+        for (source, tenant) in sources.iter().zip(tenants) {
+            state.device.note_taker(targets[source], tenant);
+        }
     }
     let mut owned: HashSet<BlockId> = HashSet::new();
     for &row in rows {

@@ -13,7 +13,7 @@ use crate::state::table_edit::{TableEdit, users};
 use crate::transitions::in_flight::note_request;
 use crate::types::errors::{Error, check_count};
 use crate::types::groups::skipped_blocks;
-use crate::types::ids::Row;
+use crate::types::ids::{BlockId, Row};
 
 /// At most one per group: few groups have a window, so they need no heap memory.
 pub type Trims = SmallVec<[Trim; 4]>;
@@ -92,13 +92,30 @@ pub(crate) fn moves_on(state: &State, row: Row, seen_from: u32) -> bool {
     })
 }
 
-/// Count the blocks that the trims would add to the free queue.
+/// Return the free blocks after the trims, less what the floors of others keep once the hits have
+/// owners.
 #[must_use]
-pub fn num_freed(state: &State, row: Row, trims: &[Trim]) -> u32 {
-    let places = trims.iter().flat_map(|trim| {
-        (trim.first..trim.end).filter(|&position| comes_back(state, row, trim.group_id, position))
-    });
-    places.count() as u32
+pub fn num_available(state: &State, row: Row, hits: &[Vec<BlockId>], trims: &[Trim]) -> u32 {
+    let num_freed = if trims.is_empty() { 0 } else { freed_blocks(state, row, trims).count() };
+    let num_free = state.device.num_free() + num_freed as u32;
+    if state.device.floors.is_none() {
+        return num_free;
+    }
+    let touched = hits.iter().flatten().copied().filter(|&block| !state.is_null(block));
+    num_free - state.device.num_kept(state.tenant(row), touched, freed_blocks(state, row, trims))
+}
+
+/// Return the blocks that the trims would add to the free queue.
+fn freed_blocks<'a>(
+    state: &'a State,
+    row: Row,
+    trims: &'a [Trim],
+) -> impl Iterator<Item = BlockId> + 'a {
+    trims.iter().flat_map(move |&Trim { group_id, first, end }| {
+        let places = first..end;
+        let back = places.filter(move |&position| comes_back(state, row, group_id, position));
+        back.map(move |position| state[row].tables[group_id as usize][position as usize])
+    })
 }
 
 /// Whether a block that a table drops would join the free queue at once.

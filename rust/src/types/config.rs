@@ -5,6 +5,8 @@
 //! numbers that would work. All options can be combined.
 //! Twin: kvcore/types/config.py.
 
+use claims::{check_claims, check_floors};
+
 use crate::types::clone_in_place::clone_in_place;
 use crate::types::errors::{Error, Field};
 use crate::types::groups::{Group, admission_cap};
@@ -16,6 +18,8 @@ pub const MAX_BLOCKS: u32 = (1 << 31) - 1;
 pub const MAX_EPOCH: u32 = (1 << 31) - 1;
 /// Most groups of a pool.
 pub const MAX_GROUPS: usize = 64;
+/// Most floors of a pool.
+pub const MAX_FLOORS: usize = 16;
 /// Most taken batches that may be in flight at a time.
 pub const MAX_IN_FLIGHT: u32 = 62;
 /// The length limit if none is configured.
@@ -132,6 +136,9 @@ clone_in_place! {
         /// Most blocks that pins of prefixes hold, None for a quarter of the pool, or what one
         /// request leaves.
         pub max_pinned_blocks: Option<u32>,
+        /// By the salt of requests, in its order: the blocks of their content that requests of
+        /// other salts leave cached.
+        pub floors: Vec<(String, u32)>,
     }
 }
 
@@ -161,6 +168,7 @@ impl Config {
             hide_salts: false,
             epoch: 0,
             max_pinned_blocks: None,
+            floors: Vec::new(),
         }
     }
 
@@ -168,15 +176,6 @@ impl Config {
     #[must_use]
     pub fn num_usable_blocks(&self) -> u32 {
         self.num_blocks - u32::from(self.null_block)
-    }
-
-    /// Most blocks that pins of prefixes hold.
-    #[must_use]
-    pub fn most_pinned(&self) -> u32 {
-        let longest = self.max_model_len.map_or(0, |longest| self.blocks_for(longest));
-        let usable = self.num_usable_blocks();
-        let spare = u64::from(usable - self.watermark_blocks) - longest;
-        self.max_pinned_blocks.unwrap_or_else(|| (usable / 4).min(spare as u32))
     }
 
     /// The longest request in tokens, never None.
@@ -270,7 +269,8 @@ fn check_options(config: &Config) -> Result<(), Error> {
     config.max_model_len.map_or(Ok(()), |longest| check_count("max_model_len", longest, 1))?;
     let batched = config.max_num_batched_tokens;
     batched.map_or(Ok(()), |most| check_count("max_num_batched_tokens", most, 1))?;
-    config.max_pinned_blocks.map_or(Ok(()), |most| check_count("max_pinned_blocks", most, 0))
+    config.max_pinned_blocks.map_or(Ok(()), |most| check_count("max_pinned_blocks", most, 0))?;
+    check_floors(config)
 }
 
 fn check_groups(config: &Config) -> Result<(), Error> {
@@ -337,28 +337,7 @@ fn check_sizes(config: &Config) -> Result<(), Error> {
             return Err(refuse("num_blocks", config.num_blocks, reason));
         }
     }
-    config.max_pinned_blocks.map_or(Ok(()), |most| check_claims(config, most))
-}
-
-/// Fails with InvalidConfig unless what is held for good leaves room for one request.
-fn check_claims(config: &Config, most: u32) -> Result<(), Error> {
-    if most == 0 {
-        return Ok(());
-    }
-    let Some(longest) = config.max_model_len else {
-        let reason = "needs max_model_len: one request must fit beside the pinned blocks";
-        return Err(refuse("max_pinned_blocks", most, reason));
-    };
-    let least = config.blocks_for(longest) + u64::from(config.watermark_blocks);
-    let usable = config.num_usable_blocks();
-    if u64::from(usable) < u64::from(most) + least {
-        let reason = format!(
-            "beside them one request of max_model_len={longest} tokens needs {least} blocks of \
-             {usable}"
-        );
-        return Err(refuse("max_pinned_blocks", most, reason));
-    }
-    Ok(())
+    check_claims(config)
 }
 
 fn check_count(field: &'static str, value: u32, least: u32) -> Result<(), Error> {
@@ -387,5 +366,6 @@ fn refuse(field: &'static str, value: impl Into<Field>, reason: impl Into<String
     Error::InvalidConfig { field, value: value.into(), reason: reason.into() }
 }
 
+mod claims;
 #[cfg(test)]
 mod tests;

@@ -109,6 +109,46 @@ def test_a_block_holds_at_least_one_token(size: Any) -> None:
     check_error(caught.value, expected)
 
 
+FLOORS: list[tuple[dict[str, Any], Any, str]] = [
+    ({"floors": 3}, 3, "must be a mapping of salts to blocks"),
+    ({"floors": {"a": 0}}, [0], "each must be an integer from 1 to 2147483647"),
+    ({"floors": {"a": 2**31}}, [2**31], "each must be an integer from 1 to 2147483647"),
+    ({"floors": {"a": 1.5}}, [1.5], "each must be an integer from 1 to 2147483647"),
+    ({"floors": {"a": True}}, [True], "each must be an integer from 1 to 2147483647"),
+    ({"floors": {"": 1}}, [1], "each is for a cache salt, a text that is not empty"),
+    ({"floors": {"\ud800": 1}}, [1], "each is for a cache salt, a text that is not empty"),
+    ({"floors": {7: 1}}, [1], "each is for a cache salt, a text that is not empty"),
+    ({"floors": dict.fromkeys("abcdefghijklmnopq", 1)}, [1] * 17, "at most 16 floors"),
+    ({"floors": {"b": 2, "a": 1}}, [1, 2], "needs max_model_len: one request must fit beside the"),
+    # 7 usable blocks of two tokens: 4 for the request, 3 are left.
+    (
+        {"floors": {"a": 2, "b": 2}, "max_model_len": 8},
+        [2, 2],
+        "beside them one request of max_model_len=8 tokens needs 4 blocks of 7",
+    ),
+    (
+        {"floors": {"a": 2}, "max_model_len": 8, "max_pinned_blocks": 2},
+        [2],
+        "beside them and 2 pinned blocks one request of max_model_len=8 tokens needs 4 blocks of 7",
+    ),
+]
+
+
+@pytest.mark.parametrize(("options", "value", "reason"), FLOORS)
+def test_floors_that_cannot_be_kept_are_refused_without_their_salts(
+    options: dict[str, Any], value: Any, reason: str
+) -> None:
+    with pytest.raises(InvalidConfig) as caught:
+        Config(8, 2, **options)
+    assert (caught.value.fields["field"], caught.value.fields["value"]) == ("floors", value)
+    assert reason in str(caught.value)
+
+
+def test_floors_leave_fewer_blocks_to_pins_that_have_no_number_of_their_own() -> None:
+    assert Config(17, 2, max_model_len=16).most_pinned == 4
+    assert Config(17, 2, max_model_len=16, floors={"a": 3, "b": 3}).most_pinned == 2
+
+
 WINDOW_GROUPS: list[tuple[dict[str, Any], str, Any, str]] = [
     ({"kind": "sliding_window", "window": 0}, "window", 0, "needs 1 to 2147483647 tokens"),
     ({"kind": "sliding_window", "window": -4}, "window", -4, "needs 1 to 2147483647 tokens"),

@@ -252,8 +252,8 @@ impl Namer {
         state.free_rows.iter().chain(held).for_each(|row| put(&mut self.name, row.index()));
     }
 
-    /// Write the pins of prefixes, the time, the wishes for the blocks that were met, and those of
-    /// requests.
+    /// Write the pins of prefixes, the tenants of requests and of blocks with content, the time,
+    /// the wishes for the blocks that were met, and those of requests.
     fn write_kept(&mut self, state: &State, rows: &[usize]) {
         for (pin_name, pin) in &state.named_pins {
             put(&mut self.name, pin_name.len());
@@ -261,6 +261,14 @@ impl Namer {
             put(&mut self.name, pin.epoch as usize);
             put(&mut self.name, pin.blocks.len());
             self.device.write(pin.blocks.iter().copied(), &mut self.name);
+        }
+        if let Some(takers) = state.device.takers() {
+            self.name.extend(rows.iter().map(|&row| state.tenant(Row(row as u32))));
+            let pool = &state.device;
+            let has_content = |block| pool.ref_count(block) > 0 || pool.key(block).is_some();
+            let taker =
+                |&block: &BlockId| if has_content(block) { takers[block.index()] } else { 0 };
+            self.name.extend(self.device.met.iter().map(taker));
         }
         if state.device.retention.is_none() {
             return;

@@ -62,6 +62,7 @@ fn same_pool(one: &BlockPool, other: &BlockPool) -> bool {
     one.num_blocks() == other.num_blocks()
         && (0..one.num_blocks()).map(BlockId).all(same)
         && one.queue == other.queue
+        && one.takers() == other.takers()
         && (&one.pins, one.now()) == (&other.pins, other.now())
         && same_quarantine(one.quarantine.as_ref(), other.quarantine.as_ref())
         && one.index.len() == other.index.len()

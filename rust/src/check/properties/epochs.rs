@@ -30,10 +30,13 @@ impl<'a> Followed<'a> {
         Followed { before, blocks: before.queue.iter().collect(), num_first }
     }
 
-    /// Take the front.
-    pub(crate) fn take(&mut self) {
-        self.blocks.remove(0);
-        self.num_first = self.num_first.saturating_sub(1);
+    /// Take a block, which must be the front unless any may be taken; false if it is not.
+    pub(crate) fn take(&mut self, block: BlockId, any: bool) -> bool {
+        let place = self.blocks.iter().position(|&each| each == block);
+        let Some(place) = place.filter(|&place| any || place == 0) else { return false };
+        self.blocks.remove(place);
+        self.num_first -= usize::from(place < self.num_first);
+        true
     }
 
     /// Put a freed block into its place.

@@ -6,6 +6,7 @@ pub(crate) mod claims;
 pub mod closure;
 pub mod epochs;
 pub mod fair_scheduler;
+pub(crate) mod floors;
 pub mod liveness;
 pub mod outcomes;
 pub(crate) mod published;

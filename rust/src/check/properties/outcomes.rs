@@ -7,6 +7,7 @@
 //! length. Twin: kvcore/check/properties/outcomes.py.
 
 use crate::check::names::same::same_state;
+use crate::check::properties::floors::Tenants;
 use crate::check::world::calls::Outcome;
 use crate::oracle::calls::{Call, Name, Slots, Value};
 use crate::state::state::{RequestState, State};
@@ -16,7 +17,7 @@ use crate::types::events::Event;
 use crate::types::groups::{Kind, skipped_tokens};
 use crate::types::ids::{BlockId, Row};
 use crate::types::keys::{Key, make_key};
-use crate::types::values::Hit;
+use crate::types::values::{Hit, Refused};
 use crate::types::violation::Violation;
 
 type Checked = Result<(), Violation>;
@@ -184,7 +185,9 @@ fn check_admission(before: &State, call: &Call, outcome: &Outcome, after: &State
     let free = pool.num_free();
     let wrong = match &outcome.value {
         Value::Misuse(_) => false,
-        Value::Refused(refused) => refused.needed <= refused.available,
+        Value::Refused(refused) => {
+            refused.needed <= refused.available || !is_exact(before, call, refused)
+        }
         _ => free < reserve && outcome.commands(after).any(|each| takes(before, each)),
     };
     if !wrong {
@@ -193,6 +196,29 @@ fn check_admission(before: &State, call: &Call, outcome: &Outcome, after: &State
     let value = &outcome.value;
     let detail = format!("{call:?} gives {value:?}, {free} are free, {reserve} must stay");
     Err(Violation::new("ADMIT-EXACT", detail))
+}
+
+/// Tell whether a refusal counts the blocks that floors keep, if its call brings no trim and no
+/// reserve.
+fn is_exact(before: &State, call: &Call, refused: &Refused) -> bool {
+    let (name, hit) = match call {
+        Call::AllocateSlots(slots) if slots.reserved_blocks == 0 => (slots.name, &slots.hit),
+        Call::Load { name, hit, .. } => (*name, hit),
+        _ => return true,
+    };
+    let Some(row) = name.row(before).filter(|_| !before.has_windows) else { return true };
+    if before.device.floors.is_none() {
+        return true;
+    }
+    let mut tenants = Tenants::new(before);
+    for block in hit.iter().flat_map(|hit| hit.blocks.blocks.iter().flatten()) {
+        tenants.follow(Command::Touch { block: *block });
+    }
+    let mut kept = tenants.num_kept(before.tenant(row));
+    if !before[row].holds_blocks() {
+        kept += before.config.watermark_blocks;
+    }
+    refused.available == u64::from(before.device.num_free().saturating_sub(kept))
 }
 
 /// Tell whether a command takes a block out of the device's free queue.

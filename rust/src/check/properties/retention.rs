@@ -121,8 +121,11 @@ impl<'a> Followed<'a> {
         }
         for (place, command) in commands.iter().enumerate() {
             match *command {
-                Command::Allocate { block } if self.queue.first() == Some(&block) => {
-                    self.queue.remove(0);
+                Command::Allocate { block }
+                    if self.queue.first() == Some(&block)
+                        || self.pool.floors.is_some() && self.queue.contains(&block) =>
+                {
+                    self.queue.retain(|each| *each != block);
                 }
                 Command::Allocate { block } => {
                     let (name, queue) = (made.call.transition(), &self.queue);

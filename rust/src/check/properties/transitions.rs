@@ -9,6 +9,7 @@
 use crate::check::names::same::same_state;
 use crate::check::properties::claims::{pin_hit, pins};
 use crate::check::properties::epochs::{Followed, epoch_first};
+use crate::check::properties::floors::floor;
 use crate::check::properties::published::{Made, published};
 use crate::check::properties::retention::{leaves_by_level, wishes};
 use crate::check::world::calls::perform;
@@ -25,7 +26,7 @@ use crate::types::violation::{Checks, Finding, Violation};
 pub type TransitionCheck = fn(&Made<'_>) -> Finding;
 
 /// The properties of this file, by name; DETERMINISM is checked only if it is named.
-pub const TRANSITION_PROPERTIES: [(&str, TransitionCheck); 13] = [
+pub const TRANSITION_PROPERTIES: [(&str, TransitionCheck); 14] = [
     ("LRU", lru),
     ("EPOCH-FIRST", epoch_first),
     ("WISHES", wishes),
@@ -33,6 +34,7 @@ pub const TRANSITION_PROPERTIES: [(&str, TransitionCheck); 13] = [
     ("GROWN", grown),
     ("PINS", pins),
     ("PIN-HIT", pin_hit),
+    ("FLOOR", floor),
     ("HIT-PRESERVE", hit_preserve),
     ("HIT-PINNED", hit_pinned),
     ("HIT-FRESH", hit_fresh),
@@ -79,7 +81,7 @@ fn lru(made: &Made<'_>) -> Finding {
     }
     for command in commands {
         match command {
-            Command::Allocate { block } if queue.blocks.first() == Some(&block) => queue.take(),
+            Command::Allocate { block } if queue.take(block, before.floors.is_some()) => {}
             Command::Allocate { block } => {
                 let front = queue.blocks.first();
                 let block = block.0;

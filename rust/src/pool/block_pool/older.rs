@@ -47,11 +47,15 @@ impl BlockPool {
         self.policy.iter_mut().for_each(|policy| policy.history.clear());
         cached.into_iter().for_each(|block| self.move_by_policy(block));
         self.lower_all();
+        if self.floors.is_some() {
+            self.recount_all();
+        }
         effects.emit(Command::EvictAll);
     }
 
-    /// Forget every key, in O(1) unless a policy orders the queue; blocks that are free now are
-    /// taken before those freed later.
+    /// Forget every key, in O(1) unless a policy orders the queue or there are floors; blocks that
+    /// are free now are taken before those freed later.
+    #[inline]
     pub fn start_epoch(&mut self, effects: &mut Effects) {
         self.index.start_epoch();
         if !seeded(Mutant::EpochsAge) {
@@ -61,6 +65,9 @@ impl BlockPool {
             policy.start_epoch();
         }
         self.lower_all();
+        if self.floors.is_some() {
+            self.recount_all();
+        }
         effects.emit(Command::EvictAll);
     }
 }
