@@ -122,6 +122,7 @@ def test_a_difference_between_the_languages_is_shrunk(
     trace_file.outcomes(trace, "python")
 
 
+@pytest.mark.usefixtures("_in_one_process")
 def test_a_refusal_is_shrunk_to_its_request(
     tmp_path: Path, backend: Backend, capsys: pytest.CaptureFixture[str]
 ) -> None:
