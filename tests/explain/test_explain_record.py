@@ -4,6 +4,9 @@
 from __future__ import annotations
 
 import json
+import shutil
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -20,6 +23,7 @@ from kvcore.replay.synthetic import generate
 from tests.conftest import Backend
 
 OPTIONS = Options(num_blocks=600, bounds=False)
+Recorded = Callable[[Backend], tuple[Path, list[Explanation]]]
 
 
 def record(folder: Path, backend: Backend, *, late: bool = False) -> list[Explanation]:
@@ -37,17 +41,29 @@ def record(folder: Path, backend: Backend, *, late: bool = False) -> list[Explan
     while loop.step() is not None:
         if late and manager.num_free_blocks < OPTIONS.num_blocks - 1:
             manager.start_recording(recorder)
-            late = False
+            break  # its first state is enough
     manager.stop_recording()
     return explained
 
 
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
+    """Return a function that gives a backend's record, made once, and its explanations."""
+
+    @cache
+    def of(backend: Backend) -> tuple[Path, list[Explanation]]:
+        folder = tmp_path_factory.mktemp(backend) / "record"
+        return folder, record(folder, backend)
+
+    return of
+
+
 def test_a_record_is_explained_as_its_calls_were(
-    tmp_path: Path, backend: Backend, capsys: pytest.CaptureFixture[str]
+    recorded: Recorded, backend: Backend, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    explained = record(tmp_path / "record", backend)
-    assert len(list((tmp_path / "record").iterdir())) > 2
-    words = [str(tmp_path / "record"), "--backend", backend, "--json", "--by", "request"]
+    folder, explained = recorded(backend)
+    assert len(list(folder.iterdir())) > 2
+    words = [str(folder), "--backend", backend, "--json", "--by", "request"]
     assert main(words) == 0
     told = json.loads(capsys.readouterr().out)
     firsts = [each for each in explained if not each.again]
@@ -57,17 +73,17 @@ def test_a_record_is_explained_as_its_calls_were(
     shown = [(each["request"], *each["lengths"].values()) for each in told["requests"]]
     assert shown == [(each.request, *each.lengths) for each in explained]
     name = explained[-1].request
-    assert main([str(tmp_path / "record"), "--request", name]) == 0
+    assert main([str(folder), "--request", name]) == 0
     assert f"request {name}, step " in capsys.readouterr().out
 
 
 def test_a_record_without_its_beginning_is_refused(
-    tmp_path: Path, backend: Backend, capsys: pytest.CaptureFixture[str]
+    recorded: Recorded, tmp_path: Path, backend: Backend, capsys: pytest.CaptureFixture[str]
 ) -> None:
     record(tmp_path / "late", backend, late=True)
     assert main([str(tmp_path / "late")]) == 2
     assert "it begins with 1 request, whose past it does not contain" in capsys.readouterr().err
-    record(tmp_path / "gap", backend)
+    shutil.copytree(recorded(backend)[0], tmp_path / "gap")
     second, third = sorted((tmp_path / "gap").iterdir())[1:3]
     second.unlink()
     assert main([str(tmp_path / "gap")]) == 2

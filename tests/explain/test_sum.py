@@ -34,6 +34,12 @@ GROUPS = {
     "chunks": (Group(16), Group(32, kind="chunked_local", window=512)),
     "mla": (Group(16, kind="mla"), Group(16, kind="sliding_window", window=64)),
 }
+POOLS = [
+    *((policy, 1024) for policy in EVICTIONS),
+    *((EVICTIONS[0], num_blocks) for num_blocks in (4096, 65_536)),  # nothing leaves the largest
+    *(pytest.param(policy, 4096, marks=pytest.mark.slow) for policy in EVICTIONS[1:]),
+]
+"""Policies, and sizes of pools."""
 
 
 def explain(requests: Any, options: Options) -> tuple[Explained, Result]:
@@ -71,18 +77,18 @@ def known_tokens(requests: list[TraceRequest], explained: Explained) -> int:
     return total
 
 
-@pytest.mark.parametrize("policy", EVICTIONS)
+@pytest.mark.parametrize(("policy", "num_blocks"), POOLS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_causes_of_a_workload_are_ideal_less_hits(kind: str, policy: EvictionName) -> None:
+def test_the_causes_of_a_workload_are_ideal_less_hits(
+    kind: str, policy: EvictionName, num_blocks: int
+) -> None:
     need_twin()
     requests = list(generate(kind, 60, 11))
-    nothing_leaves = [65_536] if policy == EVICTIONS[0] else []
-    for num_blocks in (1024, 4096, *nothing_leaves):
-        explained, result = explain(requests, Options(num_blocks=num_blocks, policy=policy))
-        assert explained.totals.ideal == known_tokens(requests, explained)
-        findable = LENGTHS.index("drafts_dropped")
-        firsts = [each for each in explained.kept if not each.again]
-        assert sum(each.lengths[findable] for each in firsts) == result.ideal_hit_tokens
+    explained, result = explain(requests, Options(num_blocks=num_blocks, policy=policy))
+    assert explained.totals.ideal == known_tokens(requests, explained)
+    findable = LENGTHS.index("drafts_dropped")
+    firsts = [each for each in explained.kept if not each.again]
+    assert sum(each.lengths[findable] for each in firsts) == result.ideal_hit_tokens
 
 
 @pytest.mark.parametrize("use_eagle", [False, True])

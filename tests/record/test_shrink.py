@@ -31,6 +31,12 @@ SMALL = Config(13, 2, num_host_blocks=8, max_in_flight=1, hash_seed=b"shrink")
 SOUND = Fixed(config=SMALL, num_requests=5)
 
 
+@pytest.fixture
+def _in_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make attempts as where no process can be forked: a fork of the tests is slow."""
+    monkeypatch.delattr(os, "fork")
+
+
 def simulated(folder: Path, num_steps: int) -> None:
     """Record a simulated run without a bug."""
     made: list[KVCacheManager] = []
@@ -65,6 +71,7 @@ def test_items_are_the_calls_of_the_record(tmp_path: Path, backend: Backend) -> 
     assert len(items) >= again.num_calls > 300
 
 
+@pytest.mark.usefixtures("_in_one_process")
 @pytest.mark.parametrize(
     ("bug", "names", "calls_max"),
     [
@@ -96,6 +103,7 @@ def test_a_broken_invariant_is_shrunk_to_a_trace(
             trace_file.outcomes(trace, "python")
 
 
+@pytest.mark.usefixtures("_in_one_process")
 @pytest.mark.skipif(not _twin.available(), reason="two languages differ: it needs the twin")
 def test_a_difference_between_the_languages_is_shrunk(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -114,6 +122,7 @@ def test_a_difference_between_the_languages_is_shrunk(
     trace_file.outcomes(trace, "python")
 
 
+@pytest.mark.usefixtures("_in_one_process")
 def test_a_refusal_is_shrunk_to_its_request(
     tmp_path: Path, backend: Backend, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -151,6 +160,7 @@ def test_a_call_that_never_comes_back_is_shrunk_to_its_request(
     assert [call.name for call in done.calls] == ["allocate_slots"]
 
 
+@pytest.mark.usefixtures("_in_one_process")
 def test_a_command_says_what_is_kept(
     tmp_path: Path, backend: Backend, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -9,6 +9,7 @@ from collections import Counter
 import pytest
 
 from kvcore.sanitizer import CacheGroup, Sanitizer
+from tests.helpers.amount import examples
 from tests.sanitizer.queues import Queue, play
 
 GROUPS = {
@@ -26,7 +27,7 @@ SIDES = [(kind, full) for kind in ("python", "rust") for full in (True, False)]
 @pytest.mark.parametrize("name", GROUPS)
 def test_reading_what_changed_finds_what_reading_everything_finds(name: str) -> None:
     names: Counter[str] = Counter()
-    for seed in range(300):
+    for seed in range(examples(150)):
         fault = (0, 0.02, 0.1)[seed % 3]
         moves = Queue(random.Random(seed), GROUPS[name], 8, fault).make(40)
         sides = [Sanitizer(GROUPS[name], 8, full=full, backend=kind) for kind, full in SIDES]

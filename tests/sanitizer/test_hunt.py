@@ -3,6 +3,10 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
+from typing import Any
+
 import attrs
 import pytest
 
@@ -26,10 +30,21 @@ BUGS = {
 }
 
 
-def first(scheduler: type[Scheduler], name: str) -> dict[str, object]:
-    """Return the first finding of a name in ten CPU seconds."""
-    for event in Hunt(broken.adapter_of(scheduler), 1).events(10.0):
-        if event["event"] == "found" and event["name"] == name:
+@pytest.fixture(autouse=True)
+def _shrinks_whatever_time_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvcore.sanitizer.hunter.hunt.SHRINK_SHARE", math.inf)
+
+
+def findings(hunt: Hunt, num_runs: int) -> Iterator[dict[str, Any]]:
+    """Yield the findings of this many runs."""
+    for _ in range(num_runs):
+        yield from hunt._one()
+
+
+def first(scheduler: type[Scheduler], name: str) -> dict[str, Any]:
+    """Return the first finding of a name in 200 runs."""
+    for event in findings(Hunt(broken.adapter_of(scheduler), 1), 200):
+        if event["name"] == name:
             return event
     raise AssertionError(f"{name} was not found")
 
@@ -37,7 +52,7 @@ def first(scheduler: type[Scheduler], name: str) -> dict[str, object]:
 @pytest.mark.parametrize(("scheduler", "name"), BUGS.items())
 def test_each_bug_is_found_and_cut_down(scheduler: type[Scheduler], name: str) -> None:
     found = first(scheduler, name)
-    world = world_from_json(found["world"])  # type: ignore[arg-type] # of a dict of anything
+    world = world_from_json(found["world"])
     assert len(world.moves) <= 6
     again = run(broken.adapter_of(scheduler), world).found
     assert again is not None
@@ -52,8 +67,7 @@ def test_a_block_published_before_it_is_written_is_found() -> None:
 
 def test_a_healthy_engine_is_clean_and_its_goals_are_reached() -> None:
     hunt = Hunt(Adapter, 3)
-    events = list(hunt.events(3.0))
-    assert [event for event in events if event["event"] == "found"] == []
+    assert list(findings(hunt, 400)) == []
     assert hunt.tally.steps > 500
     reached = {"hit", "partial-chunk", "resumed-by-a-hit", "evicted-keyed-block", "full-pool"}
     assert reached <= set(hunt.tally.reached)
@@ -64,22 +78,21 @@ def test_only_lets_a_hunt_look_behind_another_finding() -> None:
     class Both(broken.LosesBlocks, broken.HitsFreeBlocks):
         """Reads wrong KV most of the time, and loses blocks."""
 
-    events = Hunt(broken.adapter_of(Both), 1, only="leak").events(5.0)
-    assert {event["name"] for event in events if event["event"] == "found"} == {"leak"}
+    hunt = Hunt(broken.adapter_of(Both), 1, only="leak")
+    assert {event["name"] for event in findings(hunt, 100)} == {"leak"}
 
 
 def test_only_harness_passes_nothing_else() -> None:
-    events = Hunt(broken.Crashing, 1, only="harness").events(0.5)
-    assert [event for event in events if event["event"] == "found"] == []
+    assert list(findings(Hunt(broken.Crashing, 1, only="harness"), 100)) == []
 
 
 def test_a_hunt_looks_behind_a_wrong_event() -> None:
     adapter: type[Adapter] = broken.TellsRemoved
-    plain = [event["name"] for event in Hunt(adapter, 1).events(2.0) if "name" in event]
+    plain = [event["name"] for event in findings(Hunt(adapter, 1), 60)]
     assert plain[0] == "wrong-event"
     assert "leak" in plain
-    events = Hunt(adapter, 1, only="leak").events(1.0)
-    assert {event["name"] for event in events if event["event"] == "found"} == {"leak"}
+    events = findings(Hunt(adapter, 1, only="leak"), 100)
+    assert {event["name"] for event in events} == {"leak"}
 
 
 def test_the_same_seed_draws_the_same_worlds() -> None:

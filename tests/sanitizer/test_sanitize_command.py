@@ -57,7 +57,9 @@ def passes(test: Path, folder: Path) -> bool:
 def test_a_healthy_engine_ends_with_0_and_says_what_it_reached(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert main(["kvcore.sanitizer.hunter.template:Adapter", "--seconds", "1", "--seed", "3"]) == 0
+    assert (
+        main(["kvcore.sanitizer.hunter.template:Adapter", "--seconds", "0.3", "--seed", "3"]) == 0
+    )
     out = capsys.readouterr()
     assert "seed 3" in out.err
     assert "reached: " in out.out
@@ -189,7 +191,7 @@ def test_an_engine_that_ends_its_process_is_found_and_the_hunt_goes_on(
 def test_a_wrong_adapter_ends_with_3_and_is_no_report(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    options = ["--seconds", "1", "--seed", "1", "--json", "--write", str(tmp_path)]
+    options = ["--seconds", "0.1", "--seed", "1", "--json", "--write", str(tmp_path)]
     assert main([named(broken.BeginsTwice), *options]) == 3
     text = json.loads(capsys.readouterr().out)["findings"][0]["text"]
     assert "the adapter is wrong, not the engine" in text
@@ -288,7 +290,7 @@ def test_a_checkout_at_another_commit_is_another_version(
 
 
 def test_an_engine_that_refuses_its_options_is_no_hunt(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([named(broken.Refuses), "--seconds", "1", "--seed", "1"]) == 3
+    assert main([named(broken.Refuses), "--seconds", "0.1", "--seed", "1"]) == 3
     assert "worlds refused" in capsys.readouterr().out
 
 
