@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What can be wrong with a far tier when it is made, and with a ticket."""
+"""What can be wrong with a far tier when it is made, with a ticket, and with new weights."""
 
 from __future__ import annotations
 
@@ -16,3 +16,9 @@ class UnknownTicket(KvcoreRuntimeError):
     """A ticket that was never given, or has ended."""
 
     message = "ticket {ticket} is not on its way"
+
+
+class EpochHasWeights(KvcoreRuntimeError):
+    """Other weights were named within an epoch, whose blocks were computed with its own."""
+
+    message = "epoch {epoch} has weights {weights!r}: call advance_epoch before {others!r} are set"

@@ -7,7 +7,7 @@ until its `Done`. Whatever the tier raises is a failure of that ticket.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal, Protocol
 
 import attrs
@@ -56,21 +56,37 @@ class Ended:
 
 
 class TierLink:
-    """Tickets of one tier. place: of the pages now; None: the tier is not used."""
+    """Tickets of one tier. epoch: returns the number of the current weights."""
 
     def __init__(
-        self, tier: FarTier, staging: Staging, place: Place, clock: Clock, probe_timeout_s: float
+        self,
+        tier: FarTier,
+        staging: Staging,
+        epoch: Callable[[], int],
+        clock: Clock,
+        probe_timeout_s: float,
     ) -> None:
         self._tier = tier
         self._staging = staging
+        self._epoch = epoch
         self._clock = clock
         self._probe_timeout_s = probe_timeout_s
         self._breaker = Breaker()
         self._tickets: dict[int, Ticket] = {}
         self._warnings = Warnings()
-        self.place: Place | None = place
+        self._place: Place | None = None
+        self._place_epoch = 0
         self.counts = FarCounts()
         tier.attach(staging.memory)
+
+    @property
+    def place(self) -> Place | None:
+        """Whose the current pages are; None, and the tier is not used, until an epoch has it."""
+        return self._place if self._epoch() == self._place_epoch else None
+
+    def set_place(self, place: Place | None) -> None:
+        """Set whose pages this epoch computes."""
+        self._place, self._place_epoch = place, self._epoch()
 
     @property
     def is_up(self) -> bool:
