@@ -56,7 +56,9 @@ class FarExchange(Exchange):
         self._clock = clock
         page_bytes = engine.runtime.cache.layout.page_size_bytes
         self.staging = Staging(options.staging_pages, page_bytes)
-        self._link = TierLink(tier, self.staging, self._epoch, clock, options.fetch_timeout_s)
+        self._link = TierLink(
+            tier, self.staging, self._epoch, clock, options.fetch_timeout_s, engine.spans
+        )
         weights = options.weights or identify(engine.model, config.groups)
         self._weights = self._epoch(), weights
         self.set_weights(weights)
