@@ -81,6 +81,11 @@ class Manager:
         """
         The canonical bytes of the state. O(pool).
         """
+    @property
+    def epoch(self, /) -> int:
+        """
+        The number of the current weights.
+        """
     def evict_blocks(self, block_ids: Iterable[int], /) -> None:
         """
         Forget the keys of blocks; their owners keep them.

@@ -66,6 +66,10 @@ class PythonBackend:
         return self._state
 
     @property
+    def epoch(self) -> int:
+        return self.state().epoch
+
+    @property
     def in_flight(self) -> tuple[int, ...]:
         return tuple(each.number for each in self.state().in_flight)
 

@@ -3,6 +3,7 @@
 cached.
 """
 
+from kvcore.event_index.dynamo import DynamoForm
 from kvcore.event_index.errors import DamagedEvents
 from kvcore.event_index.event_log import EventLog, Message
 from kvcore.event_index.index import Applied, EventIndex, Gap, Stale
@@ -11,6 +12,7 @@ from kvcore.event_index.wire import EventBatch, decode_events
 __all__ = [
     "Applied",
     "DamagedEvents",
+    "DynamoForm",
     "EventBatch",
     "EventIndex",
     "EventLog",

@@ -135,8 +135,9 @@ def blocks_and_tiers(manager: KVCacheManager) -> None:
     manager.complete(manager.take_batch().number)
     emptied: bool = manager.reset_prefix_cache()
     epoch: int = manager.advance_epoch()
+    now: int = manager.epoch
     stale: list[str] = manager.stale_requests()
-    assert (emptied, len(keys[0]), manager.usage, epoch, stale) == (True, 2, 0.0, 1, [])
+    assert (emptied, len(keys[0]), manager.usage, epoch, now, stale) == (True, 2, 0.0, 1, 1, [])
 
 
 def delayed(manager: KVCacheManager) -> None:

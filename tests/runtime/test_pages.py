@@ -16,7 +16,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 @pytest.mark.parametrize(
     ("page", "num_programs", "package"),
     [
-        ("events.md", 2, "zmq"),
+        ("events.md", 3, "zmq"),
         ("cluster/ranks.md", 1, "torch"),
         ("cluster/apart.md", 1, "torch"),
         ("cluster/far-tiers.md", 1, "torch"),

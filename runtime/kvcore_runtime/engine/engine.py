@@ -46,6 +46,7 @@ from kvcore_runtime.engine.sequence import (
     as_core_request,
     name_sequence,
 )
+from kvcore_runtime.engine.spans import OnSpan, Spans
 from kvcore_runtime.model.contiguous import Decode
 from kvcore_runtime.model.model import Llama
 
@@ -70,7 +71,7 @@ class EngineOptions:
     step computes. max_sequences: most sequences known to the manager at a time, each with a row of
     the block tables; others wait outside. drafter: guesses tokens (drafts.py). guard: check every
     read of a block (guard.py). keep_logits: return the logits of every token. executor_core: if a
-    process computes the batches in flight, the only core that it uses.
+    process computes the batches in flight, the only core that it uses. on_span: see spans.py.
     """
 
     backend: Literal["rust", "python"] | None = None
@@ -81,6 +82,7 @@ class EngineOptions:
     guard: bool = False
     keep_logits: bool = False
     executor_core: int | None = None
+    on_span: OnSpan | None = None
 
     def __attrs_post_init__(self) -> None:
         for name in ("token_budget", "max_sequences"):
@@ -112,6 +114,7 @@ class Engine:
         self.model = model
         self.options = options or EngineOptions()
         self.metrics = Metrics()
+        self.spans = Spans(self.options.on_span)
         manager = KVCacheManager(config, self.options.backend)
         record_if_asked(manager)
         self.manager = timed(manager, self.metrics)
@@ -185,15 +188,12 @@ class Engine:
         """
         if self.is_idle:
             return []
-        started = time.perf_counter()
-        self._take_in()
-        try:
+        with self.spans.step(self.metrics):
+            self._take_in()
             if self._executor is None:
                 self._step_in_order()
             else:
                 self._step_ahead(self._executor)
-        finally:
-            self.metrics.seconds += time.perf_counter() - started
         completions, self._completions = self._completions, []
         return completions
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Errors of making a far tier, and of its tickets."""
+"""Errors of making a far tier, of its tickets, and of new weights."""
 
 from __future__ import annotations
 
@@ -16,3 +16,9 @@ class UnknownTicket(KvcoreRuntimeError):
     """A ticket that was never given, or has ended."""
 
     message = "ticket {ticket} is not on its way"
+
+
+class EpochHasWeights(KvcoreRuntimeError):
+    """Other weights were named within an epoch, whose blocks were computed with its own."""
+
+    message = "epoch {epoch} has weights {weights!r}: call advance_epoch before {others!r} are set"

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from kvcore import Hit, Refused
 from kvcore_runtime.engine.exchange import Exchange
-from kvcore_runtime.far.errors import InvalidTier
+from kvcore_runtime.far.errors import EpochHasWeights, InvalidTier
 from kvcore_runtime.far.fetches import Fetches
 from kvcore_runtime.far.known import KnownNames
 from kvcore_runtime.far.link import Clock, TierLink
@@ -56,9 +56,12 @@ class FarExchange(Exchange):
         self._clock = clock
         page_bytes = engine.runtime.cache.layout.page_size_bytes
         self.staging = Staging(options.staging_pages, page_bytes)
+        self._link = TierLink(
+            tier, self.staging, self._epoch, clock, options.fetch_timeout_s, engine.spans
+        )
         weights = options.weights or identify(engine.model, config.groups)
-        place = self._place(weights)
-        self._link = TierLink(tier, self.staging, place, clock, options.fetch_timeout_s)
+        self._weights = self._epoch(), weights
+        self.set_weights(weights)
         known = KnownNames(2 * config.num_blocks)
         self._fetches = Fetches(engine, self._link, self.staging, options, clock, known)
         self._stores = Stores(engine, self._link, self.staging, options, known)
@@ -128,12 +131,17 @@ class FarExchange(Exchange):
         self._stores.forget(sequence.sequence_id)
 
     def set_weights(self, weights: str | None) -> None:
-        """Set the digest of the present weights. With None the tier is unused until the next call.
+        """Set the digest of the weights of this epoch. With None the tier is not used any more.
 
-        Call it with None before `KVCacheManager.advance_epoch` and with the new weights' digest
-        after it: an epoch number belongs to one process, and does not identify weights.
+        The tier is not used from `KVCacheManager.advance_epoch` until this is called: an epoch number
+        belongs to one process, and does not identify weights. Raises EpochHasWeights.
         """
-        self._link.place = None if weights is None else self._place(weights)
+        epoch = self._epoch()
+        if weights is not None:
+            if self._weights[0] == epoch and self._weights[1] != weights:
+                raise EpochHasWeights(epoch=epoch, weights=self._weights[1], others=weights)
+            self._weights = epoch, weights
+        self._link.set_place(None if weights is None else self._place(weights))
 
     def flush(self, timeout_s: float) -> bool:
         """See `Exchange`: wait until the tier has answered all stores."""
@@ -155,6 +163,9 @@ class FarExchange(Exchange):
         held = [*self._link.held, *self._fetches.held, *self._stores.held]
         assert len(held) == len(set(held)), f"slots {sorted(held)} have two users"
         assert set(held) == self.staging.used, f"{self.staging.used} used, {sorted(held)} held"
+
+    def _epoch(self) -> int:
+        return self._engine.manager.epoch
 
     def _hear(self) -> None:
         """Process the tier's answers."""

@@ -7,12 +7,13 @@ quarantine until its `Done`. Any exception of the tier counts as a failure of th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal, Protocol
 
 import attrs
 
 from kvcore.types.keys import KEY_SIZE
+from kvcore_runtime.engine.spans import Spans
 from kvcore_runtime.events.endpoints import Warnings
 from kvcore_runtime.far.breaker import Breaker
 from kvcore_runtime.far.options import FarCounts
@@ -56,21 +57,39 @@ class Ended:
 
 
 class TierLink:
-    """The tickets of one tier. place: of the pages at present, or None while the tier is unused."""
+    """The tickets of one tier. epoch: returns the number of the current weights."""
 
     def __init__(
-        self, tier: FarTier, staging: Staging, place: Place, clock: Clock, probe_timeout_s: float
+        self,
+        tier: FarTier,
+        staging: Staging,
+        epoch: Callable[[], int],
+        clock: Clock,
+        probe_timeout_s: float,
+        spans: Spans,
     ) -> None:
         self._tier = tier
         self._staging = staging
+        self._epoch = epoch
         self._clock = clock
         self._probe_timeout_s = probe_timeout_s
+        self._spans = spans
         self._breaker = Breaker()
         self._tickets: dict[int, Ticket] = {}
         self._warnings = Warnings()
-        self.place: Place | None = place
+        self._place: Place | None = None
+        self._place_epoch = 0
         self.counts = FarCounts()
         tier.attach(staging.memory)
+
+    @property
+    def place(self) -> Place | None:
+        """Whose the current pages are; None, and the tier is not used, until an epoch has it."""
+        return self._place if self._epoch() == self._place_epoch else None
+
+    def set_place(self, place: Place | None) -> None:
+        """Set whose pages this epoch computes."""
+        self._place, self._place_epoch = place, self._epoch()
 
     @property
     def is_up(self) -> bool:
@@ -122,6 +141,7 @@ class TierLink:
                 self.counts.pages[ticket.operation, "timeout"] += len(ticket.names)
                 self._failed(now, probe=ticket.is_probe)
                 self.give_up(ticket)
+                self._tell(ticket, now, num_ok=0)
                 ended.append(Ended(ticket, None))
         if self._breaker.is_due(now) and not self._is_probing():
             self._probe(now)
@@ -186,7 +206,21 @@ class TierLink:
             if self._breaker.is_down:
                 self._warnings.warn("the far tier is up")
             self._breaker.worked()
+        self._tell(ticket, now, num_ok=statuses.count(FarStatus.OK))
         ended.append(Ended(ticket, statuses))
+
+    def _tell(self, ticket: Ticket, now: float, *, num_ok: int) -> None:
+        """Report the span of a ticket: from its submit until nobody waits for it any more."""
+        if not ticket.is_probe:
+            self._spans.end(
+                f"kvcore.far.{ticket.operation}",
+                now - ticket.started,
+                {
+                    "num_pages": len(ticket.names),
+                    "num_ok": num_ok,
+                    "is_given_up": ticket.is_given_up,
+                },
+            )
 
     def _failed(self, now: float, *, probe: bool = False) -> None:
         was_up = self.is_up

@@ -16,6 +16,9 @@ from kvcore_runtime.far.errors import InvalidTier
 from kvcore_runtime.far.tier import FarStatus, View
 
 LOOPBACK = "redis://127.0.0.1:6379/0"
+GET_BYTES_MAX = 8 << 20
+"""Most bytes of pages in one answer, which the client library holds beside the slots; a larger page
+comes alone."""
 _FULL = "OOM"
 """The beginning of a server's error when it has no memory left."""
 
@@ -58,12 +61,15 @@ class RedisStore:
             return [bool(each) for each in pipeline.execute()]
 
     def get(self, names: Sequence[str], views: Sequence[View]) -> list[int | FarStatus]:
-        """See `BlockingStore`."""
+        """See `BlockingStore`: pages of at most `GET_BYTES_MAX` in one answer of the server."""
         got: list[int | FarStatus] = []
-        for view, value in zip(views, self._client.mget(names), strict=True):
-            if value is not None and len(value) == len(view):
-                view[:] = value
-            got.append(FarStatus.MISSING if value is None else len(value))
+        num_each = max(1, GET_BYTES_MAX // max(map(len, views), default=1))
+        for start in range(0, len(names), num_each):
+            values = self._client.mget(names[start : start + num_each])
+            for view, value in zip(views[start : start + num_each], values, strict=True):
+                if value is not None and len(value) == len(view):
+                    view[:] = value
+                got.append(FarStatus.MISSING if value is None else len(value))
         return got
 
     def put(self, names: Sequence[str], views: Sequence[View]) -> list[FarStatus]:

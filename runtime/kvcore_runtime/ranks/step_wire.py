@@ -3,10 +3,11 @@
 
 All numbers are little-endian. A header of 44 bytes holds `kvst`, version, flags, the batch's
 number, the numbers of commands, keys, sequences, tokens and logits that follow, the CRC-32 of all
-other bytes, and the batch's epoch. Then come the batch's columns (24 bytes per command) and keys
-(36 each), the row, start and end of each sequence, the tokens at these positions, and the indices
-of the tokens whose logits are wanted, 4 bytes each. Names of requests are not sent. Whoever can
-write to a rank's group is trusted; the checksum guards against a misread version or length.
+other bytes, and the batch's epoch. Then come the batch's columns (6 numbers per command), the row,
+start and end of each sequence, the tokens at these positions, and the indices of the tokens whose
+logits are wanted. Each number takes 4 bytes, or 2 if a flag says so. The batch's keys end the
+message (36 bytes each). Names of requests are not sent. Whoever can write to a rank's group is
+trusted; the checksum guards against a misread version or length.
 """
 
 from __future__ import annotations
@@ -23,15 +24,15 @@ from kvcore.types.commands import COLUMNS, Batch
 from kvcore.types.keys import KEY_SIZE
 from kvcore_runtime.ranks.errors import BadStep
 
-MAGIC, VERSION = b"kvst", 1
+MAGIC, VERSION = b"kvst", 2
 HEADER = struct.Struct("<4sHHqIIIIIII")
 CHECKSUM_AT = slice(36, 40)
-COMMAND_BYTES = 4 * len(COLUMNS)
 STEP_BYTES_MAX = 1 << 28
 """A step that claims to be longer is refused before memory is allocated for it."""
 
-COMPUTES, ENDS, SKIPS = 1, 2, 4
-"""Flags: a forward pass follows; no step follows this one; batches before this one were cancelled.
+COMPUTES, ENDS, SKIPS, IS_NARROW = 1, 2, 4, 8
+"""Flags: a forward pass follows; no step follows this one; batches before this one were cancelled;
+all numbers are below 2 ** 16 and have 2 bytes.
 """
 
 Numbers: TypeAlias = npt.NDArray[np.uint32]
@@ -73,17 +74,17 @@ def encode_step(step: RankStep) -> bytes:
     num_chunks, num_tokens, num_wanted = (
         (len(parts[0]), len(parts[3]), len(parts[4])) if parts else (0, 0, 0)
     )
-    flags = COMPUTES * bool(parts) | ENDS * step.ends | SKIPS * step.skips
+    numbers = np.concatenate([np.frombuffer(batch.buffer, "<u4"), *parts])
+    is_narrow = bool((numbers < 1 << 16).all())
+    flags = COMPUTES * bool(parts) | ENDS * step.ends | SKIPS * step.skips | IS_NARROW * is_narrow
     counts = (len(batch), len(batch.keys) // KEY_SIZE, num_chunks, num_tokens, num_wanted)
     try:
         header = HEADER.pack(MAGIC, VERSION, flags, batch.number, *counts, 0, batch.epoch)
     except struct.error as error:
         raise BadStep(reason=f"batch {batch.number} of epoch {batch.epoch}: {error}") from None
     whole = bytearray(header)
-    whole += batch.buffer
+    whole += numbers.astype("<u2" if is_narrow else "<u4").tobytes()
     whole += batch.keys
-    for each in parts:
-        whole += each.astype("<u4", copy=False).tobytes()
     if len(whole) > STEP_BYTES_MAX:
         raise BadStep(reason=f"{len(whole)} bytes, at most {STEP_BYTES_MAX}")
     whole[CHECKSUM_AT] = zlib.crc32(whole).to_bytes(4, "little")
@@ -106,18 +107,18 @@ def decode_step(data: bytes) -> RankStep:
     if found != checksum:
         raise BadStep(reason=f"its CRC-32 is {found:08x}, its header says {checksum:08x}")
     num_commands, num_keys, num_chunks, num_tokens, num_wanted = counts
-    stop = HEADER.size + num_commands * COMMAND_BYTES
-    buffer, keys = whole[HEADER.size : stop], data[stop : stop + num_keys * KEY_SIZE]
-    numbers = np.frombuffer(data, "<u4", offset=stop + num_keys * KEY_SIZE)
-    cuts = np.cumsum((num_chunks, num_chunks, num_chunks, num_tokens))
-    parts = np.split(numbers, cuts)
+    stop = size - num_keys * KEY_SIZE
+    width = "<u2" if flags & IS_NARROW else "<u4"
+    numbers = np.frombuffer(data[HEADER.size : stop], width).astype("<u4", copy=False)
+    sizes = (len(COLUMNS) * num_commands, num_chunks, num_chunks, num_chunks, num_tokens)
+    columns, *parts = np.split(numbers, np.cumsum(sizes))
     computes = RankPass(**dict(zip(attrs.fields_dict(RankPass), parts, strict=True)))
     if flags & COMPUTES:
         _check_pass(computes)
     elif num_chunks or num_tokens or num_wanted:
         raise BadStep(reason="it has sequences and no forward pass")
     return RankStep(
-        batch=Batch(number, buffer, keys, epoch),
+        batch=Batch(number, bytearray(columns), data[stop:], epoch),
         computes=computes if flags & COMPUTES else None,
         skips=bool(flags & SKIPS),
         ends=bool(flags & ENDS),
@@ -134,11 +135,12 @@ def _read_header(data: bytes) -> tuple[int, _Header]:
     magic, version, flags, number, *counts, checksum, epoch = HEADER.unpack_from(data)
     if magic != MAGIC or version != VERSION:
         raise BadStep(reason=f"it begins with {magic!r}, version {version}, not version {VERSION}")
-    if flags & ~(COMPUTES | ENDS | SKIPS) or number < 0:
+    if flags & ~(COMPUTES | ENDS | SKIPS | IS_NARROW) or number < 0:
         raise BadStep(reason=f"flags {flags:#x}, batch {number}")
     num_commands, num_keys, num_chunks, num_tokens, num_wanted = counts
-    size = HEADER.size + num_commands * COMMAND_BYTES + num_keys * KEY_SIZE
-    size += 4 * (3 * num_chunks + num_tokens + num_wanted)
+    num_numbers = len(COLUMNS) * num_commands + 3 * num_chunks + num_tokens + num_wanted
+    width = 2 if flags & IS_NARROW else 4
+    size = HEADER.size + width * num_numbers + num_keys * KEY_SIZE
     if size > STEP_BYTES_MAX:
         raise BadStep(reason=f"{size} bytes, at most {STEP_BYTES_MAX}")
     return size, (flags, number, tuple(counts), checksum, epoch)

@@ -199,6 +199,12 @@ impl Manager {
         Ok((commands.len(), freed, removed))
     }
 
+    /// The number of the current weights.
+    #[getter]
+    fn epoch(slf: &Bound<'_, Self>) -> PyResult<u32> {
+        Ok(Self::shown(slf)?.state.epoch)
+    }
+
     /// Device blocks in the free queue.
     #[getter]
     fn num_free_blocks(slf: &Bound<'_, Self>) -> PyResult<u32> {

@@ -34,7 +34,7 @@ def test_after_an_epoch_a_manager_answers_as_a_fresh_one(backend: Backend) -> No
     used.free("old")
     used.remove_request("old")
     used.take_batch()
-    assert used.advance_epoch() == 1
+    assert used.advance_epoch() == used.epoch == 1
     used.take_batch()
     for manager in (used, fresh):
         assert [serve(manager, name, PROMPT) for name in "ab"] == [0, 8]
@@ -46,6 +46,7 @@ def test_an_epoch_flushes_nothing_and_is_told_once(backend: Backend) -> None:
     serve(manager, "a", PROMPT)
     manager.take_events()
     manager.advance_epoch(3)
+    assert manager.epoch == 3
     batch = manager.take_batch()
     assert (batch.epoch, list(batch)) == (3, [EvictAll()])
     assert list(manager.take_events()) == [AllBlocksCleared()]

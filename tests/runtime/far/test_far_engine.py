@@ -8,11 +8,13 @@ import attrs
 import pytest
 from kvcore_runtime.engine.engine import Engine
 from kvcore_runtime.engine.sequence import GenerationRequest
+from kvcore_runtime.far.errors import EpochHasWeights
 from kvcore_runtime.far.fetches import FetchState
 from kvcore_runtime.far.manual import ManualTier
 from kvcore_runtime.far.options import FarOptions
 from kvcore_runtime.far.tier import FarStatus
 
+from kvcore.errors import InOpenBatch
 from tests.conftest import Backend
 from tests.runtime.far.adversary import HandClock, far, make_engine, run, spoil, told
 from tests.runtime.model import questions
@@ -268,15 +270,68 @@ def test_other_weights_find_nothing_and_an_epoch_needs_its_weights(
 ) -> None:
     engine = answers(make_engine("full", backend, tier, clock), tier, [one()])
     before = dict(tier.entries)
-    far(engine).set_weights(None)
     engine.manager.advance_epoch()
+    assert far(engine).identity is None
     answers(engine, tier, [one()])
     assert tier.entries == before, "nobody knows which weights these are"
     far(engine).set_weights("others")
-    engine.manager.advance_epoch()
     answers(engine, tier, [one()])
     assert far(engine).counts.num_hits == 0
     assert len(tier.entries) == 2 * len(before)
+
+
+def test_weights_that_come_back_find_their_pages(
+    backend: Backend, tier: ManualTier, clock: HandClock
+) -> None:
+    engine = answers(make_engine("full", backend, tier, clock), tier, [one()])
+    name = far(engine).identity
+    for weights in ("others", "tiny"):
+        engine.manager.advance_epoch()
+        far(engine).set_weights(weights)
+    assert far(engine).identity == name
+    answers(engine, tier, [one()])
+    assert far(engine).counts.num_hits == (len(one().prompt) - 1) // 16 * 16
+
+
+def test_a_running_engine_comes_to_an_epoch_once_it_stores_nothing(
+    backend: Backend, tier: ManualTier, clock: HandClock
+) -> None:
+    engine = make_engine("full", backend, tier, clock)
+
+    def advance() -> None:
+        tier.answer_all()
+        if far(engine).identity is None and engine.manager.epoch == 0:
+            assert engine.manager.advance_epoch() == 1
+        elif far(engine)._stores.is_copying:
+            with pytest.raises(InOpenBatch):
+                engine.manager.advance_epoch()
+            far(engine).set_weights(None)
+
+    answers(engine, tier, [one()], act=advance)
+    assert engine.manager.epoch == 1
+
+
+def test_an_epoch_has_one_name_of_its_weights(
+    backend: Backend, tier: ManualTier, clock: HandClock
+) -> None:
+    """Blocks of the cache would be stored as what other weights computed."""
+    engine = make_engine("full", backend, tier, clock)
+    name = far(engine).identity
+    refused = "epoch 0 has weights 'tiny': call advance_epoch before 'others' are set"
+    with pytest.raises(EpochHasWeights, match=refused):
+        far(engine).set_weights("others")
+    assert far(engine).identity == name
+    far(engine).set_weights(None)
+    assert far(engine).identity is None
+    with pytest.raises(EpochHasWeights, match=refused):
+        far(engine).set_weights("others")
+    assert far(engine).identity is None
+    far(engine).set_weights("tiny")
+    assert far(engine).identity == name
+    assert engine.manager.advance_epoch() == 1
+    far(engine).set_weights("others")
+    with pytest.raises(EpochHasWeights, match="epoch 1 has weights 'others'"):
+        far(engine).set_weights("tiny")
 
 
 def test_pages_that_were_staged_for_older_weights_are_not_counted(
@@ -293,6 +348,7 @@ def test_pages_that_were_staged_for_older_weights_are_not_counted(
     (fetch,) = far(engine)._fetches._fetches.values()
     assert fetch.state is FetchState.READY
     assert fetch.pages
+    engine.manager.advance_epoch()
     far(engine).set_weights("others")
     run(engine, tier)
     assert far(engine).counts.num_hits == 0

@@ -61,6 +61,31 @@ def test_a_page_is_kept_found_had_and_removed(server: Redis) -> None:
     assert store.find([name(1), name(2)], 1.0) == [False, False]
 
 
+@pytest.mark.parametrize(("page_bytes", "answers"), [(1 << 20, [8, 1]), (9 << 20, [1, 1, 1])])
+def test_an_answer_holds_few_bytes_of_pages(
+    server: Redis, monkeypatch: pytest.MonkeyPatch, page_bytes: int, answers: list[int]
+) -> None:
+    store, count = make_store(server.port), sum(answers)
+    names = [name(page_bytes + each) for each in range(count)]
+    pages = [memoryview(bytes([each]) * page_bytes) for each in range(count)]
+    del pages[-1]  # the last one is missing
+    store.put(names[:-1], pages)
+    asked: list[int] = []
+    mget = store._client.mget
+
+    def spy(some: list[str]) -> list[bytes | None]:
+        asked.append(len(some))
+        values: list[bytes | None] = mget(some)
+        return values
+
+    monkeypatch.setattr(store._client, "mget", spy)
+    slots = [memoryview(bytearray(page_bytes)) for _ in names]
+    assert store.get(names, slots) == [page_bytes] * (count - 1) + [FarStatus.MISSING]
+    assert asked == answers
+    assert slots[:-1] == pages
+    store.remove(names)
+
+
 def test_what_is_not_this_page_is_damaged_and_goes(server: Redis) -> None:
     store = make_store(server.port)
     tier = ThreadedTier(store)

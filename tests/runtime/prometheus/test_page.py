@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from kvcore_runtime.engine.engine import Engine, EngineOptions
@@ -29,10 +30,10 @@ def test_the_programs_of_the_page_run(backend: Backend, monkeypatch: pytest.Monk
     programs = re.findall(
         r"^```python\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
     )
-    assert len(programs) == 2
-    page: dict[str, Any] = {"__name__": "__page__"}
+    assert len(programs) == 3
+    page: dict[str, Any] = {"__name__": "__page__", "tracer": Mock()}
     exec(compile("\n".join(programs), PAGE.name, "exec"), page)
-    options = EngineOptions(backend=backend, token_budget=64)
+    options = EngineOptions(backend=backend, token_budget=64, on_span=page["on_span"])
     engine = Engine(tiny_model(invariant=True), Config(19), options, observe=page["observe"])
     registry = prometheus.CollectorRegistry()
     page["exporter"] = Exporter(engine.manager, registry=registry)
@@ -49,6 +50,8 @@ def test_the_programs_of_the_page_run(backend: Backend, monkeypatch: pytest.Monk
         engine.add_request(request)
     while not engine.is_idle:
         engine.step()
+    assert page["tracer"].start_span.call_args_list[0].args == ("kvcore.step",)
+    assert page["tracer"].start_span.return_value.end.call_count == engine.metrics.num_steps
     values = registry.get_sample_value
     assert values("kvcore:prefix_queries_total") == sum(queries) > 0
     assert values("kvcore:requests_waiting") == 0

@@ -27,9 +27,11 @@ NUM_DAMAGED = 20_000
 
 def some_step(draw: random.Random) -> RankStep:
     num_commands, num_keys = draw.randrange(6), draw.randrange(3)
+    limit = draw.choice((2**16, 2**32))
+    columns = [draw.randrange(limit) for _ in range(6 * num_commands)]
     batch = Batch(
         draw.randrange(2**40),
-        bytearray(draw.randbytes(24 * num_commands)),
+        bytearray(np.array(columns, "<u4")),
         draw.randbytes(KEY_SIZE * num_keys),
         draw.randrange(2**32),
     )
@@ -40,8 +42,8 @@ def some_step(draw: random.Random) -> RankStep:
     num_tokens = sum(ends) - sum(starts)
     wanted = [draw.randrange(num_tokens) for _ in starts]
     parts = (
-        [draw.randrange(2**32) for _ in starts],
-        *(starts, ends, [draw.randrange(2**32) for _ in range(num_tokens)], wanted),
+        [draw.randrange(limit) for _ in starts],
+        *(starts, ends, [draw.randrange(limit) for _ in range(num_tokens)], wanted),
     )
     rows, starts_, ends_, tokens, wanted_ = (np.array(each, np.uint32) for each in parts)
     computes = RankPass(rows=rows, starts=starts_, ends=ends_, tokens=tokens, wanted=wanted_)
@@ -62,11 +64,21 @@ def test_what_goes_in_comes_out() -> None:
         assert shown(decode_step(data)) == shown(step)
 
 
-def test_a_decoding_step_is_small() -> None:
+@pytest.mark.parametrize(("most", "width"), [(2**16 - 1, 2), (2**16, 4)])
+@pytest.mark.parametrize("name", ["rows", "tokens", "command"])
+def test_numbers_have_two_bytes_if_all_of_them_fit(name: str, most: int, width: int) -> None:
     rows = np.arange(12, dtype=np.uint32)
-    computes = RankPass(rows=rows, starts=rows + 30, ends=rows + 31, tokens=rows, wanted=rows)
-    data = encode_step(RankStep(batch=Batch(7, bytearray(), b""), computes=computes))
-    assert len(data) == 44 + 5 * 12 * 4
+    parts = {"rows": rows, "starts": rows + 30, "ends": rows + 31, "tokens": rows, "wanted": rows}
+    columns = np.arange(6, dtype="<u4")
+    if name == "command":
+        columns[3] = most
+    else:
+        parts[name] = np.append(rows[1:], np.uint32(most))
+    batch = Batch(7, bytearray(columns), bytes(KEY_SIZE))
+    step = RankStep(batch=batch, computes=RankPass(**parts))
+    data = encode_step(step)
+    assert len(data) == step_size(data) == 44 + width * (6 + 5 * 12) + KEY_SIZE
+    assert shown(decode_step(data)) == shown(step)
 
 
 def test_no_damaged_byte_is_overlooked() -> None:
@@ -87,11 +99,11 @@ def test_random_bytes_are_no_step() -> None:
     for _ in range(NUM_DAMAGED):
         data = draw.randbytes(draw.randrange(120))
         with pytest.raises(BadStep):
-            decode_step(data if draw.random() < 0.5 else b"kvst\x01\x00\x01\x00" + data)
+            decode_step(data if draw.random() < 0.5 else b"kvst\x02\x00\x01\x00" + data)
 
 
 def test_a_length_that_is_claimed_takes_no_memory() -> None:
-    header = HEADER.pack(b"kvst", 1, 1, 0, 2**32 - 1, 0, 0, 0, 0, 0, 0)
+    header = HEADER.pack(b"kvst", 2, 1, 0, 2**32 - 1, 0, 0, 0, 0, 0, 0)
     with pytest.raises(BadStep, match=f"at most {STEP_BYTES_MAX}"):
         step_size(header)
 
