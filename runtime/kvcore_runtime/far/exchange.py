@@ -133,8 +133,8 @@ class FarExchange(Exchange):
     def set_weights(self, weights: str | None) -> None:
         """Set the digest of the weights of this epoch. With None the tier is not used any more.
 
-        The tier is not used from `KVCacheManager.advance_epoch` until this is called: an epoch number
-        belongs to one process, and does not identify weights. Raises EpochHasWeights.
+        The tier is not used from `KVCacheManager.advance_epoch` until this is called: an epoch
+        number belongs to one process, and does not identify weights. Raises EpochHasWeights.
         """
         epoch = self._epoch()
         if weights is not None:
