@@ -160,9 +160,14 @@ class PythonBackend:
 
 
 class Timed:
-    """The methods of a manager that control how long content stays: time, levels, prefix pins."""
+    """The methods of a manager that control how long content stays: time, levels, pins, epochs."""
 
     _core: _twin.Backend
+
+    @property
+    def epoch(self) -> int:
+        """The number of the current weights. Changes nothing."""
+        return self._core.epoch
 
     def tick(self, now_ms: int) -> None:
         """Set the time in ms: levels end whose duration is over. Raises TimeWentBack."""

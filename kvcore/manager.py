@@ -363,11 +363,6 @@ class KVCacheManager(Recordable, Questions, Timed):
         return self._core.status(request_id)
 
     @property
-    def epoch(self) -> int:
-        """The number of the current weights. Changes nothing."""
-        return self._core.epoch
-
-    @property
     def in_flight(self) -> tuple[int, ...]:
         """The numbers of the batches in flight, oldest first. Changes nothing."""
         return self._core.in_flight
@@ -379,7 +374,9 @@ class KVCacheManager(Recordable, Questions, Timed):
 
     @property
     def quarantined_blocks(self) -> tuple[int, ...]:
-        """Device blocks that lost their last owner in flight, in this order. Changes nothing."""
+        """Device blocks that lost their last owner while a batch in flight uses them, in this
+        order: neither used nor free. Changes nothing.
+        """
         return self._core.quarantined_blocks
 
     @property
