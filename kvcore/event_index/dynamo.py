@@ -15,9 +15,8 @@ import xxhash
 
 from kvcore.codec.event_msgpack import EventMap
 from kvcore.event_index.errors import DamagedEvents
-from kvcore.event_index.wire import Name
+from kvcore.event_index.wire import short_name
 from kvcore.types.events import DEVICE_MEDIUM
-from kvcore.types.keys import external_hash
 
 SEED = 1337
 _MASK = 2**64 - 1
@@ -47,7 +46,7 @@ class DynamoForm:
                 self._salts.clear()
                 data: Any = "cleared"
             case "BlockRemoved" if _is_indexed(event):
-                names = [_short(each) for each in event["block_hashes"]]
+                names = [short_name(each) for each in event["block_hashes"]]
                 for name in names:
                     self._salts.pop(name, None)
                 data = {"removed": {"block_hashes": names}}
@@ -58,11 +57,11 @@ class DynamoForm:
         return {"event_id": number, "data": data, "dp_rank": self._rank}
 
     def _stored(self, event: EventMap) -> dict[str, Any]:
-        names = [_short(each) for each in event["block_hashes"]]
+        names = [short_name(each) for each in event["block_hashes"]]
         salt: str | None = event.get("cache_salt")
         parent = None
         if event.get("parent_block_hash") is not None:
-            parent = _short(event["parent_block_hash"])
+            parent = short_name(event["parent_block_hash"])
             salt = salt or self._salts.get(parent)
         hashes = _content_hashes(event, salt)
         if salt:
@@ -75,7 +74,7 @@ class DynamoForm:
 
 
 def _is_indexed(event: EventMap) -> bool:
-    """Whether Dynamo's index can hold the blocks, and tell them from others."""
+    """Return whether Dynamo's index can hold the blocks, and tell them from others."""
     known = (event.get("lora_name"), event.get("cache_salt"))
     if not all(value is None or isinstance(value, str) for value in known):
         raise DamagedEvents(reason="the adapter or the salt of a block is not a text")
@@ -108,7 +107,3 @@ def _content_hashes(event: EventMap, salt: str | None) -> list[int]:
         xxhash.xxh3_64_intdigest(packed[at : at + step], seed & _MASK)
         for at in range(0, len(packed), step)
     ]
-
-
-def _short(name: Name) -> int:
-    return external_hash(name) if isinstance(name, bytes) else name & _MASK

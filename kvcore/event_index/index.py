@@ -13,9 +13,8 @@ from collections.abc import Iterable, Sequence
 import attrs
 
 from kvcore.codec.event_msgpack import EventMap
-from kvcore.event_index.wire import Name, decode_events, is_cleared
+from kvcore.event_index.wire import Name, decode_events, is_cleared, short_name
 from kvcore.event_index.worker_index import Changed, WorkerIndex
-from kvcore.types.keys import external_hash
 
 Worker = tuple[str, int]
 """The name of an engine, and its data-parallel rank."""
@@ -102,7 +101,7 @@ class EventIndex:
         those at the end of the hit. Groups whose block size differs from the first group's are
         ignored. Does not change the index.
         """
-        names = [_short(each) for each in hashes]
+        names = [short_name(each) for each in hashes]
         found = {}
         for bit, depth in self._leading(names).items():
             worker = self._by_bit[bit]
@@ -157,12 +156,12 @@ class EventIndex:
     def _change(self, feed: _Feed, appeared: Changed, gone: Changed) -> None:
         for group, name in appeared:
             owners = self._owners.setdefault(group, {})
-            owners[_short(name)] = owners.get(_short(name), 0) | feed.bit
+            owners[short_name(name)] = owners.get(short_name(name), 0) | feed.bit
         for group, name in gone:
             owners = self._owners[group]
-            owners[_short(name)] &= ~feed.bit
-            if not owners[_short(name)]:
-                del owners[_short(name)]
+            owners[short_name(name)] &= ~feed.bit
+            if not owners[short_name(name)]:
+                del owners[short_name(name)]
 
     def _leading(self, names: Sequence[int]) -> dict[int, int]:
         """Return how many leading blocks of the first group each worker has, by the worker's bit.
@@ -200,10 +199,6 @@ class EventIndex:
             ):
                 return depth
         return 0
-
-
-def _short(name: Name) -> int:
-    return external_hash(name) if isinstance(name, bytes) else name % 2**64
 
 
 def _bits(mask: int) -> Iterable[int]:

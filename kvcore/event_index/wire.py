@@ -16,6 +16,7 @@ import msgspec
 from kvcore.codec.event_msgpack import ARRAY_FIELDS, EventMap
 from kvcore.event_index.errors import DamagedEvents
 from kvcore.types.events import DEVICE_MEDIUM
+from kvcore.types.keys import external_hash
 
 Name = int | bytes
 """A block's hash on the wire: 64 bits as an integer, or the bytes of the whole hash."""
@@ -54,6 +55,11 @@ def decode_events(payload: bytes) -> EventBatch:
     if rank is not None and not _is_count(rank):
         raise DamagedEvents(reason="the rank is not an integer of at least 0")
     return EventBatch(float(timestamp), tuple(map(_read, events)), rank)
+
+
+def short_name(name: Name) -> int:
+    """Return a block's hash as the 64 bits that routers know it by."""
+    return external_hash(name) if isinstance(name, bytes) else name % 2**64
 
 
 def is_cleared(event: EventMap) -> bool:
