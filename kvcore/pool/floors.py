@@ -67,7 +67,7 @@ class Spare:
         self.num_kept = sum(cached[tenant] - self.left[tenant] for tenant in others)
 
     def may_take(self, block: int) -> bool:
-        """Whether the taker may take a block of the free queue."""
+        """Return whether the taker may take a block of the free queue."""
         return self.keys[block] is None or self.left.get(self.takers[block], 1) > 0
 
     def note(self, block: int) -> None:

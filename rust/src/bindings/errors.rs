@@ -76,7 +76,7 @@ pub(crate) fn raise(py: Python<'_>, error: Error) -> PyErr {
     CallError::Twin(error).raise(py, &Given::default())
 }
 
-/// Make the exception for misuse of a tier's blocks; a host block is named as such.
+/// Make the exception for misuse of a tier's blocks; that of a host block names the tier.
 pub(crate) fn raise_in<'py>(py: Python<'py>, misuse: Misuse, given: &Given<'py>) -> PyErr {
     let make = || {
         let fields = fields(py, &misuse.error, given)?;
