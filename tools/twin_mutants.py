@@ -40,6 +40,7 @@ BUGS: dict[str, tuple[str, str | None]] = {
     "KeyedWrittenInPlace": ("truncate", None),
     "ForkKeepsQuiet": ("fours", BEHIND),
     "QuietStepNotCounted": ("fours", None),
+    "QuietStepNotAwaited": ("ahead-drafts-completed", None),
     "HitsCostNothing": ("groups", None),
     "CacheWholePrompt": ("calls", BEHIND),
     "FullHit": ("cuts", None),

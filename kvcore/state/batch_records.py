@@ -19,6 +19,10 @@ PublishedKey = tuple[int, bytes]
 """A block, and the key under which a batch published it."""
 
 
+Sampler = tuple[int, int]
+"""A batch that samples tokens of a request, and the number of tokens that it computes up to."""
+
+
 class RequestEntry(Struct, frozen=True, gc=False):
     """A batch's record of a request.
 

@@ -9,13 +9,15 @@ Twin: rust/src/state/state.rs.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from immutables import Map
 from msgspec import Struct
 from msgspec.structs import replace
 from pyrsistent import PVector, pvector
 
 from kvcore.pool.block_pool import BlockPool, make_pool
-from kvcore.state.batch_records import BatchInFlight, UnconfirmedLoad
+from kvcore.state.batch_records import BatchInFlight, Sampler, UnconfirmedLoad
 from kvcore.state.open_batch import OpenBatch
 from kvcore.types.arguments import check_kind
 from kvcore.types.config import Config
@@ -44,9 +46,11 @@ class RequestState(Struct, frozen=True, gc=False):
     blocks no longer needed are replaced by the null block. num_cached: leading blocks of each table
     that need no further publication. host_tables: the same in the host tier while swapped out, else
     empty; NO_HOST_BLOCK in place of the null block. num_loading: its unfinished loads. load_end:
-    tokens before the first failed one. output_from: the first batch whose output still belongs to
-    it. epoch: in which its count began; 0 while the count is 0. wishes: how long its content should
-    stay cached; the defaults unless the policy uses levels.
+    tokens before the first failed one. epoch: in which its count began; 0 while the count is 0.
+    wishes: how long its content should stay cached; the defaults unless the policy uses levels.
+    output_from: the first batch whose output still belongs to it. samplers: the batches whose
+    output is to come, oldest first; none if batch output_from alone is one, which computed up to
+    the last token.
     """
 
     request_id: str
@@ -64,9 +68,10 @@ class RequestState(Struct, frozen=True, gc=False):
     preempted: bool = False
     num_loading: int = 0
     load_end: int = 0
-    output_from: int = 0
     epoch: int = 0
     wishes: tuple[Step, ...] = DEFAULT_STEPS
+    output_from: int = 0
+    samplers: tuple[Sampler, ...] = ()
 
     @property
     def status(self) -> Status:
@@ -84,6 +89,44 @@ class RequestState(Struct, frozen=True, gc=False):
     def num_output_placeholders(self) -> int:
         """Scheduled positions whose tokens are not yet known."""
         return 0 if self.drafts else max(0, self.num_computed - len(self.tokens))
+
+    @property
+    def awaited(self) -> tuple[Sampler, ...]:
+        """The batches whose output is to come, oldest first: those that compute the positions from
+        which the tokens after the known ones are sampled.
+        """
+        if self.samplers or self.num_computed < len(self.tokens):
+            return self.samplers
+        return ((self.output_from, self.num_computed),)
+
+    def awaiting(self, samplers: Iterable[Sampler]) -> RequestState:
+        """Return the request with these batches, as far as they sample what it does not know."""
+        num_tokens, count = len(self.tokens), self.num_computed
+        made: list[Sampler] = []
+        for batch, end in samplers:
+            most = end if count < num_tokens else min(end, count)
+            if most < num_tokens or (made and most <= made[-1][1]):
+                continue
+            if made and made[-1][0] == batch:
+                made.pop()
+            made.append((batch, most))
+        if made == [(self.output_from, count)] and not self.num_output_placeholders:
+            made = []
+        return replace(self, samplers=tuple(made))
+
+    def awaiting_before(self, number: int, known: RequestState) -> RequestState:
+        """Return the request with the batches before this one that `known` awaits."""
+        return self.awaiting(each for each in known.awaited if each[0] < number)
+
+    def awaiting_none(self, number: int) -> RequestState:
+        """Return the request with all output before the open batch out of date, and no batch for
+        the next token.
+
+        number: the open batch's. Batch 0 stands for none: it is older than the open one.
+        """
+        count = self.num_computed
+        none = ((0, count),) if count >= len(self.tokens) else ()
+        return replace(self, output_from=number, samplers=none)
 
     def num_hashed(self, config: Config, group_id: int) -> int:
         """Count the leading blocks of a group's table that have a hash."""

@@ -24,6 +24,7 @@ from kvcore.state.transaction import Transaction, transition
 from kvcore.state.waiting import settle_waiting
 from kvcore.transitions.drain import forget_new
 from kvcore.transitions.in_flight import note_published_key, note_request
+from kvcore.transitions.output import count_scheduled
 from kvcore.transitions.plan import Plan, Refusal, Rewrite, plan_allocation
 from kvcore.transitions.publish import publish_blocks
 from kvcore.transitions.slot_request import SlotOptions, SlotRequest
@@ -104,9 +105,7 @@ def commit(tx: Transaction, plan: Plan) -> KVCacheBlocks:
                 note_owner(tx, request.request_id, hits)
     if plan.num_loaded > plan.num_local and not slot_request.loads:
         note_load(tx, request.request_id, plan.num_local, plan.num_loaded)
-    num_fresh = 0
-    for rewrite in plan.rewrites:
-        num_fresh += rewrite.shared
+    num_fresh = sum(rewrite.shared for rewrite in plan.rewrites)
     for growth in plan.growth:
         num_fresh += growth.num_external + growth.num_new
     taken = tx.device.take(num_fresh, tx.tenant(request))
@@ -125,15 +124,13 @@ def commit(tx: Transaction, plan: Plan) -> KVCacheBlocks:
             blocks = list(islice(fresh, growth.num_new))
             edit.extend(group_id, blocks, fresh=True)
             grown[group_id] = tuple(blocks)
-    late = before < len(request.tokens)
     request = replace(
         request,
         tables=tuple(edit.tables),
-        num_computed=plan.num_scheduled,
         num_cached=tuple(num_cached),
-        output_from=tx.batch.number if late else request.output_from,
         epoch=request.epoch if before else tx.epoch,
     )
+    request = count_scheduled(request, tx.batch.number, plan.num_scheduled)
     tx.put(request)
     if publishes and tx.config.publish == "scheduled":
         publish_blocks(tx, request, request.num_accepted)

@@ -83,7 +83,7 @@ def append_one(
     before = tx.request(request_id)
     to_come = before.num_output_placeholders
     if token is not None:
-        tx.put(extend(tx, take_output(before, batch), [token]))
+        tx.put(take_output(extend(tx, before, [token]), batch))
     new = int(token is None or to_come > 0)
     slot_request = SlotRequest(request_id=request_id, num_new_tokens=1, num_output_placeholders=new)
     plan = plan_allocation(tx, slot_request)

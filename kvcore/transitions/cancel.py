@@ -98,3 +98,4 @@ def fall(tx: Transaction, request_id: str, num_tokens: int, number: int) -> None
         cut_tables(tx, request, num_tokens, request.num_output_placeholders)
     elif num_tokens < request.num_computed:
         drop_host(tx, request)
+    tx.put(tx.request(request_id).awaiting_before(number, request))

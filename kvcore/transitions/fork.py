@@ -40,18 +40,17 @@ def fork(state: State, parent_id: str, child_id: str) -> Outcome[State, int]:
             table = parent.tables[index]
             edit.share(index, table[: tx.num_kept(index, table, computed)])
             num_cached.append(min(parent.num_cached[index], computed // group.block_size))
-        tx.put(
-            replace(
-                parent,
-                request_id=child.request_id,
-                row=child.row,
-                drafts=child.drafts,
-                num_computed=computed,
-                tables=tuple(edit.tables),
-                num_cached=tuple(num_cached),
-                preempted=False,
-            )
+        made = replace(
+            parent,
+            request_id=child.request_id,
+            row=child.row,
+            drafts=child.drafts,
+            num_computed=computed,
+            tables=tuple(edit.tables),
+            num_cached=tuple(num_cached),
+            preempted=False,
         )
+        tx.put(made.awaiting_before(tx.batch.number, parent))
         inherit_entries(tx, parent_id, child_id)
         inherit_loads(tx, parent_id, child_id, computed)
         settle_waiting(tx, child_id)

@@ -143,15 +143,14 @@ def cut_tables(
         if len(table) > keep:
             edit.cut(index, keep)
         num_cached.append(min(request.num_cached[index], num_computed // group.block_size))
-    tx.put(
-        replace(
-            request,
-            drafts=pvector(),
-            tables=tuple(edit.tables),
-            num_computed=num_computed,
-            num_cached=tuple(num_cached),
-        )
+    cut = replace(
+        request,
+        drafts=pvector(),
+        tables=tuple(edit.tables),
+        num_computed=num_computed,
+        num_cached=tuple(num_cached),
     )
+    tx.put(cut.awaiting_before(tx.batch.number, request))
     settle_waiting(tx, request.request_id)
 
 
@@ -168,5 +167,6 @@ def drop_host(tx: Transaction, request: RequestState) -> None:
     release_host(tx, request)
     if tx.loads:
         lower_counted(tx, request.request_id, 0)
-    tx.put(replace(tx.request(request.request_id), preempted=True))
+    waiting = replace(tx.request(request.request_id), preempted=True)
+    tx.put(waiting.awaiting(request.awaited))
     settle_waiting(tx, request.request_id)

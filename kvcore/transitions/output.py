@@ -31,31 +31,31 @@ def check_sampled(tx: Transaction, request: RequestState) -> None:
 
 
 def check_output(tx: Transaction, request: RequestState, batch: int | None) -> None:
-    """Raise unless this batch was taken, and the request waits for its output.
-
-    The positions that a batch samples are known while it is in flight.
-    """
+    """Raise unless this batch was taken, and is the oldest one whose output the request awaits."""
     if batch is None:
         return
     if batch >= tx.batch.number:
         raise BatchNotTaken(batch=batch, open_batch=tx.batch.number)
     if batch < request.output_from:
         raise StaleOutput(request=request.request_id, batch=batch, output_from=request.output_from)
-    num_tokens, to_come = len(request.tokens), request.num_output_placeholders
-    for each in tx.in_flight:
-        if each.number != batch:
-            continue
-        entry = each.entries.get(request.request_id)
-        if entry is None or (to_come and entry.before >= num_tokens):
-            raise OutputOutOfOrder(request=request.request_id, batch=batch, num_tokens=num_tokens)
+    oldest = next((number for number, _ in request.awaited), None)
+    if batch != oldest:
+        out_of_date = oldest is not None and oldest < request.output_from
+        raise OutputOutOfOrder(
+            request=request.request_id,
+            batch=batch,
+            num_tokens=len(request.tokens),
+            expected=None if out_of_date else oldest,
+        )
 
 
 def check_surplus(
-    tx: Transaction, request: RequestState, batch: int | None, num_tokens: int, dropped: int
+    tx: Transaction, request: RequestState, batch: int | None, num_tokens: int, rejected: int
 ) -> None:
     """Raise if a later batch computes the position from which the last of these tokens is sampled.
 
-    dropped: positions to come that were rejected. Raises InOpenBatch, OutputOutOfOrder.
+    rejected: drafts among the positions to come that were rejected. Raises InOpenBatch,
+    OutputOutOfOrder.
     """
     num_known = len(request.tokens)
 
@@ -63,25 +63,48 @@ def check_surplus(
         """Return the number of the request's tokens when a batch begins, from the batch's first
         position.
         """
-        return 1 + (before if before <= num_known else max(num_known, before - dropped))
+        return 1 + (before if before <= num_known else max(num_known, before - rejected))
 
-    record = tx.scheduled.get(request.request_id)
+    record = tx.scheduled.get(request.request_id) if request.num_output_placeholders else None
     if record is not None and num_sampled(record.num_computed_before) < num_known + num_tokens:
         raise InOpenBatch(kind="request", value=request.request_id)
     if batch is None:
         return
-    for each in tx.in_flight:
-        entry = each.entries.get(request.request_id)
-        if entry is None or each.number <= batch:
-            continue
-        most = num_sampled(entry.before)
-        if most < num_known + num_tokens:
-            raise OutputOutOfOrder(request=request.request_id, batch=batch, num_tokens=most)
+    (_, end), *later = request.awaited
+    most = num_sampled(end)
+    if later and most < num_known + num_tokens:
+        raise OutputOutOfOrder(
+            request=request.request_id, batch=batch, num_tokens=most, expected=later[0][0]
+        )
 
 
 def take_output(request: RequestState, batch: int | None) -> RequestState:
     """Return the request after it took the output of a batch, which it can take only once."""
-    return request if batch is None else replace(request, output_from=batch + 1)
+    if batch is not None:
+        request = replace(request, output_from=batch + 1)
+    return request.awaiting(request.samplers)
+
+
+def count_scheduled(request: RequestState, number: int, count: int) -> RequestState:
+    """Return the request with the positions up to a count, which the open batch schedules, and
+    with its output to come.
+
+    number: the open batch's. The output of older batches is out of date if the first of these
+    positions has a known token.
+    """
+    late = request.num_computed < len(request.tokens)
+    older, first = ((), number) if late else (request.awaited, request.output_from)
+    counted = replace(request, num_computed=count, output_from=first)
+    return counted.awaiting((*older, (number, count)))
+
+
+def drop_positions(request: RequestState, rejected: int) -> RequestState:
+    """Return the request without its last positions to come. The ends of later batches fall, also
+    if the request has left.
+    """
+    known, dropped = len(request.tokens), min(rejected, request.num_output_placeholders)
+    moved = [(batch, max(known, end - rejected)) for batch, end in request.awaited]
+    return replace(request, num_computed=request.num_computed - dropped).awaiting(moved)
 
 
 def publish_filled(tx: Transaction, request: RequestState) -> None:

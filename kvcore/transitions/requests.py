@@ -28,6 +28,7 @@ from kvcore.transitions.output import (
     check_output,
     check_sampled,
     check_surplus,
+    drop_positions,
     publish_filled,
     take_output,
 )
@@ -101,12 +102,12 @@ def add_tokens(
         check_output(tx, request, number)
         num_known, to_come = len(request.tokens), request.num_output_placeholders
         dropped = min(rejected, to_come)
-        if to_come and len(values) > 1:
-            check_surplus(tx, request, number, len(values), dropped)
+        if len(values) > 1:
+            check_surplus(tx, request, number, len(values), rejected)
         if dropped:
             shift_starts(tx, request_id, num_known, dropped)
-            request = replace(request, num_computed=request.num_computed - dropped)
-        tx.put(extend(tx, take_output(request, number), values))
+        request = drop_positions(request, rejected)
+        tx.put(take_output(extend(tx, request, values), number))
         if to_come:
             publish_filled(tx, tx.request(request_id))
         settle_waiting(tx, request_id)
@@ -163,13 +164,9 @@ def accept(state: State, request_id: str, num_accepted: int) -> Outcome[State, N
         if count > scheduled:
             raise BeyondDrafts(request=request_id, num_scheduled=scheduled, requested=count)
         longer = extend(tx, request, request.drafts[:count])
-        tx.put(
-            replace(
-                longer,
-                drafts=pvector(),
-                num_computed=min(request.num_computed, len(longer.tokens)),
-            )
-        )
+        count = min(request.num_computed, len(longer.tokens))
+        kept = replace(longer, drafts=pvector(), num_computed=count)
+        tx.put(kept.awaiting(request.awaited))
 
     return transition(state, change)
 

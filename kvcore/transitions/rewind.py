@@ -15,8 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from msgspec.structs import replace
-
 from kvcore.state.state import RequestState, State
 from kvcore.state.transaction import Transaction, transition
 from kvcore.transitions.free import (
@@ -69,7 +67,7 @@ def rewind(
         for name, num_tokens in kept:
             fall(tx, tx.request(name), num_tokens)
         for name in {*(name for name, _ in kept), *left}:
-            tx.put(replace(tx.request(name), output_from=tx.batch.number))
+            tx.put(tx.request(name).awaiting_none(tx.batch.number))
         before = {request.request_id: request.num_computed for request in falling}
         return tuple(name for name in before if tx.request(name).num_computed < before[name])
 

@@ -177,7 +177,7 @@ def move_out(tx: Transaction, counts: dict[str, int], targets: dict[int, int]) -
             )
         else:
             moved = replace(moved, preempted=True)
-        tx.put(moved)
+        tx.put(moved.awaiting(moved.samplers))
         settle_waiting(tx, request_id)
 
 

@@ -35,15 +35,13 @@ def truncate(state: State, request_id: str, num_tokens: int) -> Outcome[State, N
         cut_tables(tx, tx.request(request_id), keep)
         request = tx.request(request_id)
         num_hashed = keep // tx.config.hash_block_size
-        tx.put(
-            replace(
-                request,
-                tokens=request.tokens[:keep],
-                block_hashes=request.block_hashes[:num_hashed],
-                extra_keys=request.extra_keys.cut(keep, tx.config.hash_block_size),
-                output_from=tx.batch.number,
-            )
+        cut = replace(
+            request,
+            tokens=request.tokens[:keep],
+            block_hashes=request.block_hashes[:num_hashed],
+            extra_keys=request.extra_keys.cut(keep, tx.config.hash_block_size),
         )
+        tx.put(cut.awaiting_none(tx.batch.number))
         settle_waiting(tx, request_id)
 
     return transition(state, change)

@@ -68,4 +68,5 @@ def shorten(
         min(cached, num_tokens // group.block_size)
         for cached, group in zip(request.num_cached, tx.config.groups, strict=True)
     ]
-    tx.put(replace(request, num_computed=num_tokens, num_cached=tuple(num_cached)))
+    shorter = replace(request, num_computed=num_tokens, num_cached=tuple(num_cached))
+    tx.put(shorter.awaiting(request.awaited if num_tokens >= len(request.tokens) else ()))

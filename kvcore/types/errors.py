@@ -158,9 +158,12 @@ class StaleOutput(KvcoreError):
 
 
 class OutputOutOfOrder(KvcoreError):
-    """Output must come in order, but this batch does not sample the next position."""
+    """This batch does not sample the next position; `expected` does, or none if that is None."""
 
-    message = "batch {batch} does not sample token {num_tokens} of request {request!r}"
+    message = (
+        "batch {batch} does not sample token {num_tokens} of request {request!r}: "
+        "the batch that does is {expected}"
+    )
 
 
 class BatchNotTaken(KvcoreError):

@@ -51,6 +51,8 @@ mutants! {
     ForkKeepsQuiet,
     /// A token that changes counts alone is scheduled and not counted.
     QuietStepNotCounted,
+    /// A token that changes counts alone is scheduled, and its output not awaited.
+    QuietStepNotAwaited,
     /// 16: hits in the free queue cost no capacity.
     HitsCostNothing,
     /// 37: full blocks are published though they are not yet computed.

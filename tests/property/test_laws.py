@@ -55,7 +55,7 @@ def apart_from_order(state: State) -> dict[str, Any]:
         "free": set(state.device.queue),
         "host": None if state.host is None else list(state.host.ref_counts),
         "requests": {
-            name: replace(each, preempted=False, output_from=0)
+            name: replace(each, preempted=False, output_from=0, samplers=())
             for name, each in state.requests.items()
         },
         "scheduled": state.batch.scheduled,

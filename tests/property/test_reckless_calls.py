@@ -89,7 +89,7 @@ def make_call(pair: Pair, dice: random.Random) -> None:
 
 def fresh_name(requests: Any) -> str:
     """Return a name that no request has."""
-    return next(f"r{number}" for number in range(MOST_REQUESTS + 1) if f"r{number}" not in requests)
+    return next(f"r{number}" for number in range(len(requests) + 1) if f"r{number}" not in requests)
 
 
 def allocate(pair: Pair, dice: random.Random, name: str) -> None:
@@ -125,21 +125,24 @@ def append(pair: Pair, dice: random.Random, _: str) -> None:
     if dice.randrange(2):
         pair.call("append", names)
     else:
-        pair.call("append", names, dice.choices([0, 1], k=len(names)), batch=draw_batch(pair, dice))
+        batch = draw_batch(pair, dice, names[:1])
+        pair.call("append", names, dice.choices([0, 1], k=len(names)), batch=batch)
 
 
 def hand_in(pair: Pair, dice: random.Random, name: str) -> None:
     """Hand in tokens, as the output of a batch or of none."""
     tokens = dice.choices([0, 1], k=dice.randint(1, 2))
     rejected = dice.choice([0, 0, 1, 2])
-    batch = draw_batch(pair, dice)
+    batch = draw_batch(pair, dice, [name])
     pair.call("add_tokens", name, tokens, num_rejected=rejected, batch=batch)
 
 
-def draw_batch(pair: Pair, dice: random.Random) -> int | None:
-    """Draw a batch that was taken recently, or is not taken yet."""
-    opened = pair.managers[0].state().batch.number
-    return dice.choice([None, None, max(0, opened - 1), max(0, opened - 2), opened])
+def draw_batch(pair: Pair, dice: random.Random, names: list[str]) -> int | None:
+    """Draw a batch taken recently, one not taken yet, or one whose output a request awaits."""
+    state = pair.managers[0].state()
+    opened = state.batch.number
+    awaited = [batch for name in names for batch, _ in state.requests[name].awaited]
+    return dice.choice([None, max(0, opened - 1), max(0, opened - 2), opened, *awaited[:2]])
 
 
 def of_batches(pair: Pair, dice: random.Random, _: str) -> None:

@@ -16,6 +16,7 @@ from kvcore.check.mutants.worlds import (
     AHEAD_SWAPPED,
     HASTY,
 )
+from kvcore.state.state import RequestState
 from kvcore.state.transaction import Transaction
 from kvcore.transitions import (
     allocate,
@@ -25,21 +26,11 @@ from kvcore.transitions import (
     plan,
     requests,
     swap,
-    truncate,
     window,
 )
-from kvcore.types.errors import InOpenBatch
+from kvcore.types.errors import InOpenBatch, OutputOutOfOrder
 
 IN_ORDER = "who finds a block early reads it behind its write, and a cancel withdraws the key"
-
-
-def keep_output(patcher: Patcher, module: Any, name: str) -> None:
-    """Let a function of a module leave the batch from which on a request takes output."""
-
-    @patcher.around(module, name)
-    def keeping(change: Any, request: Any, **fields: Any) -> Any:
-        fields.pop("output_from", None)
-        return change(request, **fields)
 
 
 @mutant(
@@ -104,16 +95,44 @@ def m_stale_output_taken(patcher: Patcher) -> None:
         patcher.replace(module, "check_output", lambda *_: None)
 
 
+@mutant("ahead", "OUTPUT-ONCE")
+def m_later_output_taken(patcher: Patcher) -> None:
+    """Output is taken of a batch that samples a later token, or none of the request."""
+    for module in (append, requests):
+
+        @patcher.around(module, "check_output")
+        def check_age(check: Any, *args: Any) -> None:
+            with suppress(OutputOutOfOrder):
+                check(*args)
+
+
+@mutant("ahead-two", "OUTPUT-ONCE")
+def m_completed_batch_awaited_no_more(patcher: Patcher) -> None:
+    """When a batch is completed, it is forgotten that its output is to come."""
+
+    @patcher.around(batches, "release_rows")
+    def forgetting(release: Any, tx: Transaction, number: int) -> None:
+        release(tx, number)
+        for request in map(tx.request, filter(None, tx.rows)):
+            left = (each for each in request.samplers if each[0] > number)
+            tx.put(replace(request, samplers=tuple(left)))
+
+
 @mutant("ahead-letters", "OUTPUT-ONCE", rows=(78,))
 def m_scheduled_anew_takes_old_output(patcher: Patcher) -> None:
     """A request that computes known tokens again takes what its old pass over them sampled."""
-    keep_output(patcher, allocate, "replace")
+
+    def count_scheduled(request: RequestState, number: int, count: int) -> RequestState:
+        samplers = (*request.awaited, (number, count))
+        return replace(request, num_computed=count).awaiting(samplers)
+
+    patcher.replace(allocate, "count_scheduled", count_scheduled)
 
 
 @mutant("ahead-letters", "OUTPUT-ONCE")
 def m_cut_takes_old_output(patcher: Patcher) -> None:
     """A request that was cut takes what was sampled behind its old text."""
-    keep_output(patcher, truncate, "replace")
+    patcher.replace(RequestState, "awaiting_none", lambda request, _: request)
 
 
 @mutant(AHEAD_REJECTED, "COMPUTED-RULE", unnamed="in the named ones its run is two calls longer")

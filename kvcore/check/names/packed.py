@@ -3,9 +3,9 @@
 processes.
 
 The configuration belongs to the world and is left out, and so is everything that a closed state
-lacks: an open batch, events, statistics, batches in flight. A state whose eviction policy orders
-blocks is packed as its canonical bytes. The twin packs states in its own way, in
-rust/src/check/names/packed.rs.
+lacks: an open batch, events, statistics, batches in flight and their output to come. A state whose
+eviction policy orders blocks is packed as its canonical bytes. The twin packs states in its own
+way, in rust/src/check/names/packed.rs.
 """
 
 from __future__ import annotations
@@ -29,6 +29,9 @@ from kvcore.state.state import NamedPin, RequestState, State
 from kvcore.types.config import Config, Eviction
 from kvcore.types.values import PrefixCacheStats
 
+NUM_OF_OUTPUT = 2
+"""Last fields of a request, which concern its output to come: defaults in a closed state."""
+
 
 def pack(state: State) -> bytes:
     """Return a closed state as bytes."""
@@ -37,7 +40,7 @@ def pack(state: State) -> bytes:
     if state.device.policy is not None:
         return encode(state)
     pools = [None if pool is None else _pool(pool) for pool in (state.device, state.host)]
-    requests = [astuple(request) for request in state.requests.values()]
+    requests = [astuple(request)[:-NUM_OF_OUTPUT] for request in state.requests.values()]
     pins = [(name, astuple(pin)) for name, pin in sorted(state.named_pins.items())]
     counts = (state.next_operation, state.epoch)
     rest = (state.rows, state.free_rows, state.operations, *counts, pins)

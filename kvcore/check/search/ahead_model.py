@@ -5,10 +5,11 @@ The device is separate from the engine. It runs batches in order and keeps the t
 a pass feeds from the tokens that the passes before it sampled, accepts any number of its drafts,
 and samples one token more. So a pass that was planned behind drafts begins where the accepted ones
 end. The engine hands in the output of a batch at any moment after it was executed, oldest first for
-each request. Output must be taken unless its request was cut or scheduled anew since (OUTPUT-ONCE),
-and a taken output must make the request's tokens equal to those that the device fed from. The slot
-of a rejected draft is undefined; when all taken batches are run on a copy, so are the slots of all
-positions that a pass may write and whose tokens are not known yet. With `max_in_flight=0` a batch
+each request. Output must be taken unless its request was cut or scheduled anew since, under no
+number but its batch's (OUTPUT-ONCE), and a taken output must make the request's tokens equal to
+those that the device fed from. The slot of a rejected draft is undefined; when all taken batches
+are run on a copy, so are the slots of all positions that a pass may write and whose tokens are not
+known yet. With `max_in_flight=0` a batch
 is done when it is executed. Twin: rust/src/check/search/ahead_model.rs.
 """
 
@@ -24,15 +25,9 @@ import attrs
 from kvcore.check.names.in_flight import Node, Output, Pending, Unreported
 from kvcore.check.search.actions import Children, continuations, known_children
 from kvcore.check.search.core_model import Steps, follow
-from kvcore.check.search.flight_model import (
-    NOTHING,
-    Ending,
-    FlightModel,
-    Sampled,
-    Texts,
-    fills,
-)
+from kvcore.check.search.flight_model import NOTHING, Ending, FlightModel, Sampled, Texts, fills
 from kvcore.check.search.moves import ahead_calls
+from kvcore.check.search.other_output import taken_instead
 from kvcore.check.world.model import CheckedCall, Edge
 from kvcore.check.world.world import Move
 from kvcore.oracle.content_oracle import Pass
@@ -267,6 +262,8 @@ class AheadModel(FlightModel):
         self.notes["goal", "stale output"] += refused
         if refused != output.stale:
             self._complain(f"output of batch {output.batch} for {name!r} gives {value}")
+        for other in () if refused else taken_instead(start, output, node.outputs):
+            self._complain(f"output of batch {output.batch} is taken as that of {other}")
         pending = node.pending
         if not refused:
             if tuple(after.requests[name].tokens) != output.text:

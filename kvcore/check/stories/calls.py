@@ -17,7 +17,7 @@ from kvcore.check.properties.transitions import hit_of
 from kvcore.check.world.model import CheckedCall
 from kvcore.state.state import State
 from kvcore.trace.calls import Call, Misuse
-from kvcore.trace.runner import WORDS
+from kvcore.trace.runner import OUTPUT_WORDS, WORDS
 from kvcore.trace.text import (
     TraceNames,
     write_commands,
@@ -34,7 +34,7 @@ from kvcore.types.extra_inputs import LoRA
 from kvcore.types.groups import Group
 from kvcore.types.values import Request
 
-OPTION_WORDS = {option: word for word, option in WORDS.items()}
+OPTION_WORDS = {option: word for word, option in (WORDS | OUTPUT_WORDS).items()}
 ON_LISTS = ("swap_out", "swap_in", "pin", "unpin", "evict_blocks", "store")
 CONFIG_WORDS = (
     *("num_host_blocks", "max_model_len", "max_num_batched_tokens", "enable_caching"),
@@ -148,13 +148,15 @@ def _words(call: Call) -> list[str]:
             words = [name_of(args[0]), str(args[1])]
             return words + ["hit"] * (hit_of(call) is not None) + _option_words(call)
         case "append":
-            return [f"{name_of(each)}={token}" for each, token in zip(*args, strict=True)]
+            tokens = [f"={token}" for token in args[1]] if len(args) > 1 else [""] * len(args[0])
+            words = [f"{name_of(each)}{token}" for each, token in zip(args[0], tokens, strict=True)]
+            return words + _option_words(call)
         case "rewind":
             return [str(args[1]), *map(name_of, args[0])]
         case "complete_operation":
             return [str(args[0]), "done" if args[1] else "failed"]
         case "add_drafts" | "add_tokens":
-            return [name_of(args[0]), write_tokens(list(args[1]))]
+            return [name_of(args[0]), write_tokens(list(args[1])), *_option_words(call)]
         case "add_block_hashes":
             return [name_of(args[0]), _letters(args[1])]
     items = args[0] if name in ON_LISTS else args

@@ -84,8 +84,8 @@ def closed(state: State) -> State:
     """Return a drained state whose batch was taken and is empty, and whose numbers begin anew."""
     requests = state.requests
     for name, request in state.requests.items():
-        if request.output_from:
-            requests = requests.set(name, replace(request, output_from=0))
+        if request.output_from or request.samplers:
+            requests = requests.set(name, replace(request, output_from=0, samplers=()))
     device, number = forget_times(state.device, state.batch.number)
     return replace(drained(state), device=device, batch=OpenBatch(number), requests=requests)
 

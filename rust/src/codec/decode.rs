@@ -57,9 +57,9 @@ pub fn decode(data: &[u8]) -> Result<State, Error> {
         }
     }
     let free_rows = source.ids(requests.len() as u32)?.into_iter().map(Row).collect();
-    let (output_from, epochs) = (vec![0; requests.len()], vec![0; requests.len()]);
+    let epochs = vec![0; requests.len()];
     let start = make_state(config)?;
-    let mut state = State { device, host, requests, output_from, epochs, rows, free_rows, ..start };
+    let mut state = State { device, host, requests, epochs, rows, free_rows, ..start };
     read_batch(&mut source, &mut state)?;
     read_batches_in_flight(&mut source, &mut state)?;
     state.effects.events = read_events(&mut source)?;

@@ -5,6 +5,8 @@
 //! is omitted, so a feature that is off adds no bytes.
 //! Twin: kvcore/codec/sections.py.
 
+pub(crate) mod samplers;
+
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
@@ -15,6 +17,7 @@ use crate::codec::policy_sections::{
 use crate::codec::retention_section::{
     has_retention, place_levels, read_retention, write_retention,
 };
+use crate::codec::sections::samplers::{has_samplers, read_samplers, write_samplers};
 use crate::pool::free_queue::{make_free_queue, num_older};
 use crate::state::batch_records::{Reporter, UnconfirmedLoad};
 use crate::state::state::{RequestState, State};
@@ -46,6 +49,8 @@ const RETENTION: u8 = 9;
 const PINS: u8 = 10;
 /// The tag of floors.
 const FLOORS: u8 = 11;
+/// The tag of the batches whose output is to come.
+const SAMPLERS: u8 = 12;
 const MEDIA_CUT: u8 = 1;
 const ROWS_CUT: u8 = 2;
 const HIDE_SALTS: u8 = 1;
@@ -55,7 +60,7 @@ type Section = (u8, bool, fn(&mut Writer, &State));
 
 /// Write the sections that differ from the defaults.
 pub(crate) fn write_sections(out: &mut Writer, state: &State) {
-    let sections: [Section; 11] = [
+    let sections: [Section; 12] = [
         (LOADS, !state.loads.is_empty(), write_loads),
         (EXTRA_KEYS, with_ends(state).next().is_some(), write_ends),
         (OPTIONS, state.config.hide_salts, write_options),
@@ -67,6 +72,7 @@ pub(crate) fn write_sections(out: &mut Writer, state: &State) {
         (RETENTION, has_retention(state), write_retention),
         (PINS, has_pins(state), write_pins),
         (FLOORS, state.device.floors.is_some(), write_floors),
+        (SAMPLERS, has_samplers(state), write_samplers),
     ];
     for (tag, _, write) in sections.into_iter().filter(|(_, is_there, _)| *is_there) {
         let mut section = Writer::new(&[]);
@@ -155,9 +161,10 @@ pub(crate) fn read_sections(source: &mut Reader<'_>, state: &mut State) -> Resul
             USES => read_uses,
             RETENTION => read_retention,
             PINS => read_pins,
-            _ => read_floors,
+            FLOORS => read_floors,
+            _ => read_samplers,
         };
-        if !(LOADS..=FLOORS).contains(&tag) || last.is_some_and(|last| tag <= last) {
+        if !(LOADS..=SAMPLERS).contains(&tag) || last.is_some_and(|last| tag <= last) {
             let reason = format!("section {tag} is unknown, or out of order");
             return Err(source.damaged(reason));
         }
@@ -272,7 +279,7 @@ fn read_output(source: &mut Reader<'_>, state: &mut State) -> Result<(), Error> 
             return Err(source.damaged("the batch of a request's output is impossible"));
         }
         last = Some(row);
-        state.output_from[row as usize] = batch;
+        state[Row(row)].output_from = batch;
     }
     if last.is_none() {
         return Err(source.damaged("a section is empty"));
@@ -345,7 +352,9 @@ fn counting(state: &State) -> impl Iterator<Item = Row> + '_ {
 
 /// Return the requests that do not take output of every batch, in row order.
 fn with_output(state: &State) -> impl Iterator<Item = (u32, u64)> + '_ {
-    (0..).zip(state.output_from.iter().copied()).filter(|&(_, batch)| batch > 0)
+    let number =
+        |(row, each): (u32, &Option<RequestState>)| Some((row, each.as_ref()?.output_from));
+    (0..).zip(&state.requests).filter_map(number).filter(|&(_, batch)| batch > 0)
 }
 
 /// The extra keys of requests that have an end to write, with the rows, in order.

@@ -47,6 +47,20 @@ impl State {
         self.device.is_null(block)
     }
 
+    /// Whether the request in this row counts tokens that were computed with older weights.
+    #[must_use]
+    #[inline]
+    pub fn is_stale(&self, row: Row) -> bool {
+        self.epochs[row.index()] < self.epoch && self[row].num_computed > 0
+    }
+
+    /// The epoch in which the request in this row began to count; 0 if it counts nothing.
+    #[must_use]
+    pub fn epoch_of(&self, row: Row) -> u32 {
+        let counts = self.requests[row.index()].as_ref().is_some_and(|each| each.num_computed > 0);
+        if counts { self.epochs[row.index()] } else { 0 }
+    }
+
     /// The numbers of the batches in flight, oldest first.
     pub fn in_flight(&self) -> impl Iterator<Item = u64> + '_ {
         self.in_flight.iter().map(|batch| batch.number)

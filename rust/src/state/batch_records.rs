@@ -9,6 +9,8 @@
 use std::collections::BTreeSet;
 use std::ops::Range;
 
+use smallvec::SmallVec;
+
 use crate::mutants::{Mutant, seeded};
 use crate::state::row_map::RowMap;
 use crate::types::clone_in_place::clone_in_place;
@@ -20,6 +22,18 @@ pub type PublishedKey = (BlockId, Key);
 
 /// Row, group and position in a table.
 pub type Place = (Row, u32, u32);
+
+/// A batch that samples tokens of a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Sampler {
+    /// Its number.
+    pub(crate) batch: u64,
+    /// Number of the request's tokens that it computes up to.
+    pub(crate) end: u32,
+}
+
+/// Some of them, oldest first; an engine that plans one step ahead has two.
+pub type Samplers = SmallVec<[Sampler; 2]>;
 
 /// What a batch remembers of a request.
 #[derive(Debug, Clone, Copy)]

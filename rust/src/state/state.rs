@@ -8,6 +8,7 @@
 //! Twin: kvcore/state/state.py.
 
 pub mod named_pins;
+pub mod samplers;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -16,7 +17,7 @@ use hashbrown::{HashMap, HashSet};
 
 use crate::hashing::block_hash::root_hash;
 use crate::pool::block_pool::{BlockPool, make_device, make_pool};
-use crate::state::batch_records::{BatchInFlight, UnconfirmedLoad};
+use crate::state::batch_records::{BatchInFlight, Samplers, UnconfirmedLoad};
 use crate::state::new_blocks::NewBlocks;
 use crate::state::open_batch::OpenBatch;
 use crate::state::state::named_pins::NamedPins;
@@ -58,6 +59,10 @@ clone_in_place! {
         pub(crate) quiet_until: u32,
         /// The state's num_pins when that number was determined.
         pub(crate) quiet_since: u64,
+        /// The first batch whose output still belongs to it.
+        pub(crate) output_from: u64,
+        /// The batches whose output it awaits, oldest first, if they are recorded (`samplers.rs`).
+        pub(crate) samplers: Samplers,
         /// Device block ids, one table per group; no longer needed ones are the null block.
         pub(crate) tables: Vec<Table>,
         /// Leading blocks of each table that need no publication any more.
@@ -175,8 +180,6 @@ clone_in_place! {
         /// The request in each row, None if it has none.
         pub(crate) requests: Vec<Option<RequestState>>,
         pub(crate) rows: HashMap<Arc<str>, Row>,
-        /// The first batch whose output still belongs to the request in each row.
-        pub(crate) output_from: Vec<u64>,
         /// The number of the current epoch of weights.
         pub(crate) epoch: u32,
         /// The epoch in which the request in each row began to count, if it counts tokens.
@@ -223,7 +226,6 @@ pub fn make_state(config: Config) -> Result<State, Error> {
         device: make_device(&config),
         host: (hosts > 0).then(|| make_pool(hosts, false, config.eviction.of_host(), waits)),
         requests: Vec::new(),
-        output_from: Vec::new(),
         epoch: config.epoch,
         epochs: Vec::new(),
         wishes: Wishes::default(),
@@ -302,20 +304,6 @@ impl State {
             rows.push(row);
         }
         Ok(rows)
-    }
-
-    /// Whether the request in this row counts tokens that were computed with older weights.
-    #[must_use]
-    #[inline]
-    pub fn is_stale(&self, row: Row) -> bool {
-        self.epochs[row.index()] < self.epoch && self[row].num_computed > 0
-    }
-
-    /// The epoch in which the request in this row began to count; 0 if it counts nothing.
-    #[must_use]
-    pub fn epoch_of(&self, row: Row) -> u32 {
-        let counts = self.requests[row.index()].as_ref().is_some_and(|each| each.num_computed > 0);
-        if counts { self.epochs[row.index()] } else { 0 }
     }
 
     /// The host pool. Fails with NoHostTier.

@@ -17,7 +17,7 @@ use crate::state::state::{RequestState, State, request_mut};
 use crate::transitions::allocate::{commit, note_entry};
 use crate::transitions::fast_path::{is_known_quiet, is_quiet, note_quiet_until};
 use crate::transitions::output::{
-    check_output, find_batch, note_output, publish_filled, samples_next, take_output,
+    check_output, count_scheduled, note_output, publish_filled, take_output,
 };
 use crate::transitions::plan::{fits_in_place, plan_allocation};
 use crate::transitions::publish::publish_blocks;
@@ -100,9 +100,9 @@ fn append_quietly(state: &mut State, row: Row, token: Option<u32>, batch: Option
 #[inline(always)] // of each request in each step
 fn count_quietly(state: &mut State, row: Row, token: Option<u32>, batch: Option<i64>) {
     note_entry(state, row, true);
-    let State { requests, output_from, batch: open, .. } = state;
-    let (request, from) = (request_mut(requests, row), &mut output_from[row.index()]);
-    note_output(request, from, token.and(batch), open.number);
+    let State { requests, batch: open, .. } = state;
+    let request = request_mut(requests, row);
+    note_output(request, token.and(batch), open.number);
     request.num_computed += u32::from(!seeded(Mutant::QuietStepNotCounted));
 }
 
@@ -218,17 +218,16 @@ fn schedule_all(state: &mut State, rows: &[u32], output: &Output<'_>) -> bool {
         return false;
     }
     let is_taken = output.batch.is_none_or(|batch| (batch as u64) < number);
-    let State { requests, batch, output_from, in_flight, .. } = state;
-    let sampler = output.batch.and_then(|batch| find_batch(in_flight, batch));
+    let State { requests, batch, .. } = state;
     rows.iter().all(|&row| {
         let Some(Some(request)) = requests.get(row as usize) else { return false };
-        if sampler.is_some_and(|batch| !samples_next(batch, request, Row(row))) {
-            return false;
-        }
-        let fresh = output.batch.is_none_or(|batch| output_from[row as usize] <= batch as u64);
+        let awaited = output.batch.is_none_or(|number| {
+            let number = number as u64;
+            request.output_from <= number && request.oldest_awaited() == number
+        });
         let record = ScheduledRequest::new(request.num_computed);
         is_taken
-            && fresh
+            && awaited
             && can_grow(request, limit)
             && batch.scheduled.insert_once(Row(row), record)
     })
@@ -311,7 +310,7 @@ fn commit_in_place(state: &mut State, row: Row) {
         }
     }
     note_entry(state, row, true);
-    state[row].num_computed += 1;
+    count_scheduled(state, row, state[row].num_computed + 1);
     if state.config.publishes_at_once() {
         publish_blocks(state, row, state[row].num_accepted(), false);
     }

@@ -102,6 +102,7 @@ fn hold_rows(state: &mut State, number: u64) {
 
 /// Lower a request to `num_tokens` tokens, without the cancelled loads.
 fn fall(state: &mut State, row: Row, num_tokens: u32, number: u64) {
+    let awaited = state[row].awaited_before(number);
     let State { operations, requests, .. } = state;
     let request = request_mut(requests, row);
     for operation in operations.values_mut() {
@@ -116,6 +117,7 @@ fn fall(state: &mut State, row: Row, num_tokens: u32, number: u64) {
     } else if num_tokens < request.num_computed {
         drop_host(state, row);
     }
+    state[row].set_awaited(&awaited);
 }
 
 #[cfg(test)]

@@ -41,8 +41,10 @@ pub fn fork(state: &mut State, parent_id: &str, child_id: &str) -> Result<Row, E
     for (cached, group) in child.num_cached.iter_mut().zip(&state.config.groups) {
         *cached = (computed / group.block_size).min(*cached);
     }
+    if !child.samplers.is_empty() || computed < child.num_tokens() {
+        child.set_awaited(&state[parent_row].awaited_before(state.batch.number));
+    }
     state[row] = child;
-    state.output_from[row.index()] = state.output_from[parent_row.index()];
     state.epochs[row.index()] = state.epochs[parent_row.index()];
     if let Some(steps) = state.wishes.get(&parent_row).cloned() {
         state.wishes.insert(row, steps);

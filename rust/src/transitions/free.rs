@@ -124,6 +124,7 @@ fn is_unwritten(config: &Config, merge: &Merge, num_tokens: u32, request_id: &st
 /// Drafts go, and positions to come from num_to_come on. The computed count falls to num_tokens if
 /// it is above, and to 0, with all blocks, if the window that it needs was given back.
 pub(crate) fn cut_tables(state: &mut State, row: Row, mut num_tokens: u32, num_to_come: u32) {
+    let (before, open) = (state[row].num_computed, state.batch.number);
     let mut num_computed = (state[row].num_accepted() + num_to_come).min(num_tokens);
     if state.resumable(row, num_computed) < num_computed {
         (num_computed, num_tokens) = (0, 0);
@@ -145,6 +146,7 @@ pub(crate) fn cut_tables(state: &mut State, row: Row, mut num_tokens: u32, num_t
     request.drafts.clear();
     request.num_computed = num_computed;
     request.quiet_until = 0;
+    request.await_older(open, before);
     state.settle_waiting(row);
 }
 
@@ -162,7 +164,9 @@ pub(crate) fn release_host(state: &mut State, row: Row) {
 
 /// Give back a swapped request's host blocks; it waits, as after a preemption.
 pub(crate) fn drop_host(state: &mut State, row: Row) {
+    let awaited = state[row].awaited();
     release_host(state, row);
+    state[row].set_awaited(&awaited);
     lower_counted(state, row, 0);
     state[row].preempted = true;
     state.settle_waiting(row);

@@ -6,11 +6,10 @@
 //! whichever is last. A request takes the output of a batch once, and never output from before it
 //! was cut or rescheduled. Twin: kvcore/transitions/output.py.
 
-use std::sync::Arc;
-
-use crate::state::batch_records::{BatchInFlight, RequestEntry};
+use crate::mutants::{Mutant, seeded};
+use crate::state::batch_records::Sampler;
 use crate::state::open_batch::ScheduledRequest;
-use crate::state::state::{RequestState, State, request_mut};
+use crate::state::state::{RequestState, State};
 use crate::transitions::in_flight::num_finished;
 use crate::transitions::publish::publish_blocks;
 use crate::types::errors::Error;
@@ -28,51 +27,36 @@ pub(crate) fn check_sampled(state: &State, row: Row) -> Result<(), Error> {
     Ok(())
 }
 
-/// A batch that is in flight.
-pub(crate) fn find_batch(in_flight: &[Arc<BatchInFlight>], number: i64) -> Option<&BatchInFlight> {
-    in_flight.iter().find(|batch| batch.number == number as u64).map(Arc::as_ref)
-}
-
-/// Whether a batch in flight has a request, and samples its next position to come if it has one.
-#[inline]
-pub(crate) fn samples_next(batch: &BatchInFlight, request: &RequestState, row: Row) -> bool {
-    let is_next = |entry: &RequestEntry| {
-        request.num_output_placeholders() == 0 || entry.before < request.num_tokens()
-    };
-    batch.entries.get(row).is_some_and(is_next)
-}
-
-/// Fails unless this batch was taken, and its output is what the request waits for.
-///
-/// Which position of which requests a batch samples is known while it is in flight.
+/// Fails unless this batch was taken, and is the oldest one whose output the request awaits.
 pub(crate) fn check_output(state: &State, row: Row, batch: Option<i64>) -> Result<(), Error> {
     let Some(batch) = batch else { return Ok(()) };
     if batch as u64 >= state.batch.number {
         return Err(Error::BatchNotTaken { batch, open_batch: state.batch.number as i64 });
     }
-    let output_from = state.output_from[row.index()];
+    let (request, output_from) = (&state[row], state[row].output_from);
     if (batch as u64) < output_from {
-        let (request, output_from) = (state[row].name(), output_from as i64);
+        let (request, output_from) = (request.name(), output_from as i64);
         return Err(Error::StaleOutput { request, batch, output_from });
     }
-    let sampler = find_batch(&state.in_flight, batch);
-    if sampler.is_some_and(|sampler| !samples_next(sampler, &state[row], row)) {
-        let (request, num_tokens) = (state[row].name(), i64::from(state[row].num_tokens()));
-        return Err(Error::OutputOutOfOrder { request, batch, num_tokens });
+    let oldest = request.awaited().first().map(|oldest| oldest.batch);
+    if oldest == Some(batch as u64) {
+        return Ok(());
     }
-    Ok(())
+    let expected = oldest.filter(|&oldest| oldest >= output_from).map(|oldest| oldest as i64);
+    let (request, num_tokens) = (request.name(), i64::from(request.num_tokens()));
+    Err(Error::OutputOutOfOrder { request, batch, num_tokens, expected })
 }
 
 /// Fails with InOpenBatch or OutputOutOfOrder if a later batch computes what the last of these
 /// tokens would be sampled from.
 ///
-/// dropped: positions to come that were rejected.
+/// rejected: drafts among the positions to come that were rejected.
 pub(crate) fn check_surplus(
     state: &State,
     row: Row,
     batch: Option<i64>,
     num_tokens: usize,
-    dropped: u32,
+    rejected: u32,
 ) -> Result<(), Error> {
     let request = &state[row];
     let (known, name) = (request.num_tokens(), request.name());
@@ -80,38 +64,79 @@ pub(crate) fn check_surplus(
     // Return the number of the request's tokens when a batch begins, from the batch's first
     // position.
     let num_sampled = |before: u32| {
-        1 + if before <= known { before } else { known.max(before.saturating_sub(dropped)) }
+        1 + if before <= known { before } else { known.max(before.saturating_sub(rejected)) }
     };
-    let record = state.batch.scheduled.get(row);
+    let record = state.batch.scheduled.get(row).filter(|_| request.num_output_placeholders() > 0);
     if record.is_some_and(|record| (num_sampled(record.num_computed_before) as usize) < total) {
         return Err(Error::InOpenBatch { kind: "request", value: name.into() });
     }
     let Some(batch) = batch else { return Ok(()) };
-    for later in state.in_flight.iter().filter(|each| each.number > batch as u64) {
-        let most = later.entries.get(row).map(|entry| num_sampled(entry.before));
-        if let Some(most) = most.filter(|most| (*most as usize) < total) {
-            let num_tokens = i64::from(most);
-            return Err(Error::OutputOutOfOrder { request: name, batch, num_tokens });
+    if let [oldest, next, ..] = request.awaited()[..] {
+        let most = num_sampled(oldest.end);
+        if (most as usize) < total {
+            let (num_tokens, expected) = (i64::from(most), Some(next.batch as i64));
+            return Err(Error::OutputOutOfOrder { request: name, batch, num_tokens, expected });
         }
     }
     Ok(())
 }
 
-/// Note the output of a batch, which a request takes once; one that catches up by a known token
-/// takes none of older batches any more.
+/// Note the output of a batch, which a request takes once, before the open batch schedules it; one
+/// that catches up by a known token takes none of older batches any more.
 pub(crate) fn take_output(state: &mut State, row: Row, batch: Option<i64>) {
-    let State { requests, output_from, batch: open, .. } = state;
-    note_output(request_mut(requests, row), &mut output_from[row.index()], batch, open.number);
+    let open = state.batch.number;
+    let request = &mut state[row];
+    if request.num_computed < request.num_tokens() {
+        request.output_from = open;
+    } else if let Some(batch) = batch {
+        request.output_from = batch as u64 + 1;
+    }
 }
 
-/// Do the same for a request, given the first batch whose output belongs to it.
+/// Do the same for a request of which the open batch schedules one more position, and await the
+/// output of that position.
 #[inline(always)] // of each request in each step
-pub(crate) fn note_output(request: &RequestState, from: &mut u64, batch: Option<i64>, open: u64) {
-    if (request.num_computed as usize) < request.tokens.len() {
-        *from = open;
-    } else if let Some(batch) = batch {
-        *from = batch as u64 + 1;
+pub(crate) fn note_output(request: &mut RequestState, batch: Option<i64>, open: u64) {
+    if request.num_computed < request.num_tokens() {
+        request.output_from = open;
+        request.samplers.clear();
+        return;
     }
+    if !seeded(Mutant::QuietStepNotAwaited) {
+        request.await_next(open);
+    }
+    if let Some(batch) = batch {
+        request.output_from = batch as u64 + 1;
+    }
+}
+
+/// Count the positions that the open batch schedules up to a count, and await its output.
+pub(crate) fn count_scheduled(state: &mut State, row: Row, count: u32) {
+    let open = state.batch.number;
+    let request = &mut state[row];
+    let is_late = request.num_computed < request.num_tokens();
+    if is_late {
+        request.samplers.clear();
+        request.num_computed = count;
+        if request.num_output_placeholders() > 0 {
+            request.samplers.push(Sampler { batch: open, end: count });
+        }
+    } else {
+        request.await_up_to(open, count);
+        request.num_computed = count;
+        if request.num_output_placeholders() == 0 {
+            request.settle_awaited();
+        }
+    }
+}
+
+/// Drop the last positions to come. The ends of later batches fall, also if the request has left.
+pub(crate) fn drop_positions(state: &mut State, row: Row, rejected: u32) {
+    let request = &mut state[row];
+    let (mut samplers, known) = (request.awaited(), request.num_tokens());
+    samplers.iter_mut().for_each(|each| each.end = known.max(each.end.saturating_sub(rejected)));
+    request.num_computed -= rejected.min(request.num_output_placeholders());
+    request.set_awaited(&samplers);
 }
 
 /// Make blocks findable that new tokens have filled, as far as their write is scheduled.

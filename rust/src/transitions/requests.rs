@@ -15,7 +15,9 @@ use crate::hashing::extra_keys::read_extra_keys;
 use crate::mutants::{Mutant, seeded};
 use crate::state::state::{RequestState, State};
 use crate::transitions::in_flight::{forget_entries, shift_starts};
-use crate::transitions::output::{check_output, check_sampled, check_surplus, publish_filled};
+use crate::transitions::output::{
+    check_output, check_sampled, check_surplus, drop_positions, publish_filled,
+};
 use crate::transitions::retention::set_wishes;
 use crate::transitions::unconfirmed_loads::forget_reporter;
 use crate::types::errors::{Error, check_count};
@@ -77,18 +79,19 @@ pub fn add_tokens<'a>(
     check_output(state, row, batch)?;
     let request = &state[row];
     let (num_known, to_come) = (request.num_tokens(), request.num_output_placeholders());
-    let dropped = i64::from(to_come).min(num_rejected) as u32;
-    if to_come > 0 && tokens.len() > 1 {
-        check_surplus(state, row, batch, tokens.len(), dropped)?;
+    let rejected = num_rejected.min(i64::from(u32::MAX)) as u32;
+    if tokens.len() > 1 {
+        check_surplus(state, row, batch, tokens.len(), rejected)?;
     }
-    if dropped > 0 {
-        shift_starts(state, row, num_known, dropped);
-        state[row].num_computed -= dropped;
+    if rejected > 0 {
+        shift_starts(state, row, num_known, rejected.min(to_come));
+        drop_positions(state, row, rejected);
     }
     if let Some(batch) = batch {
-        state.output_from[row.index()] = batch as u64 + 1;
+        state[row].output_from = batch as u64 + 1;
     }
     extend(state, row, tokens);
+    state[row].settle_awaited();
     if to_come > 0 {
         publish_filled(state, row);
         let request = &mut state[row];
@@ -144,6 +147,7 @@ pub fn accept(state: &mut State, request_id: &str, num_accepted: i64) -> Result<
         let request = request.name();
         return Err(Error::BeyondDrafts { request, num_scheduled, requested: num_accepted });
     }
+    let awaited = state[row].awaited();
     let mut drafts = std::mem::take(&mut state[row].drafts);
     extend(state, row, &drafts[..num_accepted as usize]);
     drafts.clear();
@@ -151,6 +155,7 @@ pub fn accept(state: &mut State, request_id: &str, num_accepted: i64) -> Result<
     request.drafts = drafts;
     request.quiet_until = 0;
     request.num_computed = request.num_accepted();
+    request.set_awaited(&awaited);
     Ok(())
 }
 
@@ -171,7 +176,6 @@ pub fn remove_request(state: &mut State, request_id: &str) -> Result<(), Error> 
         state.rows.remove(request_id);
     }
     state.requests[row.index()] = None;
-    state.output_from[row.index()] = 0;
     state.wishes.remove(&row);
     state.forget_waiting(row);
     forget_entries(state, row);
@@ -221,7 +225,6 @@ fn check_no_placeholders(request: &RequestState) -> Result<(), Error> {
 pub(crate) fn empty_request(state: &mut State, request_id: &str) -> Row {
     let row = state.free_rows.pop().unwrap_or_else(|| {
         state.requests.push(None);
-        state.output_from.push(0);
         state.epochs.push(0);
         Row((state.requests.len() - 1) as u32)
     });

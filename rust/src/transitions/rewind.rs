@@ -57,7 +57,8 @@ pub fn rewind(
         fall(state, row, num_tokens);
     }
     for row in stale {
-        state.output_from[row.index()] = state.batch.number;
+        let open = state.batch.number;
+        state[row].await_none(open);
     }
     let fell = falling.into_iter().zip(before);
     Ok(fell.filter(|&(row, count)| state[row].num_computed < count).map(|(row, _)| row).collect())

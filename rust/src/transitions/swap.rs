@@ -175,6 +175,7 @@ fn move_out(state: &mut State, counts: &[(Row, u32)], targets: &HashMap<BlockId,
         } else {
             request.preempted = true;
         }
+        request.settle_awaited();
         state.settle_waiting(row);
     }
 }

@@ -26,8 +26,7 @@ pub fn truncate(state: &mut State, request_id: &str, num_tokens: i64) -> Result<
     leave_open_batch(state, row);
     let kept = num_tokens as u32;
     cut_tables(state, row, kept, 0);
-    state.output_from[row.index()] = state.batch.number;
-    let size = state.hash_block_size;
+    let (size, open) = (state.hash_block_size, state.batch.number);
     let request = &mut state[row];
     request.tokens.truncate(kept as usize);
     if !seeded(Mutant::TruncateKeepsHashes) {
@@ -36,6 +35,7 @@ pub fn truncate(state: &mut State, request_id: &str, num_tokens: i64) -> Result<
     if let Some(extra_keys) = &mut request.extra_keys {
         *extra_keys = Arc::new(extra_keys.cut(kept, size));
     }
+    request.await_none(open);
     state.settle_waiting(row);
     Ok(())
 }

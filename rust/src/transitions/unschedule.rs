@@ -9,6 +9,7 @@
 //! leaves the batch. Blocks stay, for the next slots.
 //! Twin: kvcore/transitions/unschedule.py.
 
+use crate::state::batch_records::Samplers;
 use crate::state::open_batch::{ScheduledRequest, UnwrittenBlock};
 use crate::state::state::State;
 use crate::transitions::free::{check_shorter, withdraw};
@@ -72,5 +73,8 @@ fn shorten(state: &mut State, row: Row, record: ScheduledRequest, num_tokens: u3
         *cached = num_full.min(*cached);
     }
     let request = &mut state[row];
+    let awaited =
+        if num_tokens < request.num_tokens() { Samplers::new() } else { request.awaited() };
     (request.num_computed, request.quiet_until) = (num_tokens, 0);
+    request.set_awaited(&awaited);
 }

@@ -52,6 +52,12 @@ impl From<String> for Field {
     }
 }
 
+impl From<Option<i64>> for Field {
+    fn from(value: Option<i64>) -> Self {
+        value.map_or(Field::Missing, Field::Int)
+    }
+}
+
 impl From<Vec<i64>> for Field {
     fn from(value: Vec<i64>) -> Self {
         Field::Ints(value)

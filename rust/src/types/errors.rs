@@ -115,9 +115,10 @@ errors! {
     /// The output is stale: its request was cut or rescheduled since, or has already got it.
     StaleOutput { request: String, batch: i64, output_from: i64 }
         "request {request:?} takes no output of batch {batch}: the first is {output_from}";
-    /// Output must come in order, but this batch does not sample the next position.
-    OutputOutOfOrder { request: String, batch: i64, num_tokens: i64 }
-        "batch {batch} does not sample token {num_tokens} of request {request:?}";
+    /// This batch does not sample the next position; `expected` does, or none if that is None.
+    OutputOutOfOrder { request: String, batch: i64, num_tokens: i64, expected: Option<i64> }
+        "batch {batch} does not sample token {num_tokens} of request {request:?}: the batch that \
+         does is {expected}";
     /// The batch was not taken yet, so it has sampled nothing.
     BatchNotTaken { batch: i64, open_batch: i64 }
         "batch {batch} was not taken yet: the open batch is {open_batch}";

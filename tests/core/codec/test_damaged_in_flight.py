@@ -104,3 +104,28 @@ def test_a_batch_uses_places_of_the_tables_that_there_are(
     entries = first.entries.set("a", replace(first.entries["a"], **change))
     damaged = (replace(first, entries=entries), second)
     check_damaged(manager, replace(state, in_flight=damaged), reason)
+
+
+@pytest.mark.parametrize(
+    "samplers",
+    [
+        ((1, 3), (0, 2)),  # the ends fall
+        ((1, 2), (0, 3)),  # the batches fall
+        ((0, 2), (3, 3)),  # batch 3 was not opened
+        ((0, 1), (1, 3)),  # token 1 is known
+        ((0, 2), (1, 4)),  # three positions are computed
+        ((0, 2),),  # batch 1 computes the third
+        ((0, 2), (0, 3)),
+    ],
+)
+def test_what_is_to_come_is_sampled_in_order(backend: Backend, samplers: Any) -> None:
+    manager = make(backend, max_in_flight=2)
+    serve(manager, "a", [1, 2])
+    step(manager)
+    manager.append(["a"])
+    step(manager)
+    state = manager.state()
+    request = state.requests["a"]
+    assert request.samplers == ((0, 2), (1, 3))
+    damaged = state.requests.set("a", replace(request, samplers=samplers))
+    check_damaged(manager, replace(state, requests=damaged), "whose output is to come")

@@ -24,7 +24,7 @@ from tests.helpers.stories import add, make, serve
 def ahead(backend: Backend) -> KVCacheManager:
     """Open batch number 3, with a limit of 8 tokens.
 
-    "come" has 4 tokens and one to come, whose batch 2 was taken, and takes output from there on;
+    "come" has 4 tokens and one to come, and took the output of batch 0: that of 1 and 2 is to come;
     "half" computed 2 of 3 tokens; "full" has 8; "drafts" has a draft, not scheduled; "writes" is
     scheduled in the open batch, and so is "guessed", whose next token is to come.
     """
@@ -37,7 +37,7 @@ def ahead(backend: Backend) -> KVCacheManager:
     manager.take_batch()
     manager.append(["come"])
     manager.take_batch()
-    manager.append(["come"], [3], batch=1)
+    manager.append(["come"], [3], batch=0)
     manager.take_batch()
     manager.add_drafts("drafts", [9])
     serve(manager, "writes", [30])
@@ -60,6 +60,38 @@ def flying(backend: Backend) -> KVCacheManager:
     serve(manager, "last", [9])
     manager.take_batch()
     manager.append(["one"])
+    manager.take_batch()
+    return manager
+
+
+def completed(backend: Backend) -> KVCacheManager:
+    """As `flying`; batches 0 and 1 were completed, and their tokens never came."""
+    manager = flying(backend)
+    manager.complete(0)
+    manager.complete(1)
+    return manager
+
+
+def left(backend: Backend) -> KVCacheManager:
+    """As `completed`; the request has left: it gets what is on its way only in order."""
+    manager = completed(backend)
+    manager.free("both")
+    return manager
+
+
+def unsampled(backend: Backend) -> KVCacheManager:
+    """No batch samples the next token of any request, and batches 0 and 1 were taken.
+
+    "chunk" computed a part of its prompt in 0, "new" nothing, and "cut" was cut to what 0 computed.
+    """
+    manager = make(backend, num_blocks=24)
+    for name in ("chunk", "new", "cut"):
+        add(manager, name, [0, 1, 2])
+    manager.allocate_slots("chunk", 2)
+    manager.allocate_slots("cut", 3)
+    manager.take_batch()
+    manager.truncate("cut", 2)
+    manager.take_batch()
     manager.take_batch()
     return manager
 
@@ -91,17 +123,17 @@ OUTPUT = [
     *(
         bad(
             ahead,
-            StaleOutput(request="come", batch=batch, output_from=2),
+            StaleOutput(request="come", batch=0, output_from=1),
             *(call, *arguments),
-            batch=batch,
+            batch=0,
         )
         for call, arguments in (("append", (["come"], [1])), ("add_tokens", ("come", [1])))
-        for batch in (0, 1)
     ),
     *(
         bad(ahead, error, call, *arguments, **options)
         for call, arguments in (("append", (["come"], [1])), ("add_tokens", ("come", [1])))
         for error, options in (
+            (OutputOutOfOrder(request="come", batch=2, num_tokens=4, expected=1), {"batch": 2}),
             (BatchNotTaken(batch=3, open_batch=3), {"batch": 3}),
             (InvalidCount(name="batch", value=-1, least=0), {"batch": -1}),
             (InvalidCount(name="batch", value="1", least=0), {"batch": "1"}),
@@ -119,7 +151,7 @@ OUTPUT = [
     *(
         bad(
             flying,
-            OutputOutOfOrder(request="both", batch=batch, num_tokens=3),
+            OutputOutOfOrder(request="both", batch=batch, num_tokens=3, expected=0),
             *(call, *arguments),
             batch=batch,
         )
@@ -132,7 +164,7 @@ OUTPUT = [
     *(
         bad(
             flying,
-            OutputOutOfOrder(request="last", batch=2, num_tokens=1),
+            OutputOutOfOrder(request="last", batch=2, num_tokens=1, expected=1),
             *(call, *arguments),
             batch=2,
         )
@@ -140,9 +172,47 @@ OUTPUT = [
     ),
     bad(
         flying,
-        OutputOutOfOrder(request="both", batch=0, num_tokens=4),
+        OutputOutOfOrder(request="both", batch=0, num_tokens=4, expected=1),
         *("add_tokens", "both", [1, 1]),
         batch=0,
+    ),
+    *(
+        bad(
+            world,
+            OutputOutOfOrder(request="both", batch=batch, num_tokens=3, expected=0),
+            *(call, *arguments),
+            batch=batch,
+        )
+        for world, call, arguments in (
+            (completed, "append", (["both"], [1])),
+            (completed, "add_tokens", ("both", [1])),
+            (left, "add_tokens", ("both", [1])),
+        )
+        for batch in (1, 2)
+    ),
+    bad(
+        left,
+        OutputOutOfOrder(request="both", batch=0, num_tokens=4, expected=1),
+        *("add_tokens", "both", [1, 1]),
+        batch=0,
+    ),
+    *(
+        bad(
+            unsampled,
+            OutputOutOfOrder(request=name, batch=batch, num_tokens=num_tokens, expected=None),
+            *("add_tokens", name, [1]),
+            batch=batch,
+        )
+        for name, num_tokens, batch in (
+            *(("chunk", 3, 0), ("chunk", 3, 1), ("new", 3, 0), ("new", 3, 1)),
+            *(("cut", 2, 1), ("cut", 2, 2)),
+        )
+    ),
+    bad(
+        unsampled,
+        OutputOutOfOrder(request="cut", batch=1, num_tokens=2, expected=None),
+        *("append", ["cut"], [1]),
+        batch=1,
     ),
     bad(planned, InOpenBatch(kind="request", value="both"), "add_tokens", "both", [1, 1, 1]),
     bad(ahead, InOpenBatch(kind="request", value="guessed"), "add_tokens", "guessed", [1]),

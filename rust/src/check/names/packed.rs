@@ -65,7 +65,6 @@ pub(crate) fn unpack(
     state.free_rows = (0..num_rows).map(Row).filter(|row| !free_rows.contains(row)).collect();
     state.free_rows.reverse();
     state.requests.resize_with(num_rows as usize, || None);
-    state.output_from.resize(num_rows as usize, 0);
     state.epochs.resize(num_rows as usize, 0);
     for _ in free_rows.len()..num_rows as usize {
         source.request(&mut state);
@@ -92,7 +91,9 @@ fn settle_all(state: &mut State) {
 
 fn is_rare(state: &State) -> bool {
     let rare = |each: &RequestState| {
-        each.own_hashes || each.extra_keys.is_some() || each.num_loading > 0 || each.load_end > 0
+        let loads = each.num_loading > 0 || each.load_end > 0;
+        let output = each.output_from > 0 || !each.samplers.is_empty();
+        each.own_hashes || each.extra_keys.is_some() || loads || output
     };
     !state.operations.is_empty()
         || !state.named_pins.is_empty()
@@ -106,7 +107,6 @@ fn is_rare(state: &State) -> bool {
         || !state.effects.commands.is_empty()
         || !state.effects.events.is_empty()
         || !state.new_blocks.is_empty()
-        || state.output_from.iter().any(|&batch| batch > 0)
         || state.requests().any(rare)
 }
 

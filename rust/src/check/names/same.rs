@@ -25,8 +25,7 @@ pub fn same_state(one: &State, other: &State) -> bool {
     hosts
         && same_pool(&one.device, &other.device)
         && all_same(&one.requests, &other.requests, same_request)
-        && (&one.free_rows, &one.output_from) == (&other.free_rows, &other.output_from)
-        && one.held_rows == other.held_rows
+        && (&one.free_rows, &one.held_rows) == (&other.free_rows, &other.held_rows)
         && same_batch(&one.batch, &other.batch)
         && one.effects.commands == other.effects.commands
         && one.effects.events == other.effects.events
@@ -89,7 +88,8 @@ fn same_request(one: &Option<RequestState>, other: &Option<RequestState>) -> boo
     };
     let counts = |request: &RequestState| {
         let loads = (request.num_loading, request.load_end, request.preempted);
-        (request.num_computed, loads, request.own_hashes, request.skip_reading)
+        let numbers = (request.num_computed, request.output_from);
+        (numbers, loads, request.own_hashes, request.skip_reading)
     };
     counts(one) == counts(other)
         && one.request_id == other.request_id
@@ -100,6 +100,7 @@ fn same_request(one: &Option<RequestState>, other: &Option<RequestState>) -> boo
         && one.host_tables == other.host_tables
         && one.block_hashes == other.block_hashes
         && one.extra_keys() == other.extra_keys()
+        && one.samplers == other.samplers
 }
 
 /// Tell whether two batches remember the same; what requests that left had published is out of

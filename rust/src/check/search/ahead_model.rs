@@ -7,11 +7,12 @@
 //! accepts any number of its drafts, and samples one token more. So a pass that was planned behind
 //! drafts begins where the accepted ones end. The engine hands in the output of a batch at any
 //! moment after it was executed, oldest first for each request. Output must be taken unless its
-//! request was cut or scheduled anew since (OUTPUT-ONCE), and what is taken must make the request's
-//! tokens those that the device fed from. A slot of a rejected draft holds rubbish; so do, where
-//! all that was taken is run on a copy, the slots of all positions that a pass may write whose
-//! tokens nobody knows yet. With `max_in_flight=0` a batch is done when it is executed. Twin:
-//! kvcore/check/search/ahead_model.py.
+//! request was cut or scheduled anew since, under no number but its batch's (OUTPUT-ONCE), and must
+//! make the request's tokens those that the device fed from. A slot of a rejected draft holds
+//! rubbish; so do, where all that was taken is run on a copy, the slots of all positions that a
+//! pass may write whose tokens nobody knows yet. With `max_in_flight=0` a batch is done when it is
+//! executed.
+//! Twin: kvcore/check/search/ahead_model.py.
 
 pub(crate) mod device;
 
@@ -21,6 +22,7 @@ use crate::check::search::ahead_model::device::{Device, Ending, tokens_of};
 use crate::check::search::core_model::path::Path;
 use crate::check::search::flight_model::FlightModel;
 use crate::check::search::moves::ahead_calls;
+use crate::check::search::other_output::taken_instead;
 use crate::oracle::calls::{Call, Name, Sampled, Value};
 use crate::oracle::prefixes::Numbers;
 use crate::oracle::schedule::Schedule;
@@ -261,9 +263,9 @@ impl FlightModel {
     pub(crate) fn note_report(&self, node: &mut Node, before: &State, name: Name, fell: &[Row]) {
         let Node { state, outputs, .. } = node;
         for output in outputs {
-            let row = output.row.index();
-            let reached = state.output_from[row] != before.output_from[row];
-            let left = reached && state[output.row].num_computed == 0;
+            let (request, before) = (&state[output.row], &before[output.row]);
+            let reached = request.output_from != before.output_from;
+            let left = reached && request.num_computed == 0;
             let named = output.name == name || fell.contains(&output.row);
             output.stale |= output.spoilt || named || left;
         }
@@ -289,6 +291,11 @@ impl FlightModel {
             self.core.checker.checks.hear(Err(Violation::new("OUTPUT-ONCE", detail)))?;
         }
         if !refused {
+            for other in taken_instead(start, output, &node.outputs) {
+                let detail =
+                    format!("output of batch {} is taken as that of {other}", output.batch);
+                self.core.checker.checks.hear(Err(Violation::new("OUTPUT-ONCE", detail)))?;
+            }
             if after.state[output.row].tokens[..] != output.text[..] {
                 let detail = format!("{:?} has other tokens than the device fed from", output.name);
                 self.core.checker.checks.hear(Err(Violation::new("OUTPUT-ONCE", detail)))?;

@@ -6,5 +6,6 @@ pub(crate) mod ahead_model;
 pub mod core_model;
 pub(crate) mod flight_model;
 pub mod moves;
+pub(crate) mod other_output;
 pub mod report;
 pub mod search;

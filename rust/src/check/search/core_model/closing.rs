@@ -90,7 +90,10 @@ impl CoreModel {
         take_events(state);
         let number = forget_times(&mut state.device, state.batch.number);
         state.batch = OpenBatch { number, ..OpenBatch::default() };
-        state.output_from.fill(0);
+        for request in state.requests.iter_mut().flatten() {
+            request.output_from = 0;
+            request.samplers.clear();
+        }
         Ok(())
     }
 
