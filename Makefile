@@ -72,7 +72,7 @@ check: setup ## check format, lint, types and stubs, in both languages
 	$(BIN)/stubtest kvcore._rust --mypy-config-file pyproject.toml
 	@echo "check: all passed"
 
-WITH_EXAMPLES := $(addprefix tests/,property core pool replay legacy conformance sizing check/test_canonical.py sanitizer/test_equal.py)
+WITH_EXAMPLES := $(addprefix tests/,property core pool policies replay legacy conformance sizing check/test_canonical.py sanitizer/test_equal.py)
 explore: setup ## explore small worlds exhaustively, compare both backends edge by edge; fuzz (hours)
 	$(BIN)/pytest -m slow $(ARGS)
 	KVCORE_EXAMPLES=40 $(BIN)/pytest $(WITH_EXAMPLES)
