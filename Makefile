@@ -43,12 +43,12 @@ demo: setup ## answer prompts with SmolLM2 from a pool that is too small
 	@tail -n 1 build/tiny.txt
 
 test: setup ## run the tests: Rust, Python, the tiny demo; not the long explorations
-	@echo "make test takes about twelve minutes of CPU; one folder: $(BIN)/pytest tests/pool"
+	@echo "make test takes about fifteen minutes of CPU; one folder: $(BIN)/pytest tests/pool"
 	cargo test --locked
 	$(BIN)/pytest $(ARGS)
 
 test-core: setup-core ## run the tests that need no torch
-	@echo "make test-core takes about ten minutes of CPU"
+	@echo "make test-core takes about twelve minutes of CPU"
 	cargo test --locked
 	$(BIN)/pytest --ignore=tests/runtime $(ARGS)
 
@@ -72,7 +72,7 @@ check: setup ## check format, lint, types and stubs, in both languages
 	$(BIN)/stubtest kvcore._rust --mypy-config-file pyproject.toml
 	@echo "check: all passed"
 
-WITH_EXAMPLES := $(addprefix tests/,property core pool replay legacy conformance sizing check/test_canonical.py sanitizer/test_equal.py)
+WITH_EXAMPLES := $(addprefix tests/,property core pool policies replay legacy conformance sizing check/test_canonical.py sanitizer/test_equal.py)
 explore: setup ## explore small worlds exhaustively, compare both backends edge by edge; fuzz (hours)
 	$(BIN)/pytest -m slow $(ARGS)
 	KVCORE_EXAMPLES=40 $(BIN)/pytest $(WITH_EXAMPLES)

@@ -15,9 +15,11 @@ from kvcore.trace.calls import Call
 from kvcore.types.errors import DamagedState
 from kvcore.types.policies import BUILT_IN
 from tests.conftest import Backend, need_twin
+from tests.helpers.amount import examples
 from tests.helpers.lockstep import Lockstep, story
 
-NUM_RUNS, NUM_CALLS = 20, 150
+NUM_RUNS, NUM_CALLS = min(20, examples(12)), 150
+"""Bugs that are seeded in the policies are found by the sixth run."""
 
 
 def config_of(dice: random.Random, policy: Any) -> Config:

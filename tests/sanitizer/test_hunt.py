@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -30,15 +29,9 @@ BUGS = {
 }
 
 
-@pytest.fixture(autouse=True)
-def _shrinks_whatever_time_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvcore.sanitizer.hunter.hunt.SHRINK_SHARE", math.inf)
-
-
 def findings(hunt: Hunt, num_runs: int) -> Iterator[dict[str, Any]]:
     """Yield the findings of this many runs."""
-    for _ in range(num_runs):
-        yield from hunt._one()
+    return (event for event in hunt.events(0, num_runs) if event["event"] == "found")
 
 
 def first(scheduler: type[Scheduler], name: str) -> dict[str, Any]:

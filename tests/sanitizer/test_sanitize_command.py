@@ -57,9 +57,7 @@ def passes(test: Path, folder: Path) -> bool:
 def test_a_healthy_engine_ends_with_0_and_says_what_it_reached(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert (
-        main(["kvcore.sanitizer.hunter.template:Adapter", "--seconds", "0.3", "--seed", "3"]) == 0
-    )
+    assert main(["kvcore.sanitizer.hunter.template:Adapter", "--runs", "100", "--seed", "3"]) == 0
     out = capsys.readouterr()
     assert "seed 3" in out.err
     assert "reached: " in out.out
@@ -101,11 +99,11 @@ def test_a_finding_ends_with_1_and_its_written_test_fails(
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     written = tmp_path / "written"
-    options = ["--seconds", "1", "--seed", "1", "--only", name, "--write", str(written), "--json"]
+    options = ["--runs", "60", "--seed", "1", "--only", name, "--write", str(written), "--json"]
     assert main([engine, *options]) == 1
     summary = json.loads(capsys.readouterr().out)
     assert {each["name"] for each in summary["findings"]} == {name}
-    assert summary["runs"] > 10
+    assert summary["runs"] == 60
     test = min(written.glob("test_*.py"))
     text = test.with_name(test.stem.removeprefix("test_") + ".md").read_text()
     assert "## Steps" in text
@@ -120,7 +118,7 @@ def test_a_finding_ends_with_1_and_its_written_test_fails(
 
 
 def test_a_world_that_was_found_runs_again(tmp_path: Path) -> None:
-    options = ["--seconds", "0.5", "--seed", "1", "--write", str(tmp_path)]
+    options = ["--runs", "30", "--seed", "1", "--write", str(tmp_path)]
     assert main([named(broken.Crashing), *options]) == 1
     world = next(tmp_path.glob("*.json"))
     assert main([named(broken.Crashing), "--replay", str(world)]) == 1
@@ -159,7 +157,7 @@ def test_loading_the_engine_is_no_hang_of_a_world_that_runs_again(
 
 def test_loading_the_engine_is_no_hang_of_a_hunt(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kvcore.sanitizer.hunter.session.SILENT_SECONDS", 4.0)
-    assert main([named(broken.LoadsLong), "--seconds", "0.1", "--seed", "1"]) == 0
+    assert main([named(broken.LoadsLong), "--runs", "1", "--seed", "1"]) == 0
 
 
 def test_a_world_that_the_engine_refuses_is_not_clean(
@@ -181,9 +179,10 @@ def test_an_engine_that_ends_its_process_is_found_and_the_hunt_goes_on(
 ) -> None:
     monkeypatch.setattr("kvcore.sanitizer.hunter.session.SILENT_SECONDS", 4.0)
     monkeypatch.setattr("kvcore.sanitizer.hunter.run.HUNG_SECONDS", 60.0)
-    assert main([named(adapter), "--seconds", "2", "--seed", "1", "--json"]) == 1
+    assert main([named(adapter), "--runs", "6", "--seed", "8", "--json"]) == 1
     summary = json.loads(capsys.readouterr().out)
     assert {each["name"] for each in summary["findings"]} == {name}
+    assert summary["runs"] == 4  # of the second process: the first one ended in its second run
     shortest = min(len(each["world"]["moves"]) for each in summary["findings"])
     assert shortest <= 12
 
@@ -191,7 +190,7 @@ def test_an_engine_that_ends_its_process_is_found_and_the_hunt_goes_on(
 def test_a_wrong_adapter_ends_with_3_and_is_no_report(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    options = ["--seconds", "0.1", "--seed", "1", "--json", "--write", str(tmp_path)]
+    options = ["--runs", "1", "--seed", "1", "--json", "--write", str(tmp_path)]
     assert main([named(broken.BeginsTwice), *options]) == 3
     text = json.loads(capsys.readouterr().out)["findings"][0]["text"]
     assert "the adapter is wrong, not the engine" in text
@@ -209,7 +208,7 @@ def test_an_engine_that_is_not_there_ends_with_2(
         "nobody": "no adapter for 'nobody'; known are nano-vllm, mini-sglang",
         "nobody:Adapter": "No module named 'nobody'",
     }.items():
-        assert main([engine, "--seconds", "1"]) == 2
+        assert main([engine, "--runs", "1"]) == 2
         assert told in capsys.readouterr().err
 
 
@@ -253,7 +252,7 @@ def test_a_process_that_dies_before_its_first_run_does_not_blame_the_last_ones_w
     def process(_: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         events = next(processes)
         if events[0]["event"] == "start":
-            unfinished.write_text("{}")
+            unfinished.write_text("0\n{}\n")
         yield from events
 
     monkeypatch.setattr(session, "_one_process", process)
@@ -263,7 +262,7 @@ def test_a_process_that_dies_before_its_first_run_does_not_blame_the_last_ones_w
 
 
 def test_another_version_ends_with_2(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([named(broken.Newer), "--seconds", "1"]) == 2
+    assert main([named(broken.Newer), "--runs", "1"]) == 2
     told = "newer 2.0 is not supported: the adapter was tested with 1.0"
     assert told in capsys.readouterr().err
 
@@ -290,14 +289,14 @@ def test_a_checkout_at_another_commit_is_another_version(
 
 
 def test_an_engine_that_refuses_its_options_is_no_hunt(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([named(broken.Refuses), "--seconds", "0.1", "--seed", "1"]) == 3
+    assert main([named(broken.Refuses), "--runs", "5", "--seed", "1"]) == 3
     assert "worlds refused" in capsys.readouterr().out
 
 
 def test_a_record_says_where_the_next_hunt_goes_on(tmp_path: Path) -> None:
     record = tmp_path / "record"
     for _ in range(2):
-        options = ["--seconds", "0.3", "--record", str(record)]
+        options = ["--runs", "50", "--record", str(record)]
         assert main(["kvcore.sanitizer.hunter.template:Adapter", *options]) == 0
     sessions = [json.loads(line) for line in record.read_text().splitlines()]
     assert [each["seed"] for each in sessions] == [1, 2]
@@ -305,7 +304,7 @@ def test_a_record_says_where_the_next_hunt_goes_on(tmp_path: Path) -> None:
     names = ("runs", "steps", "skipped", "seconds", "reached", "values", "moves", "found")
     for each in sessions:
         total.merge({name: each[name] for name in names})
-    assert total.runs == sum(each["runs"] for each in sessions)
+    assert total.runs == 100
 
 
 @pytest.mark.parametrize("text", ["block_size", "=4", ""])
@@ -389,6 +388,6 @@ def test_an_engine_that_is_installed_is_driven_without_a_harness_error(
 ) -> None:
     if reason := installed(name):
         pytest.skip(reason)
-    assert main([name, "--seconds", "2", "--seed", "1", "--json"]) in (0, 1)
+    assert main([name, "--runs", "20", "--seed", "1", "--json"]) in (0, 1)
     summary = json.loads(capsys.readouterr().out)
     assert summary["steps"] > 50

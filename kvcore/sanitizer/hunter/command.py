@@ -20,7 +20,7 @@ from typing import Any
 
 import attrs
 
-from kvcore.cli.arguments import natural, parse, positive
+from kvcore.cli.arguments import count, natural, parse, positive
 from kvcore.cli.pipes import ends_cleanly
 from kvcore.sanitizer.hunter.adapter import KNOWN, NotInstalled
 from kvcore.sanitizer.hunter.hunt import SKIPPED_SHARE_MAX, Tally
@@ -60,7 +60,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     known = ", ".join(KNOWN)
     parser.add_argument("engine", help=f"{known}, or your own module:Adapter")
-    parser.add_argument("--seconds", type=positive, default=60.0, help="CPU seconds (60)")
+    most = parser.add_mutually_exclusive_group()
+    most.add_argument("--seconds", type=positive, default=60.0, help="CPU seconds (60)")
+    most.add_argument("--runs", type=count, help="runs, whatever time they take")
     parser.add_argument(
         "--seed", type=natural, help="seed of the worlds (1, or the next one after --record)"
     )
@@ -87,7 +89,13 @@ def _job(options: argparse.Namespace) -> dict[str, Any]:
     seed = options.seed
     if seed is None:
         seed = 1 + max((each["seed"] for each in _sessions(options.record)), default=0)
-    return {**job, "seed": seed, "only": options.only, "fixed": _fixed(options.axis)}
+    return {
+        **job,
+        "runs": options.runs,
+        "seed": seed,
+        "only": options.only,
+        "fixed": _fixed(options.axis),
+    }
 
 
 def _fixed(texts: list[str]) -> dict[str, Any]:

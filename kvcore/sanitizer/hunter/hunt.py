@@ -7,6 +7,7 @@ parent process can end this one and go on.
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -16,7 +17,7 @@ import attrs
 
 from kvcore.sanitizer.hunter.adapter import Adapter
 from kvcore.sanitizer.hunter.run import MUTABLE, Found, RunOutcome, run
-from kvcore.sanitizer.hunter.shrink import shrink, signature
+from kvcore.sanitizer.hunter.shrink import SECONDS, shrink, signature
 from kvcore.sanitizer.hunter.systematic import small_worlds
 from kvcore.sanitizer.hunter.watch import GOALS, RARE
 from kvcore.sanitizer.hunter.world import Abort, Arrive, Generator, HuntWorld
@@ -94,16 +95,20 @@ class Hunt:
         self.known: dict[Key, int] = {}
         self.cut: Counter[tuple[str, str]] = Counter()
         self.shrinking = 0.0
+        self.share_max, self.shrink_seconds = SHRINK_SHARE, SECONDS
 
-    def events(self, seconds: float) -> Iterator[Event]:
-        """Hunt for this many CPU seconds. Each event is a finding, or the tally of a second. The
-        first one reports that the engine's imports are done.
+    def events(self, seconds: float, runs: int | None = None) -> Iterator[Event]:
+        """Hunt for this many CPU seconds, or for this many runs and whatever time their findings
+        take to shrink: then a seed gives the same events each time. Each event is a finding, or the
+        tally of a second. The first one reports that the engine's imports are done.
         """
+        if runs is not None:
+            seconds = self.share_max = self.shrink_seconds = math.inf
         warm_up(self.adapter, self.generator.next())
         yield {"event": "warm"}
         started = time.process_time()
         told = 0.0
-        while self.tally.seconds < seconds:
+        while self.tally.seconds < seconds and self.tally.runs != runs:
             yield from self._one()
             self.tally.seconds = round(time.process_time() - started, 2)
             if self.tally.seconds >= told + 1:
@@ -143,7 +148,7 @@ class Hunt:
         if found.name not in (self.only or found.name, "harness"):
             return
         share = self.shrinking / max(1.0, self.tally.seconds)
-        if self.cut[found.key] and share > SHRINK_SHARE:
+        if self.cut[found.key] and share > self.share_max:
             return
         self.cut[found.key] += 1
 
@@ -152,7 +157,7 @@ class Hunt:
             return other is not None and other.key == found.key
 
         started = time.process_time()
-        small = shrink(world, same, self.adapter.AXES)
+        small = shrink(world, same, self.adapter.AXES, self.shrink_seconds)
         self.shrinking += time.process_time() - started
         again = self._run(small, full, muted).found
         if again is None or again.key != found.key:

@@ -41,7 +41,8 @@ def events(job: Mapping[str, Any]) -> Generator[Event]:
     """
     with tempfile.TemporaryDirectory(prefix="kvcore-sanitize-") as folder:
         job = {"unfinished": str(Path(folder) / "world"), **job}
-        left = float(job.get("seconds", 0.0))
+        unit = "seconds" if job.get("runs") is None else "runs"
+        left = job.get(unit, 0)
         while True:
             ended, used, started = None, 0.0, False
             for event in _one_process(job):
@@ -51,27 +52,35 @@ def events(job: Mapping[str, Any]) -> Generator[Event]:
                 elif event["event"] == "tally":
                     used = max(used, event["seconds"])
                 yield event
-            left -= max(used, 1.0)
             if ended is None:
                 return
             if job["do"] == "again":
                 yield _lost(job, ended, job["world"]) if started else _before_any_run(ended)
                 return
-            lost = list(_death(job, ended))
+            num_runs, world = _unfinished(Path(job["unfinished"]))
+            left -= num_runs if unit == "runs" else max(used, 1.0)
+            lost = list(_death(job, ended, world))
             Path(job["unfinished"]).unlink(
                 missing_ok=True
             )  # this world does not belong to the next process
             yield from lost
             if left <= 0 or any(event["event"] == "unsupported" for event in lost):
                 return
-            job = {**job, "seed": job["seed"] + NEXT_SEED, "seconds": left}
+            job = {**job, "seed": job["seed"] + NEXT_SEED, unit: left}
 
 
-def _death(job: Mapping[str, Any], ended: Event) -> Iterator[Event]:
-    """Yield the finding of a process's death, shrunk if the world alone repeats it."""
+def _unfinished(path: Path) -> tuple[int, Any]:
+    """Read the number of runs that a hunt began, and the world of the last, if there is one."""
     try:
-        world = json.loads(Path(job["unfinished"]).read_text().partition("\n")[0])
+        runs, world, *_ = path.read_text().split("\n")
+        return int(runs) + 1, json.loads(world)
     except (OSError, ValueError):
+        return 0, None
+
+
+def _death(job: Mapping[str, Any], ended: Event, world: Any) -> Iterator[Event]:
+    """Yield the finding of a process's death, shrunk if the world alone repeats it."""
+    if world is None:
         yield _before_any_run(ended)
         return
     again = {**job, "do": "cut", "world": world, "name": ended["name"], "text": ended["text"]}

@@ -69,11 +69,11 @@ def _hunt(adapter: Any, job: dict[str, Any], send: Any) -> None:
     unfinished = os.open(job["unfinished"], os.O_RDWR | os.O_CREAT)
 
     def before(world: HuntWorld) -> None:
-        text = json.dumps(world.to_json()).encode() + b"\n"
-        os.pwrite(unfinished, text, 0)
+        text = f"{hunt.tally.runs}\n{json.dumps(world.to_json())}\n"
+        os.pwrite(unfinished, text.encode(), 0)
 
     hunt = Hunt(adapter, job["seed"], fixed=job["fixed"], only=job["only"], before=before)
-    for event in hunt.events(job["seconds"]):
+    for event in hunt.events(job["seconds"], job["runs"]):
         send(event)
 
 

@@ -258,6 +258,17 @@ mod tests {
     }
 
     #[test]
+    fn a_block_leaves_from_the_middle_by_its_own_links_alone() {
+        let mut queue = make_free_queue(9, (0..9).map(BlockId), 0);
+        for block in (0..11).filter(|block| !(3..=5).contains(block)) {
+            queue.links[block as usize] = Links::to_itself(block); // a walk would end here
+        }
+        queue.remove(BlockId(4));
+        assert_eq!((queue.links(3), queue.links(5)), ((2, 5), (3, 6)));
+        assert_eq!((queue.contains(BlockId(4)), queue.len()), (false, 8));
+    }
+
+    #[test]
     fn an_empty_queue_has_no_front() {
         let mut queue = make_free_queue(1, [BlockId(0)], 0);
         queue.remove(BlockId(0));

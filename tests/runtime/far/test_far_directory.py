@@ -300,12 +300,20 @@ def test_a_stopped_store_stops_no_call_and_every_ticket_ends_once() -> None:
     assert tier.submit_find([name()], 1.0) is None
 
 
-def test_a_store_that_is_stopped_for_ever_does_not_hold_close() -> None:
+def test_a_store_that_is_stopped_for_ever_does_not_hold_close(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     store = Stopped()
     tier = ThreadedTier(store)  # type: ignore[arg-type] # lists for sequences
     tier.submit_find([name()], 1.0)
     assert store.begun.acquire(timeout=30)
-    started = time.monotonic()
-    tier.close(0.2)
-    assert 0.2 <= time.monotonic() - started < 10
+    waited: list[float] = []
+    with monkeypatch.context() as patched:
+        patched.setattr("kvcore_runtime.far.threaded.time.monotonic", lambda: sum(waited))
+        # A thread that never ends takes all the time that it is given.
+        patched.setattr(threading.Thread, "join", lambda _, timeout: waited.append(timeout))
+        tier.close(0.25)
+    assert (waited[0], sum(waited)) == (0.25, 0.25)
+    assert store.is_closed
+    assert tier.poll() == []
     store.go.set()
