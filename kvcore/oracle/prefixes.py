@@ -31,8 +31,8 @@ NOTHING = (None,) * 4
 """The second part of the letter of a plain token."""
 
 PREFIX_PROPERTIES = {
-    "HASH-INJ": "a block hash stands for one run of tokens",
-    "KEY-SEP": "equal tokens under another adapter, media item, embedding or salt have another key",
+    "HASH-INJ": "a block hash stands for exactly one sequence of tokens",
+    "KEY-SEP": "equal tokens with another adapter, media item, embedding or salt have another key",
     "KEY-GRAN": "a key ends where a block of its group ends",
 }
 

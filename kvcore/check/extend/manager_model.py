@@ -166,7 +166,7 @@ class ManagerModel:
         requests = node.view.requests.values()
         free = num_free(node.manager)
         if not len(requests) and free != self._num_free:
-            detail = f"{free} of {self._num_free} blocks are free when all have left"
+            detail = f"{free} of {self._num_free} blocks are free without requests"
             raise InvariantViolation("LEAK", detail)
         unfinished = [each for each in requests if self._fits(each)]
         if not unfinished or any(self._goes_on(node, each) for each in unfinished):
