@@ -192,8 +192,8 @@ def test_the_size_command_of_the_readme_answers(
 def test_the_table_of_worlds_has_every_named_world_with_its_counts() -> None:
     row = r"^\| `([\w-]+)` \| (.+) \| ([\d,]+) \| ([\d,]+) \|$"
     rows = re.findall(row, CHECKING.read_text(encoding="utf-8"), re.MULTILINE)
-    told = {name: (what, count(states), count(edges)) for name, what, states, edges in rows}
-    assert told == {
+    reported = {name: (what, count(states), count(edges)) for name, what, states, edges in rows}
+    assert reported == {
         name: (each.sentence, each.num_states, each.num_edges) for name, each in PROFILES.items()
     }
 

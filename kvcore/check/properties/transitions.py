@@ -82,14 +82,14 @@ def grown(before: State, call: Call, outcome: Outcome[State, Any]) -> Iterator[s
         return
     ids = call.args[0]
     rows = [before.requests[each].row for each in ids if isinstance(each, str)]
-    told = list(zip(*(column.tolist() for column in outcome.value.grown), strict=True))
+    returned = list(zip(*(column.tolist() for column in outcome.value.grown), strict=True))
     expected = [
         (rows.index(each.row), each.group_id, each.position, each.block)
         for each in outcome.commands
         if isinstance(each, SetTable)
     ]
-    if told != expected:
-        yield f"append set the positions {expected} of tables, but returned {told}"
+    if returned != expected:
+        yield f"append set the positions {expected} of tables, but returned {returned}"
 
 
 def hit_preserve(before: State, call: Call, outcome: Outcome[State, Any]) -> Iterator[str]:

@@ -187,11 +187,11 @@ pub(crate) fn admit_never(_: &World, state: &State) -> Finding {
         }
         let slot_request = SlotRequest::new(i64::from(num_tokens));
         let value = allocate_slots(&mut state.clone(), &request.request_id, &slot_request);
-        let told = match &value {
+        let is_right = match &value {
             Ok(Err(refused)) => (refused.reason == Reason::Never) == never,
             _ => !never,
         };
-        if !told {
+        if !is_right {
             let name = request.name();
             return Err(format!("{name} needs {needed} blocks and gets {value:?}"));
         }
