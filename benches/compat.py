@@ -146,7 +146,7 @@ def measure(
 
 def over_compat(config: Config) -> Calls:
     """Return the calls as an engine written for vLLM makes them."""
-    manager = Compat(config, log_stats=False, tells_steps=True)
+    manager = Compat(config, log_stats=False, ends_steps=True)
 
     def admit(request: EngineRequest) -> None:
         blocks, num_hit = manager.get_computed_blocks(request)

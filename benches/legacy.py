@@ -191,10 +191,10 @@ def measure(make: Callable[[BackendName], Story], backend: BackendName, rounds: 
     questions = []
     for name, calls in noted.items():
         part = 1e6 / calls.num_calls
-        own, beneath, asked = part * facade[name], part * transitions[name], part * reads[name]
+        own, beneath, requested = part * facade[name], part * transitions[name], part * reads[name]
         num_changes, num_reads = len(calls.transitions), len(calls.reads)
         head = f"{make.__name__:10} {backend:7} {name:31} {own:8.2f} us"
-        said = f"{num_reads / calls.num_calls:5.1f} reads {asked:6.2f} us"
+        said = f"{num_reads / calls.num_calls:5.1f} reads {requested:6.2f} us"
         if not num_changes:
             questions.append(f"{head}  {said}")
             continue

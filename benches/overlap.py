@@ -104,7 +104,7 @@ def measure(
         engines[number] = Engine(model, config, options)
     time_passes(engines[0], computed)
     for turn in range(rounds + 1):
-        asked = [vary(each, turn) for each in requests]
+        requested = [vary(each, turn) for each in requests]
         answers = set()
         for number in IN_FLIGHT if turn % 2 else IN_FLIGHT[::-1]:
             engine, side = engines[number], sides[number]
@@ -114,7 +114,7 @@ def measure(
             computed[0] = 0.0
             engine.metrics.__init__()  # type: ignore[misc] # reset the counts
             started = time.perf_counter()
-            for request in asked:
+            for request in requested:
                 engine.add_request(request)
             done = engine.run()
             seconds = time.perf_counter() - started

@@ -8,8 +8,8 @@ the blocks that are found through it.
     LRU: complete
     Stack: violation after 18 states
     EVICT-ORDER (quality) does not hold after 3 calls
-      a free cached block leaves before some copy of its parent
-      block 2 stays longer than the block before its prefix
+      a free cached block is evicted before at least one copy of its parent
+      block 2 stays longer than every copy of its parent
 
     config num_blocks=4 block_size=2
     a slot reads as the tokens of the prefix that it holds; ? undefined, ~ rubbish, ! a load that

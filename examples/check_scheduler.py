@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """A scheduler that is wrong: it admits a prompt chunk by chunk, as long as a block is free.
 
-Two half-admitted prompts then hold the whole pool, and it preempts nobody: none of its moves ever
-brings a token. The checker tries every order of its moves and shows the shortest way there.
+Two half-admitted prompts then hold the whole pool, and it preempts none: none of its moves ever
+produces a token. The checker tries every order of its moves and shows the shortest way there.
 
     $ python examples/check_scheduler.py
     violation after 14 states
     DEADLOCK-FREE (progress) does not hold after 4 calls
-      while a request is unfinished that the pool can hold, some call makes token progress, perhaps
+      while the pool can hold some unfinished request, a call gives one of them a token, if need be
         after others were preempted
-      no move of the scheduler ever brings a token, in a state with 1 free blocks and 'a' running, 2
-        of 4 tokens; 'b' running, 2 of 4 tokens
+      no move of the scheduler ever produces a token, in a state with 1 free blocks and 'a' running,
+        2 of 4 tokens; 'b' running, 2 of 4 tokens
 
     config num_blocks=4 block_size=2
     a slot reads as the tokens of the prefix that it holds; ? undefined, ~ rubbish, ! a load that

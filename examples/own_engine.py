@@ -103,24 +103,24 @@ class Engine:
             name, index = self.running[index], index + 1
             if self.manager.num_computed_tokens(name) + 1 == self.lengths[name]:
                 continue  # its last token is being sampled
-            asked = self.ask(name)
-            is_short |= isinstance(asked, Refused)
-            while isinstance(asked, Refused) and asked.needed > asked.available + asked.pending:
+            value = self.schedule(name)
+            is_short |= isinstance(value, Refused)
+            while isinstance(value, Refused) and value.needed > value.available + value.pending:
                 if self.preempt() == name:
                     break
-                asked = self.ask(name)
-            if isinstance(asked, Work):  # else it was preempted, or waits for the batch in flight
-                step.append(asked)
+                value = self.schedule(name)
+            if isinstance(value, Work):  # else it was preempted, or waits for the batch in flight
+                step.append(value)
         while self.waiting and not is_short:  # a victim returns once its output is in
-            asked = self.ask(self.waiting[0])
-            if isinstance(asked, Refused):
-                assert asked.reason is Reason.LATER, "a request is larger than the pool"
+            value = self.schedule(self.waiting[0])
+            if isinstance(value, Refused):
+                assert value.reason is Reason.LATER, "a request is larger than the pool"
                 break
-            step.append(asked)
+            step.append(value)
             self.running.append(self.waiting.pop(0))
         return step
 
-    def ask(self, name: str) -> Work | Refused:
+    def schedule(self, name: str) -> Work | Refused:
         """Schedule a chunk of the tokens to compute, or one position whose token the batch in
         flight samples: the device keeps it, and it is handed in later.
         """

@@ -286,12 +286,12 @@ def test_nothing_names_a_machine_or_a_registry() -> None:
 
 
 def test_the_readme_of_the_tests_names_each_folder() -> None:
-    told = (ROOT / "tests" / "README.md").read_text(encoding="utf-8")
+    reported = (ROOT / "tests" / "README.md").read_text(encoding="utf-8")
     parts = [name_of(path).split("/") for path in tracked("tests/*")]
     folders = {each[1] for each in parts if len(each) > 2}
-    assert {folder for folder in folders if f"`{folder}/" not in told} == set()
+    assert {folder for folder in folders if f"`{folder}/" not in reported} == set()
     files = {each[1] for each in parts if len(each) == 2} - {"README.md", "conftest.py"}
-    assert {file for file in files if f"`{file}`" not in told} == set()
+    assert {file for file in files if f"`{file}`" not in reported} == set()
 
 
 def test_the_lock_pins_every_package_by_hash() -> None:
@@ -307,8 +307,8 @@ def test_kvcore_is_imported_in_a_moment() -> None:
     """The modules of an import are counted: seconds would measure other processes as well."""
     code = "import sys; known = {*sys.modules}; import kvcore; print(len({*sys.modules} - known))"
     command = [sys.executable, "-c", code]
-    told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    assert int(told) <= MODULES_MAX
+    reported = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert int(reported) <= MODULES_MAX
 
 
 def test_kvcore_is_imported_without_what_only_tests_need() -> None:

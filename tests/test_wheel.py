@@ -43,18 +43,18 @@ def find_python(version: str) -> str | None:
     """Return a working interpreter of this version: this one, one on PATH, or pyenv's."""
     candidates: list[str | Path] = [sys.executable, f"python{version}"]
     if shutil.which("pyenv"):
-        told = subprocess.run(["pyenv", "root"], capture_output=True, text=True, check=False)
-        kept = Path(told.stdout.strip(), "versions").glob(f"{version}.*/bin/python{version}")
+        reported = subprocess.run(["pyenv", "root"], capture_output=True, text=True, check=False)
+        kept = Path(reported.stdout.strip(), "versions").glob(f"{version}.*/bin/python{version}")
         candidates += sorted(kept)
     code = "import sys, ensurepip, zlib; print('%d.%d' % sys.version_info[:2])"
     for candidate in candidates:
         try:
-            told = subprocess.run(
+            reported = subprocess.run(
                 [candidate, "-c", code], capture_output=True, text=True, check=False
             )
         except OSError:
             continue
-        if told.stdout.strip() == version:
+        if reported.stdout.strip() == version:
             return str(candidate)
     return None
 
@@ -102,11 +102,11 @@ def test_the_wheel_works_in(version: str, wheel: Path, tmp_path: Path) -> None:
     subprocess.run(install, env=environment, cwd=tmp_path, check=True)
     environment["PYTHONPATH"] = str(target)
     command = [python, "-S", "-W", "error", "-c", DRIVE]
-    told = subprocess.run(
+    reported = subprocess.run(
         command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False
     )
-    assert told.returncode == 0, told.stderr
-    major, minor, allocated, hit, file = told.stdout.split()
+    assert reported.returncode == 0, reported.stderr
+    major, minor, allocated, hit, file = reported.stdout.split()
     assert f"{major}.{minor}" == version
     assert (allocated, hit) == ("2", "2")
     assert Path(file).is_relative_to(target)

@@ -82,12 +82,12 @@ def moments(story: Story) -> list[Moment]:
     """Return the calls of a story; the effect of a batch belongs to its last call."""
     found: list[Moment] = []
     for chapter in story.chapters:
-        told = chapter.written
-        if told.is_numbered:
-            hit = "".join(line.strip().removeprefix("= ") for line in told.lookup[1:])
-            value = " ".join(line.removeprefix("= ") for line in told.value)
+        heading = chapter.written
+        if heading.is_numbered:
+            hit = "".join(line.strip().removeprefix("= ") for line in heading.lookup[1:])
+            value = " ".join(line.removeprefix("= ") for line in heading.value)
             words = f"{value} ({hit})" if hit else value
-            found.append(Moment(told.words, words, chapter.before, chapter.after))
+            found.append(Moment(heading.words, words, chapter.before, chapter.after))
         elif found:
             found[-1] = attrs.evolve(found[-1], after=chapter.after)
     return found
@@ -162,6 +162,6 @@ def draw_block(row: Row, before: Row, x: int, top: int, *, is_last: bool) -> Ite
 
 
 if __name__ == "__main__":
-    found, told = play()
-    PICTURE.write_text(to_svg(told), encoding="utf-8")
+    found, heading = play()
+    PICTURE.write_text(to_svg(heading), encoding="utf-8")
     print(render(found, WORLD), end="")

@@ -108,10 +108,10 @@ def to_svg(found: Any, steps: Sequence[Step]) -> str:
         wrong = block if step is steps[-1] else None
         body += draw(step, LEFT + column * (WIDTH + 4), blocks, name, wrong)
     table = ", ".join(map(str, steps[-1].tables[name]))
-    told = (
+    watched = (
         f"The table of {name} is {table}: block {block} was freed as a double and given out again."
     )
-    body.append(text(14, bottom + 24, told))
+    body.append(text(14, bottom + 24, watched))
     holder = steps[-1].held[block]
     read = f"{found.name}: {name} reads its token {position} in block {block}"
     words = f"{read}, which holds token {holder[1]} of {holder[0]}."
@@ -138,8 +138,8 @@ def draw(step: Step, x: int, blocks: Sequence[int], name: str, wrong: int | None
     """Draw one step: the content of each block after it."""
     yield text(x + WIDTH / 2, TOP - 12, f"step {step.number}", "dim mid")
     written = {
-        step.tables[who][position]
-        for who, start, count in step.rows
+        step.tables[of][position]
+        for of, start, count in step.rows
         for position in range(start, start + count)
     }
     for at, block in enumerate(blocks):
@@ -155,6 +155,6 @@ def draw(step: Step, x: int, blocks: Sequence[int], name: str, wrong: int | None
 
 
 if __name__ == "__main__":
-    finding, told = play()
-    PICTURE.write_text(to_svg(finding, told), encoding="utf-8")
+    finding, watched = play()
+    PICTURE.write_text(to_svg(finding, watched), encoding="utf-8")
     print(finding.text)

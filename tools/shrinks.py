@@ -27,7 +27,7 @@ NUM_CALLS, CALLS_A_STEP, SEED = 100_000, 6, 1
 TWIN_BUGS = (
     *("EvictKeepsIndex", "FreeForgetsABlock", "FreeHeadFirst", "CowNoCopy", "FullHit"),
     *("TruncateKeepsHashes", "SharedWrittenInPlace", "CancelKeepsKeys", "HitsCostNothing"),
-    "CutNotTold",
+    "CutNotReported",
 )
 PYTHON_BUGS = (
     *("m_no_cow", "m_cow_no_copy", "m_publishes_the_key_before", "m_evict_keeps_index"),

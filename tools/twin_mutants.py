@@ -21,7 +21,7 @@ STATES_MAX = 10_000
 HITS = "only hits are lost"
 MIRROR = "the worker's tables are wrong, which this ghost reads from the state"
 ORDER = "batches that run one after the other hide it"
-TOLD = "what listens to events is told wrong things, no request is"
+WRONG_EVENTS = "what listens to events is told wrong things, no request is"
 REFUSED = "a name cannot be used again: calls are refused, no content is wrong"
 BEHIND = "seen in later batches, and contents are followed for one here"
 BUGS: dict[str, tuple[str, str | None]] = {
@@ -30,11 +30,11 @@ BUGS: dict[str, tuple[str, str | None]] = {
     "EvictKeepsIndex": ("loads-fail-inside", None),
     "EvictDropsDups": ("uncached", None),
     "IndexComparesBuckets": ("groups", None),
-    "EventPerCopy": ("groups", TOLD),
+    "EventPerCopy": ("groups", WRONG_EVENTS),
     "CounterDrifts": ("cuts", None),
     "FreeForgetsABlock": ("cuts", None),
     "FreeHeadFirst": ("groups", HITS),
-    "CutNotTold": ("cuts", MIRROR),
+    "CutNotReported": ("cuts", MIRROR),
     "CowNoCopy": ("uncached", None),
     "SharedWrittenInPlace": ("uncached", None),
     "KeyedWrittenInPlace": ("truncate", None),
@@ -48,7 +48,7 @@ BUGS: dict[str, tuple[str, str | None]] = {
     "LeavingKeepsKeys": ("three", None),
     "TruncateKeepsHashes": ("truncate", None),
     "MergeNoRemap": ("merge", None),
-    "TrimNotTold": ("groups", MIRROR),
+    "TrimNotReported": ("groups", MIRROR),
     "RowMapKeepsPlace": ("three", None),
     "ChainLosesKeys": ("window", BEHIND),
     "RemoveKeepsRow": ("cuts", REFUSED),

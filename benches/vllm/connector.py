@@ -53,7 +53,7 @@ class Loads(KVConnectorBase_V1):  # type: ignore[misc] # vLLM has no types here
         self._size = vllm_config.cache_config.block_size
         # Steps in flight continue from what a failed load left out, so none fails in its own step.
         self._late_only = vllm_config.scheduler_config.async_scheduling
-        self._asked: Counter[str] = Counter()
+        self._requested: Counter[str] = Counter()
         self._found: dict[str, tuple[int, bool]] = {}
         self._under_way: list[Transfer] = []
         self._just_over: list[Transfer] = []
@@ -139,5 +139,5 @@ class Loads(KVConnectorBase_V1):  # type: ignore[misc] # vLLM has no types here
 
     def _dice(self, name: str, what: str) -> random.Random:
         """Return a generator whose draws depend on the seed, the question and its repetition."""
-        self._asked[f"{what} {name}"] += 1
+        self._requested[f"{what} {name}"] += 1
         return random.Random(f"{self._seed}/{what}/{name}/{self._asked[f'{what} {name}']}")

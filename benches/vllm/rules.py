@@ -82,38 +82,38 @@ class Watch:
         return found
 
     def _allocate(self, name: str, call: Any, request: Any, *args: Any, **options: Any) -> Any:
-        who, counted = request.request_id, request.num_computed_tokens
-        before = flat(self.manager.get_blocks(who)) or []
+        request_id, counted = request.request_id, request.num_computed_tokens
+        before = flat(self.manager.get_blocks(request_id)) or []
         grown = call(request, *args, **options)
-        table = flat(self.manager.get_blocks(who)) or []
-        if counted < self.starts.get(who, 0):
+        table = flat(self.manager.get_blocks(request_id)) or []
+        if counted < self.starts.get(request_id, 0):
             # A block that is computed again has no key until the step ends. Other tables are not
             # read: a query of keys makes the core process what waits for the end of the step.
             self.lost |= dict.fromkeys({*table} - self.keyed(table), "failed")
         else:
             self.taken |= {*table} - {*before}
-        self.calls.append((name, who, None if grown is None else table))
+        self.calls.append((name, request_id, None if grown is None else table))
         if grown is not None:
-            self.scheduled.add(who)
+            self.scheduled.add(request_id)
             num_external = options.get("num_external_computed_tokens", 0)
             num_hit = args[1] if len(args) > 1 else options.get("num_new_computed_tokens", 0)
             counted += num_hit + num_external
-            self.starts[who] = counted
+            self.starts[request_id] = counted
         return grown
 
     def _free(self, name: str, call: Any, request: Any) -> Any:
-        who, counted = request.request_id, request.num_computed_tokens
-        before = self._keyed_of(who)
-        rule = "unwritten" if who in self.scheduled else "unsure"
+        request_id, counted = request.request_id, request.num_computed_tokens
+        before = self._keyed_of(request_id)
+        rule = "unwritten" if request_id in self.scheduled else "unsure"
         again: set[int] = set()
-        if counted < self.starts.pop(who, 0):
+        if counted < self.starts.pop(request_id, 0):
             # One group: vLLM lowers a count to a block's start in no other cache.
-            again = set(self.manager.get_block_ids(who)[0][counted // self.block_size :])
+            again = set(self.manager.get_block_ids(request_id)[0][counted // self.block_size :])
         answer = call(request)
         for block in before - self.keyed(before):
             self.lost[block] = "failed" if block in again else rule
             self.taken.discard(block)  # it still holds the content whose key it lost
-        self.calls.append((name, who, None))
+        self.calls.append((name, request_id, None))
         return answer
 
     def _end_schedule(self, name: str, call: Any) -> Any:
@@ -121,8 +121,8 @@ class Watch:
         self.scheduled.clear()
         return call()
 
-    def _keyed_of(self, who: str) -> set[int]:
-        return self.keyed(flat(self.manager.get_blocks(who)) or ())
+    def _keyed_of(self, request_id: str) -> set[int]:
+        return self.keyed(flat(self.manager.get_blocks(request_id)) or ())
 
 
 def flat(blocks: Any) -> list[int] | None:

@@ -17,7 +17,7 @@ from typing import Any
 
 from benches.vllm.compare import KINDS, MAX_MODEL_LEN, MODEL, Side, World, make_config, send
 from benches.vllm.compare import world_of as make_world
-from benches.vllm.judge import Judge
+from benches.vllm.first_difference import FirstDifference
 from benches.vllm.options import read_options
 from benches.vllm.rules import RULES, Watch
 from benches.vllm.traffic import Traffic
@@ -27,13 +27,13 @@ from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import init_none_hash
 
 
-def run(world: World, num_steps: int, model: str) -> Judge:
-    """Run and return the judge of the managers. Raises RuntimeError if nothing was compared."""
+def run(world: World, num_steps: int, model: str) -> FirstDifference:
+    """Run and find the first difference of the managers. Raises RuntimeError without one call."""
     side = Side(KINDS[world.is_async][1], world, make_config(world, model), world.seed)
     managers: Any = side.scheduler.kv_cache_manager
     blocks = managers.kvcore.block_pool.blocks
     watch = Watch(managers.kvcore, world.block_size, lambda block: bool(blocks[block].has_key))
-    judge = Judge(managers, watch)
+    first_difference = FirstDifference(managers, watch)
     traffic = Traffic(world.seed, MAX_MODEL_LEN)
     for number in range(1, num_steps + 1):
         watch.begin()
@@ -41,7 +41,7 @@ def run(world: World, num_steps: int, model: str) -> Judge:
         side.step(number)
     if not managers.tally.num_calls:
         raise RuntimeError(f"{world}: nothing was compared")
-    return judge
+    return first_difference
 
 
 def main() -> int:
@@ -55,15 +55,19 @@ def main() -> int:
         for mode in options.modes:
             num_parted = num_moved = num_other = 0
             for seed in options.seeds:
-                judge = run(make_world(mode, seed), options.steps, model)
-                tally = judge.managers.tally
+                first_difference = run(make_world(mode, seed), options.steps, model)
+                tally = first_difference.managers.tally
                 num_moved += not tally.same_ids
                 num_parted += tally.difference is not None
-                if judge.rule is not None:
-                    rule = f"by rule: {RULES[judge.rule]}" if judge.rule else "by no rule"
+                if first_difference.rule is not None:
+                    rule = (
+                        f"by rule: {RULES[first_difference.rule]}"
+                        if first_difference.rule
+                        else "by no rule"
+                    )
                     what = tally.difference or "blocks at other places"
                     print(f"{mode}, seed {seed}, {rule}: {what}", flush=True)
-                    num_other += judge.is_unexplained
+                    num_other += first_difference.is_unexplained
             failed |= num_other > 0
             print(
                 f"{mode}: {len(options.seeds)} runs of {options.steps} steps, {num_parted} parted, "

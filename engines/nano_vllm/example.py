@@ -224,8 +224,8 @@ def main() -> int:
     torch.set_num_threads(1)
     file = open_gguf(find_smollm2())
     llama, tokenizer = load_llama(file), BpeTokenizer(file)
-    asked = read_prompts(PROMPTS, Sampling())[: options.prompts]
-    prompts = [tokenizer.encode_chat(prompt.messages([])) for prompt in asked]
+    chosen = read_prompts(PROMPTS, Sampling())[: options.prompts]
+    prompts = [tokenizer.encode_chat(prompt.messages([])) for prompt in chosen]
     answers = []
     with on_the_cpu(), checkout.imported() as scheduler:
         group: Any = torch.distributed

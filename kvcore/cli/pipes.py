@@ -40,11 +40,11 @@ def ends_cleanly(command: Callable[P, int]) -> Callable[P, int]:
         except BrokenPipeError:
             code = READER_GONE
         except KeyboardInterrupt:
-            _say("interrupted")
+            _print_error("interrupted")
             code = INTERRUPTED
         except OSError as error:
             of_file = f"{error.filename}: " if error.filename else "the output: "
-            _say(f"{of_file}{error.strerror or error}")
+            _print_error(f"{of_file}{error.strerror or error}")
             code = CANNOT_WRITE
         for stream in (sys.stdout, sys.stderr):
             _let_go(stream)
@@ -69,7 +69,7 @@ def holding_interrupts() -> Iterator[None]:
         raise KeyboardInterrupt
 
 
-def _say(sentence: str) -> None:
+def _print_error(sentence: str) -> None:
     with suppress(OSError):
         print(f"kvcore: {sentence}", file=sys.stderr, flush=True)
 

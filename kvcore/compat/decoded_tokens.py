@@ -71,7 +71,7 @@ class DecodedTokens:
         steps, size, new = self._steps, self._block_divisor, b""
         if (
             steps.first is not None
-            and (known.batch is steps.mark or (not steps.are_told and steps.is_over))
+            and (known.batch is steps.mark or (not steps.are_reported and steps.is_over))
             and steps.notice(RequestCounts(request.request_id, num_tokens, start))
         ):
             return None
@@ -99,7 +99,7 @@ class DecodedTokens:
                 steps.publish(known, new)
             if not offset:
                 blocks = self._read_grown(done)
-            steps.told.append(known)
+            steps.noted_later.append(known)
         else:
             return None
         if steps.first is None:

@@ -110,9 +110,9 @@ def is_finished(request: EngineRequest) -> bool:
     """Return whether the request has finished, by `is_finished()` or by a status named
     FINISHED_something.
     """
-    asked = getattr(request, "is_finished", None)
-    if callable(asked):
-        over: bool = asked()
+    method = getattr(request, "is_finished", None)
+    if callable(method):
+        over: bool = method()
         return over
     status = getattr(request, "status", "")
     return str(getattr(status, "name", status)).upper().startswith("FINISHED")

@@ -44,7 +44,7 @@ class KVCacheManager(DecodedTokens):
     it has them; 32 bytes each, one per `hash_block_size` tokens of the config. keep_tokens: if
     False, the core has zeros for the tokens of a request with hashes, unless there are events: no
     decision depends on them, and a long prompt need not be read. keep_commands: whether
-    `take_commands` returns the batches. tells_steps: whether the engine calls `step_ends` or
+    `take_commands` returns the batches. ends_steps: whether the engine calls `step_ends` or
     `new_step_starts` between any two schedules, so that no call reads counts to find out.
     last_refusal: why the last `allocate_slots` returned None. Raises InvalidConfig if duplicates
     are merged without keep_commands: only commands report the replaced blocks.
@@ -59,13 +59,13 @@ class KVCacheManager(DecodedTokens):
         own_hashes: bool = True,
         keep_tokens: bool = True,
         keep_commands: bool = False,
-        tells_steps: bool = False,
+        ends_steps: bool = False,
     ) -> None:
         if config.duplicates == "merge" and not keep_commands:
             reason = "tables change in place, so the commands must be kept and applied"
             raise InvalidConfig(field="duplicates", value="merge", reason=reason)
         core = Core(config, backend)
-        steps = Steps(core, keep_commands=keep_commands, are_told=tells_steps)
+        steps = Steps(core, keep_commands=keep_commands, are_reported=ends_steps)
         self._registry = RequestRegistry(
             core, steps, own_hashes=own_hashes, keep_tokens=keep_tokens
         )

@@ -35,19 +35,19 @@ class Steps:
     the request that the open batch scheduled first, if any. mark: stands for the open batch.
     waiting: requests of the batch that each get a slot in a block of their own, not yet passed to
     the core, with their new tokens (all or none). hashes: own hashes of the blocks that these fill.
-    told: requests of the batch whose token the core already has, to be noted in the same way.
+    noted_later: requests of the batch whose token the core already has, to be noted the same way.
     """
 
-    def __init__(self, core: Core, *, keep_commands: bool, are_told: bool) -> None:
+    def __init__(self, core: Core, *, keep_commands: bool, are_reported: bool) -> None:
         self._core = core
-        self.are_told = are_told
+        self.are_reported = are_reported
         self._keeps = keep_commands
         self._unread: list[Batch] = []
         self._scheduled: dict[str, Scheduled] = {}
         self.first: Scheduled | None = None
         self.mark = object()
         self.waiting: list[RegisteredRequest] = []
-        self.told: list[RegisteredRequest] = []
+        self.noted_later: list[RegisteredRequest] = []
         self.tokens = array("I")
         self.hashes: dict[RegisteredRequest, bytes] = {}
         self._late: dict[str, int] = {}
@@ -88,8 +88,8 @@ class Steps:
 
     def settle(self) -> None:
         """Pass the waiting requests, whose slots were promised, to the core."""
-        told, self.told = self.told, []
-        self._note(told)
+        noted_later, self.noted_later = self.noted_later, []
+        self._note(noted_later)
         self._note(self._hand_over())
 
     def _note(self, decoded: list[RegisteredRequest]) -> None:
@@ -147,12 +147,12 @@ class Steps:
 
         Returns whether the open batch schedules the request.
         """
-        if self.waiting or self.told:
+        if self.waiting or self.noted_later:
             self.settle()
         if self.first is None:
             return False
         own = self._scheduled.get(seen.name)
-        if self.are_told:
+        if self.are_reported:
             return own is not None
         over = own is not None and (seen.num_computed > own[3] or seen.num_tokens > own[1])
         over = over or self.is_over
@@ -181,7 +181,7 @@ class Steps:
             self._unread.append(batch)
         late, self._late = self._late, {}
         self._scheduled.clear()
-        self.told.clear()
+        self.noted_later.clear()
         self.first = None
         for name, num_tokens in late.items():
             self._core.cache_blocks(name, num_tokens)

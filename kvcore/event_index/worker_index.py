@@ -53,7 +53,9 @@ class WorkerIndex:
 
     def keys(self) -> set[tuple[int, Name]]:
         """Return group and hash of each block, in any medium."""
-        return {(group, name) for (_, group), blocks in self._places.items() for name in blocks}
+        return {
+            (group_id, name) for (_, group_id), blocks in self._places.items() for name in blocks
+        }
 
     def apply(self, event: EventMap) -> tuple[Changed, Changed]:
         """Apply one event. Returns what became findable, and what no longer is."""
@@ -69,14 +71,14 @@ class WorkerIndex:
         return [], []
 
     def _store(self, event: EventMap) -> Changed:
-        medium, group = event["medium"], event["group_idx"]
+        medium, group_id = event["medium"], event["group_idx"]
         appeared = [
-            (group, name) for name in event["block_hashes"] if not self._is_known(group, name)
+            (group_id, name) for name in event["block_hashes"] if not self._is_known(group_id, name)
         ]
-        blocks = self._places.setdefault((medium, group), {})
+        blocks = self._places.setdefault((medium, group_id), {})
         window, size = event.get("kv_cache_spec_sliding_window"), event["block_size"]
-        self._block_sizes[group] = size
-        self.windows[group] = None if window is None else -(-(window - 1) // size)
+        self._block_sizes[group_id] = size
+        self.windows[group_id] = None if window is None else -(-(window - 1) // size)
         if self._with_contents:
             for name, content in _contents(event):
                 blocks.setdefault(name, content)
@@ -85,23 +87,23 @@ class WorkerIndex:
         return appeared
 
     def _remove(self, event: EventMap) -> Changed:
-        group = event["group_idx"]
-        blocks = self._places.get((event["medium"], group), {})
+        group_id = event["group_idx"]
+        blocks = self._places.get((event["medium"], group_id), {})
         known = [name for name in event["block_hashes"] if blocks.pop(name, self) is not self]
-        return [(group, name) for name in known if not self._is_known(group, name)]
+        return [(group_id, name) for name in known if not self._is_known(group_id, name)]
 
-    def _is_known(self, group: int, name: Name) -> bool:
+    def _is_known(self, group_id: int, name: Name) -> bool:
         return any(
-            name in blocks for (_, number), blocks in self._places.items() if number == group
+            name in blocks for (_, number), blocks in self._places.items() if number == group_id
         )
 
     def comparable_groups(self) -> dict[int, int | None]:
         """Return the windows of the groups that have the first group's block size."""
         size = self._block_sizes.get(0)
         return {
-            group: window
-            for group, window in self.windows.items()
-            if group == 0 or self._block_sizes[group] == size
+            group_id: window
+            for group_id, window in self.windows.items()
+            if group_id == 0 or self._block_sizes[group_id] == size
         }
 
     def announcements(self, blocks_max: int) -> list[EventMap]:
@@ -110,15 +112,15 @@ class WorkerIndex:
         A parent that is not in the index is named too, as in the events received.
         """
         events: list[EventMap] = []
-        for (medium, group), blocks in self._places.items():
+        for (medium, group_id), blocks in self._places.items():
             run: list[tuple[Name, Content]] = []
             for name, content in _parents_first(blocks):
                 if run and (len(run) == blocks_max or not _continues(run[-1], content)):
-                    events.append(_stored(medium, group, run))
+                    events.append(_stored(medium, group_id, run))
                     run = []
                 run.append((name, content))
             if run:
-                events.append(_stored(medium, group, run))
+                events.append(_stored(medium, group_id, run))
         return events
 
 
@@ -160,7 +162,7 @@ def _continues(before: tuple[Name, Content], content: Content) -> bool:
     return content.parent == name and content.salt is None and content.shared == last.shared
 
 
-def _stored(medium: str, group: int, run: list[tuple[Name, Content]]) -> EventMap:
+def _stored(medium: str, group_id: int, run: list[tuple[Name, Content]]) -> EventMap:
     """Return one stored event for consecutive blocks."""
     first = run[0][1]
     event: EventMap = {
@@ -170,7 +172,7 @@ def _stored(medium: str, group: int, run: list[tuple[Name, Content]]) -> EventMa
         "parent_block_hash": first.parent,
         "token_ids": [token for _, content in run for token in content.tokens],
         "medium": medium,
-        "group_idx": group,
+        "group_idx": group_id,
     }
     if any(content.extra_keys for _, content in run):
         event["extra_keys"] = [content.extra_keys for _, content in run]

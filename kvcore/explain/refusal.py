@@ -21,10 +21,17 @@ from kvcore.transitions.allocate import can_allocate
 from kvcore.transitions.batches import complete
 from kvcore.transitions.free import free
 from kvcore.transitions.pins import unpin, unpin_prefix
-from kvcore.transitions.plan import Plan, Refusal, measure, needed_hits, plan_allocation
+from kvcore.transitions.plan import (
+    Plan,
+    Refusal,
+    measure,
+    needed_hits,
+    num_available,
+    plan_allocation,
+)
 from kvcore.transitions.slot_request import SlotOptions, SlotRequest, read_slot_request
 from kvcore.transitions.transfers import complete_operation
-from kvcore.transitions.window import Trim, num_available, plan_trims
+from kvcore.transitions.window import Trim, plan_trims
 from kvcore.types.errors import KvcoreError
 from kvcore.types.values import Hit, Outcome, Status, Verdict
 

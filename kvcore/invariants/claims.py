@@ -25,6 +25,6 @@ def wrong_pins(state: State) -> Iterator[str]:
             yield f"pin {name!r} is of epoch {pin.epoch}, not {first} to {state.epoch}"
     for block in sorted(named):
         if block < pool.first_block or pool.pins.get(block, 0) < held[block]:
-            yield f"block {block} has {pool.pins.get(block, 0)} pins, {held[block]} hold it"
+            yield f"block {block} has {pool.pins.get(block, 0)} pins, but {held[block]} hold it"
     if len(named) > most:
         yield f"pins hold {len(named)} blocks, {most} may be pinned"

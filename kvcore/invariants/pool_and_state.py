@@ -51,7 +51,7 @@ def pools(state: Pools) -> list[tuple[str, BlockPool]]:
 
 
 def ref(state: State) -> Iterator[str]:
-    """REF: a block's count is the number of tables that hold it, plus its pins."""
+    """REF: a block's reference count is the number of tables that hold it, plus its pins."""
     for tier, pool in pools(state):
         held = _owners(state, pool, tier)
         for block, (count, expected) in enumerate(zip(pool.ref_counts, held, strict=True)):
@@ -83,7 +83,9 @@ def partition(state: Pools) -> Iterator[str]:
 
 
 def queue_unique(state: Pools) -> Iterator[str]:
-    """FQ-UNIQ: no block is free or quarantined twice, links agree, and counters equal lengths."""
+    """FQ-UNIQ: no block is in the free queue or in quarantine twice, links agree in both
+    directions, and counters equal lengths.
+    """
     for tier, pool in pools(state):
         seen: set[int] = set()
         queues = [pool.queue]
@@ -115,8 +117,8 @@ def null_block(state: Pools) -> Iterator[str]:
 
 
 def index_sound(state: Pools) -> Iterator[str]:
-    """IDX-SOUND: a block in the index has the key under which it is found; links agree and are
-    needed.
+    """IDX-SOUND: a block in the index has the key under which it is found; links agree in both
+    directions, and join only blocks with one key.
     """
     for tier, pool in pools(state):
         index, num_linked = pool.index, 0
@@ -142,7 +144,7 @@ def index_complete(state: Pools) -> Iterator[str]:
 
 
 def leak(state: State) -> Iterator[str]:
-    """LEAK: without requests, pins and batches in flight every usable block is free."""
+    """LEAK: if there are no requests, pins and batches in flight, every usable block is free."""
     if len(state.requests):
         return
     for tier, pool in pools(state):
@@ -158,7 +160,7 @@ def _used_by(pool: BlockPool, number: int) -> bool:
 
 
 def quarantine(state: State) -> Iterator[str]:
-    """QUARANTINE: a block without owner is quarantined exactly while a batch in flight uses it."""
+    """QUARANTINE: an ownerless block is quarantined if and only if a batch in flight uses it."""
     numbers = {batch.number for batch in state.in_flight} | {state.batch.number}
     for tier, pool in pools(state):
         if pool.quarantine is None:
@@ -174,15 +176,16 @@ def quarantine(state: State) -> Iterator[str]:
 
 
 def in_flight(state: State) -> Iterator[str]:
-    """IN-FLIGHT: batches in flight ascend up to the open one and remember only known requests, each
-    in a place of its own, and lost places only among those that their forward pass uses.
+    """IN-FLIGHT: the numbers of batches in flight ascend to that of the open batch; a batch has
+    entries for known requests alone, each with an order of its own, and notes replaced positions
+    only among those that its forward pass uses.
     """
     numbers = [batch.number for batch in state.in_flight] + [state.batch.number]
     if numbers != sorted(set(numbers)) or len(numbers) > state.config.max_in_flight + 1:
-        yield f"batches {numbers} are in flight or open, more than {state.config.max_in_flight}"
+        yield f"batches {numbers} are in flight or open, at most {state.config.max_in_flight}"
     for batch in state.in_flight:
         for request_id, entry in batch.entries.items():
-            name = f"batch {batch.number} remembers request {request_id!r}"
+            name = f"batch {batch.number} has an entry for request {request_id!r}"
             request = state.requests.get(request_id)
             if request is None:
                 yield f"{name}, which is not known"
@@ -191,14 +194,14 @@ def in_flight(state: State) -> Iterator[str]:
             if entry.restore > entry.before:
                 yield f"{name}: restores {entry.restore} of {entry.before} tokens"
             if any(position >= entry.held[group_id] for group_id, position in entry.replaced):
-                yield f"{name} with {entry.held} blocks, and lost {sorted(entry.replaced)}"
+                yield f"{name} with {entry.held} blocks, of which {sorted(entry.replaced)} are lost"
     for entries in (*(batch.entries for batch in state.in_flight), state.batch.entries):
         orders = sorted(entry.order for entry in entries.values())
         if orders != list(range(len(orders))):
-            yield f"a batch remembers requests in the order {orders}"
+            yield f"a batch has entries with orders {orders}"
     for request_id in state.batch.entries:
         if request_id not in state.requests:
-            yield f"the open batch remembers request {request_id!r}, which is not known"
+            yield f"the open batch has an entry for request {request_id!r}, which is not known"
 
 
 def unconfirmed(state: State) -> Iterator[str]:
@@ -254,7 +257,7 @@ def _wrong_in_load(state: State, load: UnconfirmedLoad) -> Iterator[str]:
 
 
 def rows(state: State) -> Iterator[str]:
-    """ROWS: each row is exactly one of: with a request, free, held for an unfinished batch."""
+    """ROWS: each row is exactly one of: taken by a request, free, held for an unfinished batch."""
     taken = {row: name for row, name in enumerate(state.rows) if name is not None}
     if taken != {request.row: request_id for request_id, request in state.requests.items()}:
         yield f"rows {taken} are not those of the requests"
@@ -270,8 +273,8 @@ def rows(state: State) -> Iterator[str]:
 
 
 def epochs(state: State) -> Iterator[str]:
-    """EPOCHS: blocks of older epochs have no key, and have owners or leave first; a request that
-    counts tokens is of an epoch that has begun, any other request of none.
+    """EPOCHS: blocks of older epochs have no key, and either have owners or leave first; a request
+    with computed tokens belongs to an epoch that has begun, any other request to none.
     """
     pool, first = state.device, state.config.epoch
     leaving = [*pool.queue][: num_older(pool.queue)]
@@ -290,7 +293,9 @@ def epochs(state: State) -> Iterator[str]:
 
 
 def records(state: State) -> Iterator[str]:
-    """OPEN-BATCH: the open batch remembers only running requests, at or past their base."""
+    """OPEN-BATCH: the open batch has records of running requests alone, none of which counts fewer
+    tokens than when the batch was opened.
+    """
     for request_id, record in state.batch.scheduled.items():
         request = state.requests.get(request_id)
         name = f"request {request_id!r}"
@@ -316,8 +321,8 @@ def records(state: State) -> Iterator[str]:
 
 
 def named_pins(state: State) -> Iterator[str]:
-    """NAMED-PINS: a pin of a prefix holds each of its blocks once, beside what operations hold, and
-    is of an epoch that began; all together hold at most `max_pinned_blocks`.
+    """NAMED-PINS: a pin of a prefix holds each of its blocks once, in addition to operations, and
+    belongs to an epoch that has begun; all pins together hold at most `max_pinned_blocks`.
     """
     if len(state.named_pins):
         from kvcore.invariants.claims import wrong_pins  # few states have any
@@ -326,8 +331,8 @@ def named_pins(state: State) -> Iterator[str]:
 
 
 def operations(state: State) -> Iterator[str]:
-    """OPERATIONS: each unfinished operation holds its block; a request waits for those that name
-    it.
+    """OPERATIONS: each unfinished operation holds its block; a request waits for the operations
+    that name it.
     """
     pool = state.device
     held = Counter(operation.block for operation in state.operations.values())
@@ -365,8 +370,8 @@ OF_POOLS = frozenset({partition, queue_unique, null_block, index_sound, index_co
 
 
 def rank_order(state: State) -> Iterator[str]:
-    """RANK-ORDER: each free block is in the part of its level; one without a key is in the first
-    part, and has no wish.
+    """RANK-ORDER: each free block is in its level's part of the queue; a block without a key is in
+    the first part, and has no retention wish.
     """
     if state.device.retention is not None:
         from kvcore.invariants.retention import misplaced  # few pools have levels

@@ -28,7 +28,9 @@ def is_null(state: State, request: RequestState, block: int) -> bool:
 
 
 def table_length(state: State) -> Iterator[str]:
-    """TABLEN: each group's table holds a request's computed tokens, in one tier at a time."""
+    """TABLEN: each group's table has blocks for all computed tokens of a request, which holds
+    blocks of one tier at a time.
+    """
     for request in state.requests.values():
         for group, table in zip(state.config.groups, held_tables(request), strict=True):
             needed = 0 if group.is_cross else -(-request.num_computed // group.block_size)
@@ -39,7 +41,7 @@ def table_length(state: State) -> Iterator[str]:
 
 
 def wait_empty(state: State) -> Iterator[str]:
-    """WAIT-EMPTY: a waiting request has computed nothing."""
+    """WAIT-EMPTY: a waiting request has no computed tokens."""
     for request in state.requests.values():
         if request.status is Status.WAITING and (request.num_computed or any(request.num_cached)):
             yield f"{_name(request)} waits with {request.num_computed} computed tokens"
@@ -47,7 +49,7 @@ def wait_empty(state: State) -> Iterator[str]:
 
 def null_prefix(state: State) -> Iterator[str]:
     """NULL-PREFIX: the null block is only at the start of tables of windowed groups, in place of
-    blocks that no next query sees.
+    blocks that the next query does not read.
     """
     for request in state.requests.values():
         for index, table in enumerate(held_tables(request)):
@@ -57,11 +59,14 @@ def null_prefix(state: State) -> Iterator[str]:
                 yield f"{_name(request)} has null blocks at {nulls} in group {index}"
             skipped = skipped_blocks(group, request.num_accepted)
             if len(nulls) > skipped:
-                yield f"{_name(request)} gave back {len(nulls)} blocks of group {index}: {skipped}"
+                name, count = _name(request), len(nulls)
+                yield f"{name} gave back {count} blocks of group {index}, not {skipped}"
 
 
 def group_agree(state: State) -> Iterator[str]:
-    """GROUP-AGREE: every group has the blocks that a request's next query sees, up to one token."""
+    """GROUP-AGREE: every group has the blocks that a request's next query reads, up to the same
+    token.
+    """
     for request in state.requests.values():
         count = request.num_accepted
         for index, table in enumerate(held_tables(request)):
@@ -81,8 +86,8 @@ def cross(state: State) -> Iterator[str]:
 
 
 def no_alias(state: State) -> Iterator[str]:
-    """NO-ALIAS: a block is held at one position of one group, once per table, by requests whose
-    prefixes agree as far as they count its tokens.
+    """NO-ALIAS: a block is held at one position of one group, once per table, by requests with
+    equal prefixes up to the last of its tokens that both have computed.
     """
     for tier in ("tables", "host_tables"):
         owner: dict[int, tuple[int, int, RequestState]] = {}
@@ -112,8 +117,8 @@ def cached_count(state: State) -> Iterator[str]:
 
 
 def request_hashes(state: State) -> Iterator[str]:
-    """REQ-HASH: a request's hashes are those of its full blocks; supplied ones are at most
-    as many.
+    """REQ-HASH: a request's hashes are those of its full blocks; if the engine supplied them, there
+    are at most as many.
     """
     config = state.config
     root = root_hash(config.hash_seed, config.hashing)
@@ -130,7 +135,7 @@ def request_hashes(state: State) -> Iterator[str]:
             hashing=config.hashing,
         )
         if list(request.block_hashes) != list(expected):
-            yield f"{_name(request)}: {len(request.block_hashes)} hashes are not its tokens'"
+            yield f"{_name(request)}: the {len(request.block_hashes)} hashes are not of its tokens"
 
 
 def published_content(state: State) -> Iterator[str]:

@@ -40,7 +40,7 @@ ORDERS_MAX = 4
 
 
 def hazards(_: Pools, commands: Sequence[Command], numbers: Sequence[int]) -> Iterator[str]:
-    """CMD-HAZARD: no place is written twice, or read and written, in one segment."""
+    """CMD-HAZARD: no block is written twice, or both read and written, in one segment."""
     if list(numbers) != sorted(numbers) or len(numbers) != len(commands):
         yield f"{len(commands)} commands have segments {list(numbers)}"
     for number, copies in segments_of(commands, numbers):
@@ -54,7 +54,7 @@ def hazards(_: Pools, commands: Sequence[Command], numbers: Sequence[int]) -> It
 
 
 def copy_set(_: Pools, commands: Sequence[Command], numbers: Sequence[int]) -> Iterator[str]:
-    """CMD-COPYSET: in a segment each target has one source, and is not a source itself."""
+    """CMD-COPYSET: in a segment each target has one source, and is not itself a source."""
     for number, copies in segments_of(commands, numbers):
         sources: dict[Place, Place] = {}
         for command in copies:
@@ -68,7 +68,7 @@ def copy_set(_: Pools, commands: Sequence[Command], numbers: Sequence[int]) -> I
 
 
 def evict_first(before: Pools, commands: Sequence[Command], _: Sequence[int]) -> Iterator[str]:
-    """CMD-EVICT-FIRST: a key is withdrawn before its block is handed out or overwritten."""
+    """CMD-EVICT-FIRST: a key is withdrawn before its block is allocated or overwritten."""
     keys = {block for block, key in enumerate(before.device.keys) if key is not None}
     for command in commands:
         match command:
@@ -77,7 +77,7 @@ def evict_first(before: Pools, commands: Sequence[Command], _: Sequence[int]) ->
             case EvictAll():
                 keys.clear()
             case Allocate(block) if block in keys:
-                yield f"block {block} is handed out with its key"
+                yield f"block {block} is allocated before its key is withdrawn"
             case _:
                 target = command.writes()
                 if target is not None and target[0] == "device" and target[1] in keys:
@@ -92,7 +92,7 @@ def copy_source(_: Pools, commands: Sequence[Command], __: Sequence[int]) -> Ite
     for command in commands:
         source, target = command.reads(), command.writes()
         if source in empty and source is not None:
-            yield f"{type(command).__name__} reads {_said(source)}, handed out anew before it"
+            yield f"{type(command).__name__} reads {_said(source)}, allocated again before it"
         if isinstance(command, Allocate):
             empty.add(("device", command.block))
         elif target is not None:

@@ -31,8 +31,8 @@ NOTHING = (None,) * 4
 """The second part of the letter of a plain token."""
 
 PREFIX_PROPERTIES = {
-    "HASH-INJ": "a block hash stands for one run of tokens",
-    "KEY-SEP": "equal tokens under another adapter, media item, embedding or salt have another key",
+    "HASH-INJ": "a block hash stands for exactly one sequence of tokens",
+    "KEY-SEP": "equal tokens with another adapter, media item, embedding or salt have another key",
     "KEY-GRAN": "a key ends where a block of its group ends",
 }
 
@@ -86,7 +86,7 @@ class Prefixes:
         self._nodes: dict[tuple[Letter, ...], tuple[int, ...]] = {}
         self._letters: dict[tuple[tuple[int, ...], ExtraKeys], tuple[Letter, ...]] = {}
         self._chains: dict[bytes, Chain] = {}
-        self._num_told = 0
+        self._num_reported = 0
 
     def nodes(self, request: Tokens, epoch: int = 0) -> tuple[int, ...]:
         """Return the number of the prefix that ends at each token and draft of a request. epoch: in
@@ -105,8 +105,8 @@ class Prefixes:
 
     def news(self) -> list[Learnt]:
         """Return the hashes that were learnt since the last call."""
-        new = list(self._chains.items())[self._num_told :]
-        self._num_told = len(self._chains)
+        new = list(self._chains.items())[self._num_reported :]
+        self._num_reported = len(self._chains)
         return [(block_hash, each.tokens, each.letters, each.end) for block_hash, each in new]
 
     def take_in(self, news: Iterable[Learnt]) -> None:
@@ -115,7 +115,7 @@ class Prefixes:
             if block_hash not in self._chains:
                 chain = Chain(tokens, letters, self.number(letters), end)
                 self._chains[block_hash] = chain
-        self._num_told = len(self._chains)
+        self._num_reported = len(self._chains)
 
     def learn(self, state: Requests) -> None:
         """Learn the identities of the hashes of a state's requests. Raises as `learn_from` does."""

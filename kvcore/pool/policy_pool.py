@@ -116,10 +116,10 @@ class PolicyTransaction(PoolTransaction):
         there are floors.
         """
         front = self.queue.front() if spare is None else super()._next(spare)
-        asks = type(self.policy).take is not EvictionPolicy.take
-        for _ in range(self.queue.length if asks and self.places[front] != KEYLESS else 0):
+        takes = type(self.policy).take is not EvictionPolicy.take
+        for _ in range(self.queue.length if takes and self.places[front] != KEYLESS else 0):
             fronts = tuple(self._fronts(spare))
-            section, place = self._ask("take", fronts)
+            section, place = self._call_hook("take", fronts)
             chosen = next((each for each in fronts if each.section == section), None)
             if chosen is None:
                 raise failed(self.policy, "take", f"names section {section!r}, which is empty")
@@ -168,7 +168,7 @@ class PolicyTransaction(PoolTransaction):
         """
         if self.keys[block] is None:
             return KEYLESS
-        return self._checked(hook, *self._ask(hook, self.seen(block)))
+        return self._checked(hook, *self._call_hook(hook, self.seen(block)))
 
     def _put(self, block: int, place: Place) -> None:
         """Put a block after those of its place; a block without a key goes to the front."""
@@ -202,7 +202,7 @@ class PolicyTransaction(PoolTransaction):
             self.uses = self.uses.set(block, replace(known, depth=depth, place=None, number=0))
             self._use(block)
             return
-        self._ask("on_use", self.seen(block))
+        self._call_hook("on_use", self.seen(block))
 
     def touch(self, block: int) -> None:
         """Add an owner; a block that had none leaves the free queue or the quarantine, and keeps
@@ -220,7 +220,7 @@ class PolicyTransaction(PoolTransaction):
         uses = min(known.uses + 1, USES_MAX)
         again = replace(known, uses=uses, last=self.now + 1, before=known.last)
         self.uses = self.uses.set(block, again)
-        self._ask("on_use", self.seen(block))
+        self._call_hook("on_use", self.seen(block))
 
     def _remember(self, block: int, key: bytes) -> None:
         """Remember the use of a content whose block loses its key, and forget the oldest one."""
@@ -289,7 +289,7 @@ class PolicyTransaction(PoolTransaction):
             if block in self.queue:
                 self._move(block, self.place_of(block, "on_wait"))
 
-    def _ask(self, hook: str, seen: Seen | Sequence[Front]) -> tuple[Any, ...]:
+    def _call_hook(self, hook: str, seen: Seen | Sequence[Front]) -> tuple[Any, ...]:
         """Call a policy's hook, keep its memory, and return the rest of its answer. Raises
         PolicyFailed.
         """

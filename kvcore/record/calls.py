@@ -40,15 +40,9 @@ from kvcore.transitions import QUERIES, TRANSITIONS
 from kvcore.transitions.slot_request import SlotOptions
 from kvcore.types.arguments import read_int
 
-CALLS = (
-    *("add_request", "add_tokens", "remove_request", "add_block_hashes", "add_drafts", "accept"),
-    *("allocate_slots", "append", "fork", "free", "truncate", "cache_blocks", "evict_blocks"),
-    *("reset_prefix_cache", "swap_out", "swap_in", "pin", "unpin", "remove_skipped_blocks"),
-    *("rewind", "unschedule", "store", "load", "complete_operation", "take_batch", "complete"),
-    *("cancel", "take_events", "take_stats", "take_new_block_ids", "get_computed_blocks"),
-    *("advance_epoch", "tick", "extend_retention", "pin_prefix", "unpin_prefix"),
-)
-"""The calls that are recorded, all transitions and the look-up, by their opcodes, from 1 on."""
+CALLS = [*TRANSITIONS]
+"""The recorded calls by their opcodes, from 1 on: the table of transitions, and the look-up."""
+CALLS.insert(30, "get_computed_blocks")
 KINDS = {
     "Request": NEW_REQUEST,
     "str": ID,

@@ -31,7 +31,7 @@ class RecordedCall:
     name: str
     arguments: dict[str, Any]
     outcome: bytes
-    says: Recorded | None
+    result: Recorded | None
 
 
 def is_record(path: str | os.PathLike[str]) -> bool:
@@ -100,11 +100,11 @@ def _read_one(source: Source, number: int) -> RecordedCall:
     start = source.at
     if start == len(source.data):
         return RecordedCall(number, name, arguments, b"", None)
-    says = read_outcome(source, name)
-    if says.what == "done" and name in ROWS:
+    result = read_outcome(source, name)
+    if result.what == "done" and name in ROWS:
         request = arguments.get("request")
-        source.ids[says.numbers[0]] = request.request_id if request else arguments["child_id"]
-    return RecordedCall(number, name, arguments, source.data[start : source.at], says)
+        source.ids[result.numbers[0]] = request.request_id if request else arguments["child_id"]
+    return RecordedCall(number, name, arguments, source.data[start : source.at], result)
 
 
 def _ids(segment: Segment) -> dict[int, str]:

@@ -175,7 +175,7 @@ class Manager(Protocol):
         """Record every call from now on."""
 
 
-def record_if_asked(manager: Manager) -> None:
+def record_if_requested(manager: Manager) -> None:
     """Record a manager if KVCORE_RECORD names a folder, in a new folder inside it.
 
     Each manager gets a numbered folder, so that restarted or parallel processes keep existing

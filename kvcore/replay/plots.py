@@ -183,10 +183,10 @@ def _draw_hits(axes: Axes, times: list[float], samples: Sequence[Sample]) -> Non
 def _draw_evictions(axes: Axes, times: list[float], samples: Sequence[Sample]) -> None:
     rates, edges = _rates(times, [each.evictions for each in samples])
     axes.stairs(rates, edges, fill=True, color=BLUE, alpha=0.55, label="evicted blocks")
-    gave_way, _ = _rates(times, [each.preemptions for each in samples])
+    preempted, _ = _rates(times, [each.preemptions for each in samples])
     marked = [
         (low + high) / 2
-        for (low, high), rate in zip(pairwise(edges), gave_way, strict=True)
+        for (low, high), rate in zip(pairwise(edges), preempted, strict=True)
         if rate
     ]
     if marked:

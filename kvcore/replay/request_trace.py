@@ -115,10 +115,10 @@ class TraceReader:
         read, newest, before, found = self._reading(first), -1.0, 0.0, False
         for line in chain([first] if first != b"" else [], lines, [END]):
             try:
-                for request, told in read(line):
+                for request, arrived in read(line):
                     if request.arrival < newest:
-                        raise self._error(TimeRunsBackwards, value=told, before=before)
-                    newest, before, found = request.arrival, told, True
+                        raise self._error(TimeRunsBackwards, value=arrived, before=before)
+                    newest, before, found = request.arrival, arrived, True
                     yield request
             except BadLine as error:
                 if not self._skip_bad:

@@ -39,7 +39,7 @@ class GrowingPrompt:
 
 
 @attrs.frozen
-class Ask:
+class Prompt:
     """A request of a session, this many seconds after the previous one, or after its start."""
 
     after: float
@@ -47,7 +47,7 @@ class Ask:
     output_len: int
 
 
-Session = Iterator["Ask | Session"]
+Session = Iterator["Prompt | Session"]
 """Requests in order; a nested session starts in parallel when it is reached."""
 
 
@@ -86,7 +86,7 @@ def shared(writer: SessionWriter) -> Callable[[], Session]:
     def session() -> Session:
         question = writer.length(400, 1.0, 16_000)
         text = writer.extend(systems[writer.pick(systems)], question)
-        yield Ask(0.0, text, writer.length(250, 0.8, OUTPUT_MAX))
+        yield Prompt(0.0, text, writer.length(250, 0.8, OUTPUT_MAX))
 
     return session
 
@@ -102,7 +102,7 @@ def turns(writer: SessionWriter) -> Callable[[], Session]:
             if text.length > PROMPT_MAX:
                 return
             output_len = writer.length(300, 0.7, OUTPUT_MAX)
-            yield Ask(after, text, output_len)
+            yield Prompt(after, text, output_len)
             if writer.random.random() < 0.18:
                 return
             text = writer.extend(text, output_len)
@@ -122,7 +122,7 @@ def agents(writer: SessionWriter) -> Callable[[], Session]:
         after = 0.0
         while text.length < PROMPT_MAX - OUTPUT_MAX:
             output_len = writer.length(120, 0.8, 2_000)
-            yield Ask(after, text, output_len)
+            yield Prompt(after, text, output_len)
             if writer.random.random() >= goes_on:
                 return
             text = writer.extend(text, output_len)
@@ -155,7 +155,7 @@ def documents(writer: SessionWriter) -> Callable[[], Session]:
         if writer.random.random() < 0.05:
             shelf[place] = document()
         text = writer.extend(shelf[place], writer.length(60, 0.7, 2_000))
-        yield Ask(0.0, text, writer.length(200, 0.8, OUTPUT_MAX))
+        yield Prompt(0.0, text, writer.length(200, 0.8, OUTPUT_MAX))
 
     return session
 
@@ -202,12 +202,12 @@ def _generate(
 ) -> Iterator[TraceRequest]:
     writer = SessionWriter(seed)
     start = kind(writer)
-    upcoming: list[tuple[float, int, Ask, Session]] = []
+    upcoming: list[tuple[float, int, Prompt, Session]] = []
     order = count()
 
     def go_on(session: Session, now: float) -> None:
         for each in session:
-            if isinstance(each, Ask):
+            if isinstance(each, Prompt):
                 heappush(upcoming, (now + each.after, next(order), each, session))
                 return
             go_on(each, now)
@@ -217,9 +217,9 @@ def _generate(
         while not upcoming or next_start <= upcoming[0][0]:
             go_on(start(), next_start)
             next_start += writer.random.expovariate(rate)
-        now, _, ask, session = heappop(upcoming)
+        now, _, prompt, session = heappop(upcoming)
         line += 1
         arrival = round(now * 1000) / 1000
-        ids = writer.ids(ask.text)
-        yield TraceRequest(line, arrival, ask.text.length, ask.output_len, ids, UNIT)
+        ids = writer.ids(prompt.text)
+        yield TraceRequest(line, arrival, prompt.text.length, prompt.output_len, ids, UNIT)
         go_on(session, now)

@@ -190,10 +190,10 @@ def _runs(given: argparse.Namespace) -> Iterator[Options]:
     )
     for replicas in given.replicas:
         for rule in given.rule:
-            asks = rule in WITH_INDEX
+            has_index = rule in WITH_INDEX
             for scale in given.scale if rule == "cost" else (1.0,):
-                for delay in given.delay if asks else (0.0,):
-                    for loss in given.loss if asks else (0.0,):
+                for delay in given.delay if has_index else (0.0,):
+                    for loss in given.loss if has_index else (0.0,):
                         for dead in given.die:
                             yield attrs.evolve(
                                 first,

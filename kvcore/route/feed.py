@@ -32,7 +32,7 @@ class Feed:
     def __init__(self, options: Options, at: At) -> None:
         self._options, self._at = options, at
         self._random = Random(f"losses {options.seed}")
-        self._asked: set[int] = set()
+        self._recovering: set[int] = set()
         self._logs: dict[int, EventLog] = {}
         self._arrived: dict[int, int] = {}
         self.index = EventIndex() if options.rule in WITH_INDEX else None
@@ -79,16 +79,16 @@ class Feed:
         if not self._options.replay:
             self._arrived[replica] += 1
             number = self._arrived[replica]
-        told = self.index.apply(str(replica), 0, number, message.payload)
-        if isinstance(told, Gap) and replica not in self._asked:
-            self._asked.add(replica)
-            self._later(now, self._answer, replica, told.start)
+        gap = self.index.apply(str(replica), 0, number, message.payload)
+        if isinstance(gap, Gap) and replica not in self._recovering:
+            self._recovering.add(replica)
+            self._later(now, self._answer, replica, gap.start)
 
     def _answer(self, replica: int, start: int, now: float) -> None:
         if replica in self._logs:
             self._later(now, self._take_answer, replica, self._logs[replica].replay(start, now))
 
     def _take_answer(self, replica: int, messages: list[Message], now: float) -> None:
-        self._asked.discard(replica)
+        self._recovering.discard(replica)
         for message in messages:
             self._deliver(replica, message, now)

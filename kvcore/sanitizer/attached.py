@@ -60,12 +60,12 @@ class Guard:
         self._raises = mode() == "raise"
         self._num_suspicions = 0
 
-    def observe(self, tell: Callable[[Sanitizer], list[Finding] | None]) -> list[Finding]:
+    def observe(self, call: Callable[[Sanitizer], list[Finding] | None]) -> list[Finding]:
         """Run an observation of the adapter; return the findings, none once it is off."""
         if self.sanitizer is None:
             return []
         try:
-            return tell(self.sanitizer) or []
+            return call(self.sanitizer) or []
         except Exception as error:  # any error: the engine must go on
             LOG.error("the sanitizer is off from here on: %s: %s", type(error).__name__, error)
             self.sanitizer = None

@@ -73,7 +73,7 @@ class Sanitizer(Owners):
         self.groups, self.num_blocks, self.every = tuple(groups), num_blocks, every
         super().__init__(engine)
         self.findings: list[Finding] = []
-        self._num_told = 0  # by a step; a load is not reported
+        self._num_reported = 0  # by a step; a load is not reported
         self._num_epochs = 0
         self._names = Names()
         self._checker = make_slot_checker(self.groups, num_blocks, full, backend)
@@ -334,8 +334,8 @@ class Sanitizer(Owners):
             del self._waiting[first.step]
             if first.is_complete:
                 self._run(first)
-        told, self._num_told = self._num_told, len(self.findings)
-        return self.findings[told:]
+        num_before, self._num_reported = self._num_reported, len(self.findings)
+        return self.findings[num_before:]
 
     def _run(self, issued: Issued) -> None:
         """Check a step."""

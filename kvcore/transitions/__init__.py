@@ -45,15 +45,16 @@ TRANSITIONS: dict[str, Callable[..., Outcome[State, Any]]] = {
         *(allocate.allocate_slots, append.append, fork.fork, free.free, truncate.truncate),
         *(publish.cache_blocks, publish.evict_blocks, publish.reset_prefix_cache),
         *(swap.swap_out, swap.swap_in, pins.pin, pins.unpin),
-        *(pins.pin_prefix, pins.unpin_prefix),
         *(window.remove_skipped_blocks, rewind.rewind, unschedule.unschedule),
         *(transfers.store, transfers.load, transfers.complete_operation),
         *(batches.take_batch, batches.complete, cancel.cancel),
         *(drain.take_events, drain.take_stats, drain.take_new_block_ids, epochs.advance_epoch),
-        *(retention.tick, retention.extend_retention),
+        *(retention.tick, retention.extend_retention, pins.pin_prefix, pins.unpin_prefix),
     )
 }
-"""Each takes a state and returns the next one, with commands and a value."""
+"""Each takes a state and returns the next one, with commands and a value. A new one goes last: its
+place is its number in records.
+"""
 
 QUERIES: dict[str, Callable[..., Any]] = {
     each.__name__: each

@@ -86,9 +86,6 @@ def commit(tx: Transaction, plan: Plan) -> KVCacheBlocks:
     """Execute a plan; return the new blocks of the tables."""
     slot_request, request = plan.slot_request, plan.request
     note_scheduled(tx, plan)
-    if slot_request.hit is not None and not any(request.tables):
-        queries = 0 if request.skip_reading else len(request.tokens)
-        tx.note_lookup(queries, slot_request.hit.num_tokens, preempted=request.preempted)
     publishes = tx.config.enable_caching and not slot_request.delay_cache_blocks
     before = request.num_computed
     written = tx.config.enable_caching and (publishes or slot_request.loads)
@@ -105,6 +102,9 @@ def commit(tx: Transaction, plan: Plan) -> KVCacheBlocks:
                 note_owner(tx, request.request_id, hits)
     if plan.num_loaded > plan.num_local and not slot_request.loads:
         note_load(tx, request.request_id, plan.num_local, plan.num_loaded)
+    if slot_request.hit is not None and not any(request.tables):
+        queries = 0 if request.skip_reading else len(request.tokens)
+        tx.note_lookup(queries, slot_request.hit.num_tokens, preempted=request.preempted)
     num_fresh = sum(rewrite.shared for rewrite in plan.rewrites)
     for growth in plan.growth:
         num_fresh += growth.num_external + growth.num_new

@@ -26,7 +26,7 @@ from kvcore.transitions.slot_request import (
     check_slot_request,
     read_slot_request,
 )
-from kvcore.transitions.window import Trim, num_available, plan_trims, visible_from
+from kvcore.transitions.window import Trim, freed_blocks, plan_trims, visible_from
 from kvcore.types.groups import Group, skipped_blocks
 from kvcore.types.values import Reason, Refused
 
@@ -151,6 +151,23 @@ def plan_allocation(tx: Transaction, slot_request: SlotRequest) -> Plan | Refusa
         rewrites=rewrites,
         growth=preallocate(tx, request, hits, growth, available - needed - reserve),
     )
+
+
+def num_available(
+    tx: Transaction,
+    request: RequestState,
+    hits: tuple[tuple[int, ...], ...],
+    trims: tuple[Trim, ...] = (),
+) -> int:
+    """Return the free blocks after the trims, less what the floors of others keep once the hits
+    have owners.
+    """
+    freed = freed_blocks(tx, request, trims) if trims else []
+    num_free = tx.device.num_free + len(freed)
+    if tx.device.floors is None:
+        return num_free
+    touched = [block for ids in hits for block in ids]
+    return num_free - tx.device.num_kept(tx.tenant(request), touched, freed)
 
 
 def measure(tx: Transaction, request: RequestState, slot_request: SlotRequest) -> Lengths:

@@ -72,23 +72,6 @@ def plan_trims(tx: Transaction, request: RequestState, seen_from: int) -> tuple[
     return tuple(trims)
 
 
-def num_available(
-    tx: Transaction,
-    request: RequestState,
-    hits: tuple[tuple[int, ...], ...],
-    trims: tuple[Trim, ...] = (),
-) -> int:
-    """Return the free blocks after the trims, less what the floors of others keep once the hits
-    have owners.
-    """
-    freed = freed_blocks(tx, request, trims) if trims else []
-    num_free = tx.device.num_free + len(freed)
-    if tx.device.floors is None:
-        return num_free
-    touched = [block for ids in hits for block in ids]
-    return num_free - tx.device.num_kept(tx.tenant(request), touched, freed)
-
-
 def freed_blocks(tx: Transaction, request: RequestState, trims: tuple[Trim, ...]) -> list[int]:
     """Return the blocks that the trims would add to the free queue."""
     return [

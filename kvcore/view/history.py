@@ -106,9 +106,9 @@ class History:
         for row, name in enumerate(state.rows):
             if name is not None:
                 self.rows[row] = self._new(name)
-                for group, table in enumerate(state.requests[name].tables):
+                for group_id, table in enumerate(state.requests[name].tables):
                     for position, block in enumerate(table):
-                        self._set(row, group, position, block)
+                        self._set(row, group_id, position, block)
         for block, count in enumerate(counts):
             if block >= self.first_block and not count and keys[block] is not None:
                 self.events.add(columns.FREE, block, 0, 1)
@@ -116,8 +116,8 @@ class History:
 
     def call(self, call: RecordedCall) -> None:
         """Add a call that was made."""
-        says, arguments = call.says, call.arguments
-        if says is None or call.name in NOT_SHOWN:
+        result, arguments = call.result, call.arguments
+        if result is None or call.name in NOT_SHOWN:
             return
         self.is_open = True
         named, count = 0, _count(arguments)
@@ -126,20 +126,20 @@ class History:
         elif call.name in ("add_request", "fork"):
             request = arguments.get("request")
             name = request.request_id if request else arguments["child_id"]
-            if says.what == "done":
-                self.rows[says.numbers[0]] = self._new(name)
+            if result.what == "done":
+                self.rows[result.numbers[0]] = self._new(name)
             named = self._number(name) + 1
             count = len(request.tokens) if request else self._number(arguments["parent_id"])
         elif (several := arguments.get("requests", arguments.get("request_ids"))) is not None:
             named = self._list(several)
-        if call.name == "get_computed_blocks" and says.what == "done":
-            count = says.numbers[0]
-        if says.what not in self.outcomes:
-            self.outcomes.append(says.what)
+        if call.name == "get_computed_blocks" and result.what == "done":
+            count = result.numbers[0]
+        if result.what not in self.outcomes:
+            self.outcomes.append(result.what)
         kind = columns.FIRST_CALL + SHAPES[call.name].opcode
-        self.events.add(kind, named, count, self.outcomes.index(says.what))
-        if says.what.startswith("refused"):
-            self.events.add(columns.REFUSED, *says.numbers[-3:])
+        self.events.add(kind, named, count, self.outcomes.index(result.what))
+        if result.what.startswith("refused"):
+            self.events.add(columns.REFUSED, *result.numbers[-3:])
 
     def batch(self, batch: Batch, call: int, manager: KVCacheManager) -> None:
         """Add a batch that the manager has just returned from the call of this number."""
@@ -185,16 +185,16 @@ class History:
         self.num_steps += 1
         self.is_open = False
 
-    def _set(self, row: int, group: int, position: int, block: int) -> None:
+    def _set(self, row: int, group_id: int, position: int, block: int) -> None:
         """Set a position of a table to a block, or to none for the null block."""
-        table = self.tables.get((row, group))
+        table = self.tables.get((row, group_id))
         if table is None or not table.blocks:
-            table = self.tables[row, group] = Table(self.rows[row])
+            table = self.tables[row, group_id] = Table(self.rows[row])
         table.blocks += [None] * (position + 1 - len(table.blocks))
         old, new = table.blocks[position], block if block >= self.first_block else None
         if old == new:
             return
-        place = position * self.num_groups + group
+        place = position * self.num_groups + group_id
         table.blocks[position] = new
         if new is None:
             if old is not None:
@@ -209,15 +209,15 @@ class History:
             kind = columns.HIT
         self.events.add(kind, new, table.request, place)
 
-    def _cut(self, row: int, group: int, length: int) -> None:
+    def _cut(self, row: int, group_id: int, length: int) -> None:
         """Shorten a table, last block first."""
-        table = self.tables.get((row, group))
+        table = self.tables.get((row, group_id))
         if table is None:
             return
         for position in range(len(table.blocks) - 1, length - 1, -1):
             block = table.blocks[position]
             if block is not None:
-                self._drop(block, table.request, position * self.num_groups + group)
+                self._drop(block, table.request, position * self.num_groups + group_id)
         del table.blocks[length:]
 
     def _drop(self, block: int, request: int, place: int, *, implied: bool = True) -> None:

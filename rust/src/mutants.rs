@@ -40,7 +40,7 @@ mutants! {
     /// 53: a table is given back from its head.
     FreeHeadFirst,
     /// 49: the worker is not told that a table was cut.
-    CutNotTold,
+    CutNotReported,
     /// 41: the copy of a block that is written is not made.
     CowNoCopy,
     /// 41: a shared block is written in place.
@@ -68,7 +68,7 @@ mutants! {
     /// 32: a merged table still names the block that it let go.
     MergeNoRemap,
     /// 49: the worker is not told what fell behind a window.
-    TrimNotTold,
+    TrimNotReported,
     /// The next record of the open batch is looked for in the place of the one that left.
     RowMapKeepsPlace,
     /// Of what a request published in the open batch, only the first key is withdrawn.

@@ -30,7 +30,7 @@ ROOT = Path(__file__).parents[2]
 TEST = ("cargo", "test", "--locked", "--profile", "fuzz", "--lib", "both_languages_tell")
 
 
-def told(text: str) -> str:
+def reported(text: str) -> str:
     """Return the outcome of a text that is read as a trace."""
     try:
         calls = outcomes(parse_trace(text, source="fuzz"), "python")
@@ -44,7 +44,7 @@ def write(seed: int) -> str:
     """Return the lines of some texts."""
     random, make = Random(seed), TEXT_DOORS[0].make().make
     texts = [make(random).decode(errors="replace") for _ in range(PIECE)]
-    return "".join(f"{text.encode().hex()} {told(text)}\n" for text in texts)
+    return "".join(f"{text.encode().hex()} {reported(text)}\n" for text in texts)
 
 
 def main() -> int:

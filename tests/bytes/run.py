@@ -117,11 +117,11 @@ def try_piece(name: str, size: int, number: int) -> Tried:
 
 def try_door(name: str, inputs: int) -> bool:
     """Try a door, and tell of it; whether every property held."""
-    asked = inputs // SLOW.get(name, 1)
-    piece = min(PIECE, max(1, asked // 2))
+    requested = inputs // SLOW.get(name, 1)
+    piece = min(PIECE, max(1, requested // 2))
     began, total = time.perf_counter(), Tried()
     with ProcessPoolExecutor() as pool:
-        for tried in pool.map(partial(try_piece, name, piece), range(-(-asked // piece))):
+        for tried in pool.map(partial(try_piece, name, piece), range(-(-requested // piece))):
             total.inputs += tried.inputs
             total.refused += tried.refused
             total.seconds += tried.seconds

@@ -363,8 +363,8 @@ def test_a_world_that_does_not_show_what_it_is_for_is_an_error(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world = PROFILES["uncached"].world
-    asked = ("call free: HitInOpenBatch", "command Zero", "goal sharing")
-    monkeypatch.setitem(PROFILES, "poor", Profile("shows little", world, 0, 0, shows=asked))
+    requested = ("call free: HitInOpenBatch", "command Zero", "goal sharing")
+    monkeypatch.setitem(PROFILES, "poor", Profile("shows little", world, 0, 0, shows=requested))
     backends = ["python", "rust"] if twin_is_there() else ["python"]
     for backend in backends:
         code, out, _ = run(capsys, "--profile", "poor", "--backend", backend)

@@ -136,12 +136,12 @@ def test_every_answer_of_can_allocate_is_reached(monkeypatch: pytest.MonkeyPatch
         seen: set[Any] = set()
         can_allocate: Any = manager.can_allocate
 
-        def asked(*args: Any, ask: Any = can_allocate, said: set[Any] = seen) -> Any:
+        def requested(*args: Any, ask: Any = can_allocate, said: set[Any] = seen) -> Any:
             answer = ask(*args)
             said.add(answer.name)
             return answer
 
-        monkeypatch.setattr(manager, "can_allocate", asked)
+        monkeypatch.setattr(manager, "can_allocate", requested)
         facade = FACADES[name]
         make = partial(make_engine, facade.worlds["watermark"])
         check(FacadeModel(make, facade.known), max_states=200)

@@ -116,7 +116,7 @@ def test_a_scheduler_that_never_frees_stands_still() -> None:
 
     name, detail = found(check_scheduler(hold, SMALL))
     assert name == "DEADLOCK-FREE"
-    assert "no move of the scheduler ever brings a token" in detail
+    assert "no move of the scheduler ever produces a token" in detail
 
 
 def test_a_scheduler_that_raises_is_a_finding_of_its_own() -> None:
@@ -172,12 +172,15 @@ def breaks_off(_: World, __: State) -> Any:
 @pytest.mark.parametrize(
     ("moves", "said"),
     [
-        (no_moves, "has no move, in a state with 2 free blocks and nobody"),
+        (no_moves, "has no move, in a state with 2 free blocks and no request"),
         (nothing, "raised TypeError: 'NoneType' object is not iterable, in a state"),
         (a_text, "gives 'append', which is neither a Call nor a Move, in a state"),
         (unknown, "calls jump, which the core does not have, in a state"),
-        (too_few, "in a wrong way: missing a required argument: 'num_new_tokens', in a state"),
-        (misused, "has nothing but misuse, free('nobody') is UnknownRequest, in a state"),
+        (
+            too_few,
+            "with wrong arguments: missing a required argument: 'num_new_tokens', in a state",
+        ),
+        (misused, "has only moves that are misuse: free('nobody') is UnknownRequest, in a state"),
         (silent, "gives the move 'wait', which makes no call, in a state"),
         (breaks_off, "raised LookupError: lost, in its move 'arrive', in a state"),
     ],
@@ -233,7 +236,7 @@ class Forgets(Wrong):
     ("make", "name", "said"),
     [
         (Raises, "NOCRASH", "free('0') raises RuntimeError('0')"),
-        (Leaks, "LEAK", "blocks are free when all have left"),
+        (Leaks, "LEAK", "blocks are free without requests"),
         (Refuses, "L-ADMIT", "request '0' needs 1 of 2 blocks and is refused"),
         (Stops, "DEADLOCK-FREE", "no call brings request '0' a token further"),
         (Mixes, "KV-READ", "r0 reads block 0 slot 0: it holds"),

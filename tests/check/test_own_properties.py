@@ -69,7 +69,7 @@ def test_a_property_that_checks_nothing_is_refused() -> None:
     full = attrs.evolve(empty, holds=lambda _: iter(()))
     with pytest.raises(ValueError, match="two properties are named MINE"):
         check(SMALL, properties=[full, attrs.evolve(full, sentence="another")])
-    with pytest.raises(ValueError, match="holds of MINE is 7, which is no function"):
+    with pytest.raises(ValueError, match="holds of MINE is 7, which is not a function"):
         attrs.evolve(empty, holds=7)  # type: ignore[arg-type] # that is what is wrong
 
 

@@ -39,7 +39,7 @@ WORLDS = {
 def test_every_property_holds_everywhere(name: str) -> None:
     where: World = WORLDS[name]
     usual, _ = checked_in(where, None, parity=False)
-    asked = {*usual, "DETERMINISM", "NO-THRASH"}
-    report = check(where, properties=sorted(asked))
+    requested = {*usual, "DETERMINISM", "NO-THRASH"}
+    report = check(where, properties=sorted(requested))
     assert report.violation is None, report.violation
     assert report.verdict == "complete"

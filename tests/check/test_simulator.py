@@ -43,7 +43,7 @@ FOUND = {
     "m_touch_not_dequeued": {"PARTITION", "REF"},
     "m_hits_cost_no_capacity": {"NOCRASH"},
     "m_free_forgets_a_block": {"REF", "DRAIN"},
-    "m_free_not_told": {"OWNER-MIRROR"},
+    "m_free_not_reported": {"OWNER-MIRROR"},
     "m_needs_one_block_less": {"ADMIT-EXACT", "NOCRASH"},
     "m_lookup_misses": {"HIT-LONGEST"},
     "m_remove_keeps_row": {"ROWS"},
@@ -194,9 +194,9 @@ def test_an_interrupted_command_says_what_was_done(
     monkeypatch.setattr(command, "simulate", interrupted)
     arguments = ["--steps", "10", "--runs", "5", "--backend", "python"]
     assert command.main(arguments) == command.INTERRUPTED
-    told = capsys.readouterr().out
-    assert "interrupted: 1 run, 10 steps" in told
-    assert "was cut off in step" in told
+    reported = capsys.readouterr().out
+    assert "interrupted: 1 run, 10 steps" in reported
+    assert "was cut off in step" in reported
 
 
 @pytest.mark.parametrize(

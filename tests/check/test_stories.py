@@ -76,7 +76,7 @@ def test_a_violation_is_told_and_written(mutant_name: str, name: str, backend: B
         violation = violation_of(mutant, name)
         story = render(violation, mutant.world, colour=False)
         test = pytest_text(violation, mutant.world)
-        told = trace_text(violation, mutant.world)
+        reported = trace_text(violation, mutant.world)
         with pytest.raises(InvariantViolation) as caught:
             run_test(test, "python")
         assert caught.value.name == name
@@ -85,7 +85,7 @@ def test_a_violation_is_told_and_written(mutant_name: str, name: str, backend: B
     calls = [call for call in violation.calls if call.name != "execute"]
     assert f"does not hold after {len(calls)} call" in story
     run_test(test, backend)
-    right = trace_file.rewrite(told, source="told.trace", backend=backend)
+    right = trace_file.rewrite(reported, source="told.trace", backend=backend)
     trace_file.replay(trace_file.parse_trace(right, source="told.trace"), backend)
 
 
@@ -138,9 +138,9 @@ def test_a_command_colours_a_terminal_unless_no_color_is_set(
 
 def test_a_trace_holds_what_the_calls_gave() -> None:
     with broken("m_swap_in_no_copy") as mutant:
-        told = trace_text(violation_of(mutant, "KV-READ"), mutant.world)
-        trace_file.replay(trace_file.parse_trace(told, source="told.trace"), "python")
-    assert told.startswith("# KV-READ: what a query sees is read from slots")
+        reported = trace_text(violation_of(mutant, "KV-READ"), mutant.world)
+        trace_file.replay(trace_file.parse_trace(reported, source="told.trace"), "python")
+    assert reported.startswith("# KV-READ: what a query sees is read from slots")
 
 
 def test_the_picture_of_a_counterexample_shows_what_the_checker_finds() -> None:

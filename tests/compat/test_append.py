@@ -47,11 +47,13 @@ def record(manager: KVCacheManager, monkeypatch: pytest.MonkeyPatch) -> list[str
     calls: list[str] = []
     core = manager.core
     for name in [each for each in dir(Core) if not each.startswith("_")]:
-        if callable(asked := getattr(core, name)):
+        if callable(requested := getattr(core, name)):
 
-            def counted(*given: Any, _name: str = name, _asked: Any = asked, **options: Any) -> Any:
+            def counted(
+                *given: Any, _name: str = name, _requested: Any = requested, **options: Any
+            ) -> Any:
                 calls.append(_name)
-                return _asked(*given, **options)
+                return _requested(*given, **options)
 
             monkeypatch.setattr(core, name, counted)
     return calls

@@ -54,9 +54,9 @@ def play(backend: Backend, world: str, seed: int, kind: type[Engine] = Engine) -
         engine.step()
         engine.manager.core.check()
         for request in engine.running:
-            told = engine.worker.tables[request.request_id]
+            reported = engine.worker.tables[request.request_id]
             for mine, theirs in zip(
-                engine.manager.get_block_ids(request.request_id), told, strict=True
+                engine.manager.get_block_ids(request.request_id), reported, strict=True
             ):
                 assert len(mine) == len(theirs)
                 assert all(block in (0, other) for block, other in zip(mine, theirs, strict=True))

@@ -246,8 +246,8 @@ def test_merged_duplicates_need_the_commands(backend: Backend) -> None:
 def test_a_pool_that_is_too_small_for_the_longest_request_is_taken_with_a_warning(
     backend: Backend,
 ) -> None:
-    told = "requests of full length will not fit: .*max_model_len=40 tokens needs 20 blocks"
-    with pytest.warns(RuntimeWarning, match=told):
+    reported = "requests of full length will not fit: .*max_model_len=40 tokens needs 20 blocks"
+    with pytest.warns(RuntimeWarning, match=reported):
         config = make_config(10, 2, max_model_len=40)
     assert config.max_model_len is None
     manager = KVCacheManager(config, backend=backend)

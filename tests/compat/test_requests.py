@@ -74,11 +74,13 @@ def test_a_decoded_token_is_one_call_of_the_core(
     request.output.append(4)
     calls: list[str] = []
     for name in [each for each in dir(Core) if not each.startswith("_")]:
-        if callable(asked := getattr(manager.core, name)):
+        if callable(requested := getattr(manager.core, name)):
 
-            def counted(*given: Any, _name: str = name, _asked: Any = asked, **options: Any) -> Any:
+            def counted(
+                *given: Any, _name: str = name, _requested: Any = requested, **options: Any
+            ) -> Any:
                 calls.append(_name)
-                return _asked(*given, **options)
+                return _requested(*given, **options)
 
             monkeypatch.setattr(manager.core, name, counted)
     assert manager.allocate_slots(request, 1) is not None

@@ -45,15 +45,15 @@ def test_who_is_preempted_in_mid_step_leaves_nothing_findable(manager: KVCacheMa
     assert num_found(manager, [1, 2, 3, 4, 5]) == 2
 
 
-@pytest.mark.parametrize("told", [False, True])
-def test_counts_end_a_batch_unless_the_engine_tells(backend: Backend, told: bool) -> None:
-    manager = make(backend, tells_steps=told)
+@pytest.mark.parametrize("reported", [False, True])
+def test_counts_end_a_batch_unless_the_engine_tells(backend: Backend, reported: bool) -> None:
+    manager = make(backend, ends_steps=reported)
     request = schedule(manager, "r", [1, 2, 3, 4, 5])
     request.num_computed_tokens = 5
     assert num_found(manager, [1, 2, 3, 4, 5]) == 4
     request.num_computed_tokens = 0
     manager.free(request)  # of the batch that is open still, if nothing but a call ends it
-    assert num_found(manager, [1, 2, 3, 4, 5]) == (0 if told else 4)
+    assert num_found(manager, [1, 2, 3, 4, 5]) == (0 if reported else 4)
 
 
 def test_who_was_hit_in_mid_step_is_freed_after_who_hit_it(manager: KVCacheManager) -> None:

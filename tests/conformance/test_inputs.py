@@ -57,8 +57,8 @@ def test_the_arguments_come_in_the_order_that_engines_know() -> None:
     defaults = {name: each.default for name, each in parameters.items()}
     assert list(defaults)[1:9] == list(expected)
     assert expected.items() <= defaults.items()
-    asked = inspect.signature(KVCacheManager.can_allocate).parameters
-    assert list(asked) == [*list(defaults)[:4], "options"]
+    requested = inspect.signature(KVCacheManager.can_allocate).parameters
+    assert list(requested) == [*list(defaults)[:4], "options"]
     assert SlotOptions.__annotations__.keys() == set(list(defaults)[4:])
 
 

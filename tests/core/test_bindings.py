@@ -220,11 +220,11 @@ def test_refusals_and_verdicts_are_pythons_own() -> None:
         manager.take_batch()
     assert rust.can_allocate("g", 3) is Verdict.LATER
     assert rust.status("d") is Status.SWAPPED
-    for asked in (call("allocate_slots", "g", 3), call("swap_out", ["e"])):
-        refused = asked.on(rust)
+    for requested in (call("allocate_slots", "g", 3), call("swap_out", ["e"])):
+        refused = requested.on(rust)
         assert isinstance(refused, Refused)
         assert not refused
-        assert refused == asked.on(python)
+        assert refused == requested.on(python)
     assert rust.append(["a"], [1]) == python.append(["a"], [1]) == Appended(1)
 
 
@@ -273,8 +273,8 @@ NO_TOKENS = (-1, True, 2**32, 2**64 - 1, 2**64, FAR, -FAR, 1.0, "1", None, Index
 @pytest.mark.parametrize("wrong", NO_TOKENS, ids=str)
 @pytest.mark.parametrize("kind", [list, tuple])
 def test_what_is_no_token_is_named_with_its_place(wrong: Any, kind: type) -> None:
-    asked = call("add_tokens", "a", kind([0, 2**32 - 1, Index(7), wrong, -2]))
-    from_python, from_rust = asked.on(story("python")), asked.on(story("rust"))
+    requested = call("add_tokens", "a", kind([0, 2**32 - 1, Index(7), wrong, -2]))
+    from_python, from_rust = requested.on(story("python")), requested.on(story("rust"))
     assert from_python == from_rust
     assert from_rust[1] == {"value": wrong, "position": 3}
 
@@ -286,8 +286,8 @@ def test_lists_of_ints_of_any_kind_are_read_as_such() -> None:
     given = [0, 1, 2**30 - 1, 2**30, 2**32 - 1, Number(7), Index(8)]
     for tokens in (given[:5], tuple(given[:5]), given, tuple(given), [2**31], []):
         python, rust = story("python"), story("rust")
-        asked = call("add_drafts", "a", tokens)
-        assert asked.on(python) == asked.on(rust)
+        requested = call("add_drafts", "a", tokens)
+        assert requested.on(python) == requested.on(rust)
         assert python.encode() == rust.encode()
 
 
@@ -295,8 +295,8 @@ def test_lists_of_ints_of_any_kind_are_read_as_such() -> None:
 def test_methods_that_are_the_twins_own_take_the_same_arguments(name: str) -> None:
     written = inspect.signature(getattr(KVCacheManager, name)).parameters.values()
     own = inspect.signature(getattr(story("rust"), name)).parameters.values()
-    told = [(each.name, each.kind, each.default) for each in written if each.name != "self"]
-    assert [(each.name, each.kind, each.default) for each in own] == told
+    reported = [(each.name, each.kind, each.default) for each in written if each.name != "self"]
+    assert [(each.name, each.kind, each.default) for each in own] == reported
     assert name not in vars(story("python"))
 
 

@@ -13,7 +13,6 @@ import pytest
 from kvcore import KVCacheManager
 from kvcore.check.profiles.registry import PROFILES
 from kvcore.sizing import command
-from kvcore.transitions import TRANSITIONS
 from kvcore.types import errors
 from tests.conftest import Backend
 from tests.test_rooms import ROOMS
@@ -193,8 +192,8 @@ def test_the_size_command_of_the_readme_answers(
 def test_the_table_of_worlds_has_every_named_world_with_its_counts() -> None:
     row = r"^\| `([\w-]+)` \| (.+) \| ([\d,]+) \| ([\d,]+) \|$"
     rows = re.findall(row, CHECKING.read_text(encoding="utf-8"), re.MULTILINE)
-    told = {name: (what, count(states), count(edges)) for name, what, states, edges in rows}
-    assert told == {
+    reported = {name: (what, count(states), count(edges)) for name, what, states, edges in rows}
+    assert reported == {
         name: (each.sentence, each.num_states, each.num_edges) for name, each in PROFILES.items()
     }
 
@@ -219,8 +218,3 @@ def test_the_site_has_every_method_of_the_manager() -> None:
     """Inherited methods are included."""
     public = [name for name in dir(KVCacheManager) if not name.startswith("_")]
     assert sorted(of_the_site("METHODS")) == sorted(public)
-
-
-def test_the_site_has_every_transition() -> None:
-    modules = {each.__module__ for each in TRANSITIONS.values()}
-    assert modules <= {f"kvcore.transitions.{name}" for name in of_the_site("CALLS")}

@@ -70,9 +70,9 @@ def test_later_blocks_have_the_salt_of_their_prompt_as_long_as_it_is_cached() ->
     form = DynamoForm()
 
     def content(event: EventMap) -> int:
-        told = form.as_dynamo(event, 1)
-        assert told is not None
-        return int(told["data"]["stored"]["blocks"][0]["tokens_hash"])
+        reported = form.as_dynamo(event, 1)
+        assert reported is not None
+        return int(reported["data"]["stored"]["blocks"][0]["tokens_hash"])
 
     assert [content(first), content(later)] == [OF_NAMESPACE] * 2
     assert content(later | {"parent_block_hash": 2, "block_hashes": [3]}) == OF_NAMESPACE

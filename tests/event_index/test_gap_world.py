@@ -86,21 +86,21 @@ class GapIgnored(EventIndex):
 
 class StaleApplied(EventIndex):
     def apply(self, worker: str, rank: int, number: int, payload: bytes) -> Told:
-        told = super().apply(worker, rank, number, payload)
-        if isinstance(told, Stale):
+        reported = super().apply(worker, rank, number, payload)
+        if isinstance(reported, Stale):
             feed = self._feed((worker, rank))
             feed.expected = number
-            told = super().apply(worker, rank, number, payload)
+            reported = super().apply(worker, rank, number, payload)
             feed.expected = max(feed.expected, 1 + number)
-        return told
+        return reported
 
 
 class HeldForgotten(EventIndex):
     def apply(self, worker: str, rank: int, number: int, payload: bytes) -> Told:
-        told = super().apply(worker, rank, number, payload)
-        if isinstance(told, Gap):
+        reported = super().apply(worker, rank, number, payload)
+        if isinstance(reported, Gap):
             self._feed((worker, rank)).held.clear()
-        return told
+        return reported
 
 
 @pytest.mark.parametrize(

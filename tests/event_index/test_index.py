@@ -13,7 +13,7 @@ from tests.event_index.fleet import FULL, HYBRID, Engine, Line
 
 def ask_often(seeds: range, groups: tuple[Group, ...], **form: object) -> tuple[int, int]:
     """Questions asked, and those of which the answer was above 0. All must be equal."""
-    asked = found = 0
+    requested = found = 0
     for seed in seeds:
         index = EventIndex()
         lines = [
@@ -34,9 +34,9 @@ def ask_often(seeds: range, groups: tuple[Group, ...], **form: object) -> tuple[
                     hashes, expected = line.engine.ask(tokens, salt)
                     answer = index.find(hashes).get((line.name, 0), 0)
                     assert answer == expected, (seed, line.name, tokens, salt)
-                    asked += 1
+                    requested += 1
                     found += answer > 0
-    return asked, found
+    return requested, found
 
 
 @pytest.mark.parametrize("groups", [FULL, HYBRID], ids=["full", "hybrid"])
@@ -44,15 +44,15 @@ def ask_often(seeds: range, groups: tuple[Group, ...], **form: object) -> tuple[
 def test_the_index_answers_as_the_managers(
     groups: tuple[Group, ...], form: dict[str, object]
 ) -> None:
-    asked, found = ask_often(range(3), groups, **form)
-    assert asked == 300
+    requested, found = ask_often(range(3), groups, **form)
+    assert requested == 300
     assert found > 60
 
 
 @pytest.mark.slow
 def test_the_index_answers_ten_thousand_questions_as_the_managers() -> None:
-    asked, found = ask_often(range(100, 200), FULL)
-    assert asked == 10_000
+    requested, found = ask_often(range(100, 200), FULL)
+    assert requested == 10_000
     assert found > 2_000
 
 

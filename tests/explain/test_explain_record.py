@@ -65,12 +65,12 @@ def test_a_record_is_explained_as_its_calls_were(
     assert len(list(folder.iterdir())) > 2
     words = [str(folder), "--backend", backend, "--json", "--by", "request"]
     assert main(words) == 0
-    told = json.loads(capsys.readouterr().out)
+    reported = json.loads(capsys.readouterr().out)
     firsts = [each for each in explained if not each.again]
-    assert told["ideal"] == sum(each.ideal for each in firsts)
-    assert told["hits"] == sum(each.hits for each in firsts)
-    assert told["missed"] == sum(told["causes"].values()) > 0
-    shown = [(each["request"], *each["lengths"].values()) for each in told["requests"]]
+    assert reported["ideal"] == sum(each.ideal for each in firsts)
+    assert reported["hits"] == sum(each.hits for each in firsts)
+    assert reported["missed"] == sum(reported["causes"].values()) > 0
+    shown = [(each["request"], *each["lengths"].values()) for each in reported["requests"]]
     assert shown == [(each.request, *each.lengths) for each in explained]
     name = explained[-1].request
     assert main([str(folder), "--request", name]) == 0

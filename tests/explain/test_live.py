@@ -64,7 +64,7 @@ def check_same(missed: Missed, each: Explanation, config: Config) -> None:
     if missed.lengths[0] > computed or any(g.kind == "chunked_local" for g in config.groups):
         return
     assert missed.lengths == each.lengths[-4:], (missed, each)
-    told, seen = (
+    reported, seen = (
         [
             (span.start, span.end, span.cause)
             for span in given.spans
@@ -72,7 +72,7 @@ def check_same(missed: Missed, each: Explanation, config: Config) -> None:
         ]
         for given in (missed, each)
     )
-    assert told == seen, (missed, each)
+    assert reported == seen, (missed, each)
 
 
 class Live(Machine):
@@ -266,18 +266,18 @@ def test_a_manager_that_remembers_nothing_has_its_own_methods(backend: Backend) 
 
 @pytest.mark.parametrize("num_entries", [1, 2, 3, 7, 64])
 def test_the_ring_is_a_dict_of_the_last_removals(num_entries: int) -> None:
-    ring, told = RemovedKeys(num_entries), list[tuple[int, Removal]]()
+    ring, reported = RemovedKeys(num_entries), list[tuple[int, Removal]]()
     for number in range(400):
         key = number * number * 2654435761 % 61 + 2**40 * (number % 3)  # chains, and repeated keys
         removal = Removal(f"r{number // 5}", number // 2, "prompt", 0, number % 2)
         ring.add(key, removal)
-        told.append((key, removal))
-        last = dict(told[-num_entries:])
-        keys = sorted({key for key, _ in told})
+        reported.append((key, removal))
+        last = dict(reported[-num_entries:])
+        keys = sorted({key for key, _ in reported})
         marks = ring.marks(bytes(len(keys)), array("Q", keys))
         found = {key: ring[mark - 2] for key, mark in zip(keys, marks, strict=True) if mark}
         assert found == last
-        assert ring.has_dropped == (len(told) > num_entries)
+        assert ring.has_dropped == (len(reported) > num_entries)
 
 
 def test_an_entry_takes_at_most_48_bytes() -> None:

@@ -28,7 +28,7 @@ LEAVING = {
 }
 
 
-def told(holders: tuple[Holder, ...]) -> list[tuple[str, str, int, int]]:
+def reported(holders: tuple[Holder, ...]) -> list[tuple[str, str, int, int]]:
     return [(each.kind, each.name, each.blocks, each.alone) for each in holders]
 
 
@@ -49,7 +49,7 @@ def test_holders_stand_by_what_their_leaving_brings(backend: Backend) -> None:
     assert (why.verdict, why.needed, why.available) == (Verdict.LATER, 5, 2)
     assert (refused.needed, refused.available, refused.pending) == (5, 2, why.pending)
     pinned = str(manager.get_block_ids("b")[0][0])
-    assert told(why.holders) == [
+    assert reported(why.holders) == [
         ("request", "b", 3, 2),
         ("request", "c", 2, 2),
         ("request", "a", 2, 0),
@@ -73,7 +73,7 @@ def test_reserve_and_watermark_are_holders_too() -> None:
     manager.add_request(Request("a", list(range(28))))
     why = manager.explain_refusal("a", 28, reserved_blocks=3)
     assert (why.needed, why.available) == (7, 4)
-    assert told(why.holders) == [("reserve", "", 3, 3), ("watermark", "", 2, 2)]
+    assert reported(why.holders) == [("reserve", "", 3, 3), ("watermark", "", 2, 2)]
 
 
 def test_a_batch_in_flight_holds_what_was_freed_under_it() -> None:
@@ -85,7 +85,7 @@ def test_a_batch_in_flight_holds_what_was_freed_under_it() -> None:
     manager.free("a")
     why = manager.explain_refusal("b", 12)
     assert (why.available, why.pending) == (0, 3)
-    assert told(why.holders) == [("batch", str(batch), 3, 3)]
+    assert reported(why.holders) == [("batch", str(batch), 3, 3)]
 
 
 def check_holders(run: Lockstep, args: tuple[Any, ...], options: dict[str, Any]) -> None:

@@ -38,8 +38,8 @@ class Twins:
         before = self.known[0]
         answers = [_answer(call, facade) for facade in self.pair]
         after = self.known = [backing.state() for backing in self.backings]
-        told = [_told(answer) for answer in answers]
-        assert told[0] == told[1], told
+        reported = [_told(answer) for answer in answers]
+        assert reported[0] == reported[1], reported
         assert after[0] == after[1]
         if isinstance(answers[0], KvcoreError):
             assert after[0] == before, answers[0]

@@ -167,16 +167,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("seed", type=int, nargs="?", help="the run to make, or the first of them")
     parser.add_argument("--calls", type=int, default=1, help="number of calls to make")
-    asked = parser.parse_args()
-    seed, num_calls = asked.seed or 0, 0
-    while num_calls < asked.calls:
+    requested = parser.parse_args()
+    seed, num_calls = requested.seed or 0, 0
+    while num_calls < requested.calls:
         made = run(seed)
         num_calls += made.num_calls
         if made.wrong is not None:
             print(run_text(shorten(made)))
             return 1
         seed += 1
-    print(f"{num_calls:,} calls in {seed - (asked.seed or 0):,} runs, no finding")
+    print(f"{num_calls:,} calls in {seed - (requested.seed or 0):,} runs, no finding")
     return 0
 
 

@@ -72,18 +72,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", help="of the seeded bugs; all if none is named")
     parser.add_argument("--calls", type=int, default=CALLS_MAX, help="for each bug, at most")
-    asked = parser.parse_args()
+    requested = parser.parse_args()
     known = [each.name for each in MUTANTS]
-    unknown = [name for name in asked.names if name not in known]
+    unknown = [name for name in requested.names if name not in known]
     if unknown:
         parser.error(f"no seeded bug {', '.join(unknown)}; the seeded bugs are {', '.join(known)}")
-    chosen = [each for each in MUTANTS if not asked.names or each.name in asked.names]
+    chosen = [each for each in MUTANTS if not requested.names or each.name in requested.names]
     num_found = 0
     for mutant in chosen:
-        num_calls, wrong = hunt(mutant, asked.calls)
+        num_calls, wrong = hunt(mutant, requested.calls)
         num_found += wrong is not None
         print(f"{mutant.name:45} {num_calls:>7,}  {(wrong or 'lives')[:110]}", flush=True)
-    print(f"{num_found} of {len(chosen)} seeded bugs are found, within {asked.calls:,} calls each")
+    print(
+        f"{num_found} of {len(chosen)} seeded bugs are found, within {requested.calls:,} calls each"
+    )
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ def test_a_bench_measures_every_engine_size_and_load_unless_told() -> None:
 
 
 @pytest.mark.parametrize(
-    ("option", "value", "told"),
+    ("option", "value", "reported"),
     [
         ("--engines", "vllm,sglang", "no engines are called sglang"),
         ("--loads", "rush", "no loads are called rush"),
@@ -35,12 +35,12 @@ def test_a_bench_measures_every_engine_size_and_load_unless_told() -> None:
     ],
 )
 def test_a_bench_refuses_what_it_does_not_know(
-    option: str, value: str, told: str, capsys: pytest.CaptureFixture[str]
+    option: str, value: str, reported: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ended:
         read_bench([option, value])
     assert ended.value.code == 2
-    assert told in capsys.readouterr().err
+    assert reported in capsys.readouterr().err
 
 
 def test_an_engine_that_is_not_there_is_left_out_with_the_reason(
@@ -54,17 +54,17 @@ def test_an_engine_that_is_not_there_is_left_out_with_the_reason(
 def test_an_engine_whose_bench_fails_is_named_and_the_others_run(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    asked: list[list[str]] = []
+    requested: list[list[str]] = []
 
     def run(self: bench.Bench, arguments: list[str]) -> int:
-        asked.append([self.module, *arguments])
+        requested.append([self.module, *arguments])
         return 3 if self.runs_there else 0
 
     monkeypatch.setattr(bench.Bench, "missing", lambda _: None)
     monkeypatch.setattr(bench.Bench, "run", run)
     assert bench.main(["--running", "64"]) == 1
     assert "vllm: ended with status 3" in capsys.readouterr().out
-    assert asked == [
+    assert requested == [
         ["benches.compat"],
         ["benches.engines.vllm_steps", "--running", "64"],
         ["benches.engines.vllm_shadow", "--running", "64"],

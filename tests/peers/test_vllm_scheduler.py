@@ -16,7 +16,7 @@ import pytest
 
 from benches.peers import install
 from benches.vllm.__main__ import FAMILY, PATHS, ROOT
-from benches.vllm.judge import Judge
+from benches.vllm.first_difference import FirstDifference
 from benches.vllm.options import MODES
 from benches.vllm.report import Step, summary, verdict_of
 from benches.vllm.rules import Watch, explain, unexplained_keys
@@ -124,7 +124,7 @@ def watched(*found: list[int], withdraws: tuple[int, ...] = ()) -> tuple[Any, Wa
     return manager, Watch(manager, 4, lambda block: block in manager.keys)
 
 
-def asked(manager: Any, *, over: bool, lowered: int = 0, hit: bool) -> None:
+def requested(manager: Any, *, over: bool, lowered: int = 0, hit: bool) -> None:
     """Schedule a request, and abort it before or after it has finished; then add another."""
     request = SimpleNamespace(request_id="r", num_computed_tokens=lowered)
     manager.allocate_slots(request, 8)
@@ -146,7 +146,7 @@ def test_a_key_that_went_by_a_rule_explains_what_is_found_or_used_again(
     vllm, own = watched([1, 2], [1, 2] if hit else [3, 2])
     kvcore, ours = watched([1, 2], [1] if hit else [2, 3], withdraws=(2,))
     for manager in (vllm, kvcore):
-        asked(manager, over=over, lowered=count, hit=hit)
+        requested(manager, over=over, lowered=count, hit=hit)
     assert explain(own, ours) == rule
     assert unexplained_keys(own, ours, 5) == set()
     own.begin()
@@ -167,7 +167,7 @@ def test_what_no_rule_explains_has_none() -> None:
 
 
 class Shadowed:
-    """Both managers of a shadow, as far as a judge looks at them; their answers are not compared.
+    """Both managers of a shadow, as far as `FirstDifference` reads them; no answer is compared.
 
     kvcore gives blocks 1 and 2 to a request, and 2 loses its key when that is freed.
     """
@@ -175,8 +175,8 @@ class Shadowed:
     def __init__(self, theirs: list[int], mine: list[int]) -> None:
         self.own, (self.kvcore, watch) = Table(theirs), watched([1, 2], mine, withdraws=(2,))
         self.kvcore.compat = SimpleNamespace(append=None)
-        self.told: list[str] = []
-        self.judge = Judge(self, watch)
+        self.reported: list[str] = []
+        self.first_difference = FirstDifference(self, watch)
         first = SimpleNamespace(request_id="r", num_computed_tokens=0)
         self.kvcore.allocate_slots(first, 8)
         self.kvcore.free(first)
@@ -190,7 +190,7 @@ class Shadowed:
         return self.own.allocate_slots(request, 8), self.kvcore.allocate_slots(request, 8)
 
     def part(self, name: str, *_: Any) -> None:
-        self.told.append(name)
+        self.reported.append(name)
 
     def _same_blocks(self, *_: Any) -> bool:
         return True
@@ -216,23 +216,23 @@ def test_the_shadow_excuses_only_a_block_whose_key_went_by_a_rule(
     own, ours = shadowed.answer(is_look_up=is_look_up)
     if is_look_up and theirs != mine:
         shadowed.part("get_computed_blocks", "s", own, ours)
-        assert shadowed.told == ["get_computed_blocks"]
+        assert shadowed.reported == ["get_computed_blocks"]
     else:
         shadowed._same_blocks(*(answer[0] if is_look_up else answer for answer in (own, ours)))
-    assert shadowed.judge.rule == rule
-    assert shadowed.judge.is_unexplained == (rule == "")
+    assert shadowed.first_difference.rule == rule
+    assert shadowed.first_difference.is_unexplained == (rule == "")
 
 
 def test_the_shadow_excuses_no_other_difference_and_judges_the_first() -> None:
     refused = Shadowed([3, 4], [2, 3])
     own, _ = refused.answer(is_look_up=False)
     refused.part("allocate_slots", "s", own, None)
-    assert refused.judge.is_unexplained
+    assert refused.first_difference.is_unexplained
     moved = Shadowed([3, 4], [2, 3])
     moved._same_blocks(*moved.answer(is_look_up=False))
     # What follows comes from where the blocks lie now.
-    moved.judge.watch.calls.append(("get_computed_blocks", "t", [9]))
+    moved.first_difference.watch.calls.append(("get_computed_blocks", "t", [9]))
     moved._same_blocks(None, None)
     moved.part("allocate_slots", "t", None, None)
-    assert moved.judge.rule == "unwritten"
-    assert not moved.judge.is_unexplained
+    assert moved.first_difference.rule == "unwritten"
+    assert not moved.first_difference.is_unexplained

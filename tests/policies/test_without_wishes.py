@@ -27,31 +27,31 @@ def answers(backend: Backend, eviction: Eviction, seed: int) -> list[object]:
         hash_seed=b"seed",
     )
     manager = KVCacheManager(config, backend=backend)
-    heard: list[object] = []
+    received: list[object] = []
     running: list[str] = []
     for number in range(120):
         name = f"r{number}"
         manager.add_request(Request(name, [dice.randrange(2) for _ in range(dice.randrange(1, 9))]))
         hit = manager.get_computed_blocks(name)
         done = manager.allocate_slots(name, manager.num_tokens(name) - hit.num_tokens, hit)
-        heard += [hit.num_tokens, bool(done)]
+        received += [hit.num_tokens, bool(done)]
         if done:
             running.append(name)
-            heard.append(manager.get_block_ids(name))
+            received.append(manager.get_block_ids(name))
         batch = manager.take_batch()
-        heard += [bytes(batch.buffer), batch.keys]
+        received += [bytes(batch.buffer), batch.keys]
         if config.max_in_flight:
             manager.complete(batch.number)
         for each in [each for each in running if dice.random() < 0.5]:
-            heard.append(manager.append([each], [dice.randrange(2)]).done)
+            received.append(manager.append([each], [dice.randrange(2)]).done)
         batch = manager.take_batch()
-        heard += [bytes(batch.buffer), batch.keys]
+        received += [bytes(batch.buffer), batch.keys]
         if config.max_in_flight:
             manager.complete(batch.number)
         for each in [each for each in running if dice.random() < 0.4]:
             manager.free(each)
             running.remove(each)
-    return heard
+    return received
 
 
 @pytest.mark.parametrize("seed", range(8))

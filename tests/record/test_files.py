@@ -167,7 +167,7 @@ def test_the_call_that_killed_the_process_is_the_last_one(tmp_path: Path) -> Non
     program = KILLED.format(folder=str(tmp_path), backend="python", death=death, reads=1)
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == -9
     last = calls_in(tmp_path / FIRST)[-1]
-    assert (last.name, last.arguments, last.says) == (
+    assert (last.name, last.arguments, last.result) == (
         *("truncate", {"request_id": "a", "num_tokens": 1}, None),
     )
     done = rerun(tmp_path, ["python"])
@@ -200,7 +200,7 @@ def test_a_twin_that_is_killed_while_it_hashes_has_recorded_what(tmp_path: Path)
     program = KILLED_IN_THE_TWIN.format(folder=str(tmp_path), first=FIRST)
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == -9
     (last,) = calls_in(tmp_path / FIRST)
-    assert (last.name, last.says) == ("add_request", None)
+    assert (last.name, last.result) == ("add_request", None)
     assert list(last.arguments["request"].tokens) == list(range(1_000_000))
     died_in = rerun(tmp_path, ["rust"]).died_in
     assert died_in is not None

@@ -93,7 +93,7 @@ def test_levels_are_replayed_to_the_byte(tmp_path: Path, backend: Backend) -> No
     wished = {call.name: call.arguments for call in read if call.name == "extend_retention"}
     assert read[0].arguments["request"].retention == RETENTION
     assert wished == {"extend_retention": {"request_id": "a", "retention": MORE}}
-    assert [str(call.says) for call in read if call.name == "tick"] == ["done", "TimeWentBack"]
+    assert [str(call.result) for call in read if call.name == "tick"] == ["done", "TimeWentBack"]
 
 
 @pytest.mark.parametrize(("config", "calls"), [(CONFIG, story()), (LEVELS, levels_story())])

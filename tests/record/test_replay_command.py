@@ -12,7 +12,7 @@ import pytest
 from kvcore import KVCacheManager, _twin
 from kvcore.record.checksum import crc32c
 from kvcore.record.reader import is_record, read_calls
-from kvcore.record.recorder import record_if_asked
+from kvcore.record.recorder import record_if_requested
 from kvcore.record.segment import WORDS, read_segment
 from kvcore.replay.command import main
 from kvcore.trace.calls import perform_on
@@ -54,10 +54,10 @@ def test_a_different_outcome_is_named_with_both(
     data[at - 4 : at] = struct.pack("<I", crc32c(data[at : at + length]))
     file.write_bytes(data)
     assert main([str(file), "--backend", backend]) == 1
-    told = capsys.readouterr().out
-    assert f"call 2 differs on the {backend} backend: take_batch()" in told
-    assert "recorded: done " in told
-    assert "replayed: done " in told
+    reported = capsys.readouterr().out
+    assert f"call 2 differs on the {backend} backend: take_batch()" in reported
+    assert "recorded: done " in reported
+    assert "replayed: done " in reported
     assert main([str(file), "--backend", backend, "--from", "3"]) == 0
     assert main([str(file), "--backend", backend, "--to", "1"]) == 0
 
@@ -86,9 +86,9 @@ def test_damage_behind_the_state_is_counted(
     data[at] ^= 1
     file.write_bytes(data)
     assert main([str(file), "--backend", backend]) == 0
-    told = re.search(r"(\d+) bytes after damage were left out", capsys.readouterr().out)
-    assert told is not None
-    padding = len(data) - at + 8 - int(told[1])
+    reported = re.search(r"(\d+) bytes after damage were left out", capsys.readouterr().out)
+    assert reported is not None
+    padding = len(data) - at + 8 - int(reported[1])
     assert padding in range(8)
 
 
@@ -101,9 +101,9 @@ def test_a_file_that_is_gone_is_told_and_the_next_one_is_replayed(
     first, gone, *_ = [len(list(read_calls(read_segment(file)))) for file in files]
     files[1].unlink()
     assert main([str(folder), "--backend", backend]) == 0
-    told = capsys.readouterr().out
-    assert f"{len(story()) - gone} calls in {len(files) - 1} files" in told
-    assert f"{gone} calls missing before a later file" in told
+    reported = capsys.readouterr().out
+    assert f"{len(story()) - gone} calls in {len(files) - 1} files" in reported
+    assert f"{gone} calls missing before a later file" in reported
     assert main([str(folder), "--backend", backend, "--to", str(first - 1)]) == 0
     assert "missing" not in capsys.readouterr().out
 
@@ -112,11 +112,11 @@ def test_an_engine_records_each_manager_in_a_folder_of_its_own(
     tmp_path: Path, backend: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     quiet = KVCacheManager(CONFIG, backend)
-    record_if_asked(quiet)
+    record_if_requested(quiet)
     monkeypatch.setenv("KVCORE_RECORD", str(tmp_path / "records"))
     for _ in range(2):
         manager = KVCacheManager(CONFIG, backend)
-        record_if_asked(manager)
+        record_if_requested(manager)
         for call in story()[:3]:
             perform_on(manager, call)
         manager.stop_recording()

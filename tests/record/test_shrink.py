@@ -89,14 +89,14 @@ def test_a_broken_invariant_is_shrunk_to_a_trace(
         recorded_again(tmp_path / "record", tmp_path / "sound")
         words = [str(tmp_path / "record"), "--backend", "python", "--out", str(tmp_path / "small")]
         assert main(words) == 0
-        told = capsys.readouterr()
+        reported = capsys.readouterr()
         _, items = read_items(tmp_path / "small", "python")
         _, broken = attempt(SMALL, items, ["python"])
     assert broken is not None
     assert broken.name in names
-    assert broken.name in told.out
+    assert broken.name in reported.out
     assert len(items) <= calls_max
-    trace = trace_file.parse_trace(told.out, source="shrunk")
+    trace = trace_file.parse_trace(reported.out, source="shrunk")
     with Patcher() as patcher:
         mutant.patch(patcher)
         with pytest.raises(Exception, match=broken.name):

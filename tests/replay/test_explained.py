@@ -33,18 +33,18 @@ def test_causes_and_evictors_are_in_every_report(
     words = [trace, "--blocks", "2048", "--explain", "--sweep", "4096"]
     assert command.main([*words, "--json"]) == command.FINE
     data = json.loads(capsys.readouterr().out)
-    told = data["explained"]
-    assert tuple(told["causes"]) == CAUSES
-    assert told["hits"] == data["tokens"]["hit"]
-    assert sum(told["causes"].values()) == told["ideal"] - told["hits"] > 0
-    assert len(told["evictors"]) == 10
+    reported = data["explained"]
+    assert tuple(reported["causes"]) == CAUSES
+    assert reported["hits"] == data["tokens"]["hit"]
+    assert sum(reported["causes"].values()) == reported["ideal"] - reported["hits"] > 0
+    assert len(reported["evictors"]) == 10
     assert command.main([*words, "--html", str(page)]) == command.FINE
     text = capsys.readouterr().out
     root = ElementTree.fromstring(page.read_text("utf-8"))
     assert len(list(root.iter("svg"))) == 3
     seen = {each.text for each in root.iter()}
     assert {"found", "evicted", "by a prompt's allocation", "evictor"} <= seen
-    for name, tokens in told["evictors"].items():
+    for name, tokens in reported["evictors"].items():
         assert f"{tokens:,}" in seen
         assert f"\n{name} " in text
 

@@ -165,10 +165,10 @@ def test_a_request_larger_than_the_pool_is_named_and_the_rest_goes_on(
     requests = [ask(1, 15, 2, *range(4)), ask(2, 15, 3, *range(4)), ask(3, 17, 1, *range(5))]
     requests += [ask(4, 15, 1, *range(4))]
     result = replay(requests, Options(num_blocks=5, block_size=4), backend=backend)
-    told = [
+    reported = [
         (each.request, each.line, each.num_tokens, each.needed_blocks) for each in result.refused
     ]
-    assert told == [("1", 2, 17, 5), ("2", 3, 17, 5)]
+    assert reported == [("1", 2, 17, 5), ("2", 3, 17, 5)]
     assert {each.usable_blocks for each in result.refused} == {4}
     assert (result.requests, result.finished, result.num_refused) == (4, 2, 2)
     assert (result.prompt_tokens, result.looked_up_tokens) == (62, 30)

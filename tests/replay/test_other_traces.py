@@ -177,10 +177,10 @@ def test_the_commands_read_them_and_say_what_is_to_be_known(
     assert "which has no times: use --rate N" in capsys.readouterr().err
     words = [str(trace), "--blocks", "64", "--backend", "python", "--rate", "5", "--json"]
     assert command.main(words) == 0
-    told = capsys.readouterr()
-    data = json.loads(told.out)
+    reported = capsys.readouterr()
+    data = json.loads(reported.out)
     assert data["requests"]["finished"] == 20
     assert data["tokens"]["hit"] == data["tokens"]["ideal_hit"] > 0
-    assert "4 bytes of text count as a token" in told.err
+    assert "4 bytes of text count as a token" in reported.err
     assert trace_command.main(["show", str(trace), "--rate", "5"]) == 0
     assert "20 requests in 3.8 s" in capsys.readouterr().out

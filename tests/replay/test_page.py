@@ -99,14 +99,14 @@ def test_names_from_the_trace_are_escaped() -> None:
 
 def test_what_limits_the_page_is_said_on_it() -> None:
     report = Report(made(interrupted=True, refused=(REFUSED,) * 3, num_refused=9), (), (202,))
-    told = " ".join(ElementTree.fromstring(page_of(report)).itertext())
+    reported = " ".join(ElementTree.fromstring(page_of(report)).itertext())
     for sentence in (
         "Interrupted: this is what was done until then.",
         "Interrupted: not run to the end with 202 blocks.",
         "request 7 (line 8) has 5,000 tokens",
         "and 6 more",
     ):
-        assert sentence in told
+        assert sentence in reported
 
 
 def test_each_colour_is_there_for_light_and_dark() -> None:

@@ -68,19 +68,19 @@ def test_a_far_tier_below_a_simple_cache_brings_what_was_measured(
 ) -> None:
     """An LRU cache of 3,276 blocks of 512 stands above a tier of 26,214 blocks."""
     near: OrderedDict[bytes, None] = OrderedDict()
-    far, num_far, num_asked = FarBlocks(26_214, policy), 0, 0
+    far, num_far, num_requested = FarBlocks(26_214, policy), 0, 0
     for each in TraceReader(TRACE):
         keys = [id_.to_bytes(8, "little") for id_ in each.hash_ids]
         start = next((at for at, key in enumerate(keys) if key not in near), len(keys))
         num_far += far.count(keys, start, len(keys))
-        num_asked += len(keys)
+        num_requested += len(keys)
         far.computed(keys)
         for key in reversed(keys):
             near[key] = None
             near.move_to_end(key)
         while len(near) > 3_276:
             near.popitem(last=False)
-    assert num_far / num_asked == pytest.approx(hits, abs=0.002)
+    assert num_far / num_requested == pytest.approx(hits, abs=0.002)
     assert far.num_written == pytest.approx(written, rel=0.02)
 
 

@@ -24,7 +24,7 @@ def commands_of(page: Path) -> list[list[str]]:
     return [each[1].split() for each in found if each]
 
 
-def told(text: str) -> str:
+def reported(text: str) -> str:
     """Return a report without what depends on the machine: call times, in order of cost."""
     before, _, rest = text.partition("\nus of CPU")
     return before + rest.partition("\n\n")[2]
@@ -42,7 +42,7 @@ def test_the_example_is_what_it_prints(
     assert trace_command.main(show[1:]) == command.FINE
     assert capsys.readouterr().out == shown[0]
     assert command.main(replay[1:]) == command.FINE
-    assert told(capsys.readouterr().out) == told(shown[1])
+    assert reported(capsys.readouterr().out) == reported(shown[1])
     assert (tmp_path / "documents.html").stat().st_size > 50_000
 
 

@@ -53,8 +53,8 @@ def test_an_id_has_one_prefix_and_one_length(kind: str, seed: int) -> None:
         ids = list(request.hash_ids)
         for place, each in enumerate(ids):
             num_tokens = min(512, request.prompt_len - 512 * place)
-            told = (ids[place - 1] if place else None, num_tokens)
-            assert before.setdefault(each, told) == told
+            reported = (ids[place - 1] if place else None, num_tokens)
+            assert before.setdefault(each, reported) == reported
 
 
 def made(kind: str) -> list[TraceRequest]:
@@ -118,11 +118,11 @@ def test_agents_branch() -> None:
 
 def test_documents_are_asked_about_again() -> None:
     requests = made("documents")
-    asked: dict[int, int] = {}
+    requested: dict[int, int] = {}
     for each in requests:
-        asked[each.hash_ids[0]] = asked.get(each.hash_ids[0], 0) + 1
-    assert max(asked.values()) > 50
-    assert len(asked) > 100
+        requested[each.hash_ids[0]] = requested.get(each.hash_ids[0], 0) + 1
+    assert max(requested.values()) > 50
+    assert len(requested) > 100
     assert repeat_rate(requests) > 0.6
 
 

@@ -74,8 +74,8 @@ def test_least_loaded_goes_round_a_long_prompt() -> None:
 def test_the_cost_rule_weighs_a_prefix_against_a_queue() -> None:
     """The first replica has 3 blocks of the last prompt, and a queue of 6 when that comes."""
     first, queued = ask(1, 12, 0, 1, 2, 3), ask(2, 36, 0, 1, 2, 3, *range(4, 10), at=4.0)
-    asked = ask(3, 16, 0, 1, 2, 3, 99, at=4.0)
-    assert run([first, queued, asked], rule="cost").hit_blocks == 3
+    requested = ask(3, 16, 0, 1, 2, 3, 99, at=4.0)
+    assert run([first, queued, requested], rule="cost").hit_blocks == 3
     idle = ask(3, 16, 0, 1, 2, 3, 99, at=8.0)  # 2 blocks of the queue are left: 3 against 4
     assert run([first, queued, idle], rule="cost").hit_blocks == 6
 

@@ -104,43 +104,43 @@ class Queue:
         if self.live:
             name = self.numbers.choice(list(self.live))
             self.say("drop", name)
-            asked = self.live[name]
-            asked.tables, asked.computed = [[] for _ in self.groups], 0
+            requested = self.live[name]
+            requested.tables, requested.computed = [[] for _ in self.groups], 0
             if self.numbers.random() < 0.5:
                 self.say("renew", name)
 
     def edit(self) -> None:
         """Replace a block of a table, cut a table, or bring tokens from elsewhere."""
         dice = self.numbers
-        asked_of = {name: asked for name, asked in self.live.items() if asked.tables[0]}
+        asked_of = {name: requested for name, requested in self.live.items() if requested.tables[0]}
         if not asked_of:
             return
-        name, asked = dice.choice(list(asked_of.items()))
+        name, requested = dice.choice(list(asked_of.items()))
         what, group_id = dice.choice(["replace", "cut", "load"]), dice.randrange(len(self.groups))
-        table, size = asked.tables[group_id], self.groups[group_id].block_size
+        table, size = requested.tables[group_id], self.groups[group_id].block_size
         at = dice.randrange(len(table) + (what == "cut")) if table else 0
         if what == "replace" and table:
             table[at] = self.block(group_id)
             self.say("extend", name, group_id, [table[at]], at)
-            self.say("load", name, at * size, max(0, min(size, len(asked.tokens) - at * size)))
+            self.say("load", name, at * size, max(0, min(size, len(requested.tokens) - at * size)))
         elif what == "cut":
             del table[at:]
             self.say("cut", name, group_id, at)
-            asked.computed = min(asked.computed, at * size)
+            requested.computed = min(requested.computed, at * size)
         else:
-            self.extend(name, asked, len(asked.tokens))
-            count = max(0, len(asked.tokens) - asked.computed)
-            self.say("load", name, asked.computed, count)
-            asked.computed = max(0, asked.computed + count - self.wrong())
+            self.extend(name, requested, len(requested.tokens))
+            count = max(0, len(requested.tokens) - requested.computed)
+            self.say("load", name, requested.computed, count)
+            requested.computed = max(0, requested.computed + count - self.wrong())
 
     def step(self) -> None:
         """Give some requests blocks and a chunk."""
         dice = self.numbers
         chunks: list[Chunk | SlotChunk] = []
-        for name, asked in self.live.items():
-            if (chunk := self.chunk(name, asked)) is not None:
-                self.extend(name, asked, chunk.start + chunk.num_tokens)
-                chunks += self.chunks(asked, chunk)
+        for name, requested in self.live.items():
+            if (chunk := self.chunk(name, requested)) is not None:
+                self.extend(name, requested, chunk.start + chunk.num_tokens)
+                chunks += self.chunks(requested, chunk)
         self.say("issue", self.num_steps, chunks)
         self.pending.append(self.num_steps)
         self.num_steps += 1
@@ -152,9 +152,9 @@ class Queue:
         """Make a step by columns, with the blocks, and complete it at once."""
         chunks: list[Chunk] = []
         tables: dict[int, list[list[int]]] = {}
-        for name, asked in self.live.items():
-            if (chunk := self.chunk(name, asked)) is not None:
-                blocks = self.blocks(asked, chunk.start + chunk.num_tokens)
+        for name, requested in self.live.items():
+            if (chunk := self.chunk(name, requested)) is not None:
+                blocks = self.blocks(requested, chunk.start + chunk.num_tokens)
                 if any(blocks):
                     tables[len(chunks)] = blocks
                 chunks.append(chunk)
@@ -165,37 +165,37 @@ class Queue:
         self.num_steps += 1
         self.sample()
 
-    def chunk(self, name: str, asked: LiveRequest) -> Chunk | None:
+    def chunk(self, name: str, requested: LiveRequest) -> Chunk | None:
         """Return what is computed of a request next, if anything."""
         dice = self.numbers
-        if dice.random() < 0.3 or len(asked.tokens) <= asked.computed:
+        if dice.random() < 0.3 or len(requested.tokens) <= requested.computed:
             return None
-        if asked.computed == 0 and not asked.tables[0]:
-            asked.computed = self.hit(name, asked)
-        room = len(asked.tokens) - asked.computed
-        count, start = dice.randint(1, max(1, room)), asked.computed
+        if requested.computed == 0 and not requested.tables[0]:
+            requested.computed = self.hit(name, requested)
+        room = len(requested.tokens) - requested.computed
+        count, start = dice.randint(1, max(1, room)), requested.computed
         if self.wrong():
             start = max(0, start + dice.choice([-2, -1] if self.late else [-2, -1, 1]))
         drafts = [dice.randrange(-1, LETTERS) for _ in range(dice.choice([0, 0, 0, 1, 2]))]
-        drafts = drafts if start + count == len(asked.tokens) else []
-        asked.computed = start + count
+        drafts = drafts if start + count == len(requested.tokens) else []
+        requested.computed = start + count
         return Chunk(name, start, count + len(drafts), drafts)
 
     def sample(self) -> None:
         """Append one token to most requests whose tokens are all computed."""
-        for name, asked in self.live.items():
-            if asked.computed >= len(asked.tokens) and self.numbers.random() < 0.8:
+        for name, requested in self.live.items():
+            if requested.computed >= len(requested.tokens) and self.numbers.random() < 0.8:
                 self.say("grow", name, self.numbers.randrange(LETTERS))
-                asked.tokens = [*asked.tokens, self.moves[-1][1][1]]
+                requested.tokens = [*requested.tokens, self.moves[-1][1][1]]
 
-    def chunks(self, asked: LiveRequest, chunk: Chunk) -> list[Chunk | SlotChunk]:
+    def chunks(self, requested: LiveRequest, chunk: Chunk) -> list[Chunk | SlotChunk]:
         """Return a chunk of all groups, or the slots of each."""
         name, start, count = chunk.name, chunk.start, chunk.num_tokens
         if chunk.drafts or self.numbers.random() < 0.8:
             return [chunk]
         chunks: list[Chunk | SlotChunk] = []
         for group_id, group in enumerate(self.groups):
-            table, size = asked.tables[group_id], group.block_size
+            table, size = requested.tables[group_id], group.block_size
             end = start if group.ring else start + count
             first = group.first(start)
             slots = [
@@ -208,17 +208,17 @@ class Queue:
             chunks.append(SlotChunk(name, group_id, start, count, writes, reads))
         return chunks
 
-    def extend(self, name: str, asked: LiveRequest, end: int) -> None:
+    def extend(self, name: str, requested: LiveRequest, end: int) -> None:
         """Append blocks for all positions before an end, each group's by itself."""
-        for group_id, blocks in enumerate(self.blocks(asked, end)):
+        for group_id, blocks in enumerate(self.blocks(requested, end)):
             if blocks:
                 self.say("extend", name, group_id, blocks)
 
-    def blocks(self, asked: LiveRequest, end: int) -> list[list[int]]:
+    def blocks(self, requested: LiveRequest, end: int) -> list[list[int]]:
         """Put blocks for all positions before an end into each table; a ring gets all at once."""
         new = []
         for group_id, group in enumerate(self.groups):
-            table = asked.tables[group_id]
+            table = requested.tables[group_id]
             missing = -(-end // group.block_size) - len(table)
             if group.ring:
                 missing = 0 if table else 3
@@ -231,8 +231,8 @@ class Queue:
         group = self.groups[group_id]
         taken = {
             block
-            for asked in self.live.values()
-            for other, table in zip(self.groups, asked.tables, strict=True)
+            for requested in self.live.values()
+            for other, table in zip(self.groups, requested.tables, strict=True)
             if other.pool == group.pool
             for block in table
         }
@@ -242,26 +242,26 @@ class Queue:
             return self.numbers.choice(free)
         return self.numbers.randrange(first, self.num_blocks)
 
-    def hit(self, name: str, asked: LiveRequest) -> int:
+    def hit(self, name: str, requested: LiveRequest) -> int:
         """Take over the full blocks of a request with the same prefix; how many tokens that is."""
         for other in self.live.values():
             common = 0
-            for mine, theirs in zip(asked.tokens, other.tokens, strict=False):
+            for mine, theirs in zip(requested.tokens, other.tokens, strict=False):
                 if mine != theirs:
                     break
                 common += 1
             sizes = [group.block_size for group in self.groups if not group.ring]
-            if other is asked or len(sizes) < len(self.groups) or self.numbers.random() < 0.3:
+            if other is requested or len(sizes) < len(self.groups) or self.numbers.random() < 0.3:
                 continue
-            most = min(common, other.computed, len(asked.tokens) - 1)
+            most = min(common, other.computed, len(requested.tokens) - 1)
             most = most // max(sizes) * max(sizes)
             if self.wrong():
                 most += max(sizes)
             for group_id, size in enumerate(sizes):
                 blocks = other.tables[group_id][: most // size]
-                asked.tables[group_id] += blocks
+                requested.tables[group_id] += blocks
                 self.say("extend", name, group_id, blocks)
-            return min(most, len(asked.tokens) - 1)
+            return min(most, len(requested.tokens) - 1)
         return 0
 
     def complete(self) -> None:

@@ -148,7 +148,7 @@ def vllm(monkeypatch: Patch) -> Iterator[Any]:
         sys.modules["kvcore.sanitizer.engines.vllm.scheduler"] = before
 
 
-def asked(tokens: list[int]) -> Any:
+def requested(tokens: list[int]) -> Any:
     """Return a request of vLLM's, or the next part of its prompt."""
     empty: dict[str, Any] = {"lora_request": None, "cache_salt": None, "prompt_embeds": None}
     return SimpleNamespace(request_id="r0", _all_token_ids=tokens, mm_features=[], **empty)
@@ -175,17 +175,17 @@ def planned(start: int, count: int, *blocks: int) -> Any:
 def test_a_scheduler_that_is_off_keeps_no_requests(vllm: Any, monkeypatch: Patch) -> None:
     monkeypatch.setenv("KVCORE_SANITIZER", "off")
     scheduler = vllm.Scheduler()
-    scheduler.add_request(asked([1, 2, 3]))
+    scheduler.add_request(requested([1, 2, 3]))
     assert scheduler._arrived == {}
 
 
 def test_a_scheduler_that_goes_off_forgets_its_requests(vllm: Any) -> None:
     scheduler = vllm.Scheduler()
-    scheduler.add_request(asked([1, 2, 3]))
+    scheduler.add_request(requested([1, 2, 3]))
     assert scheduler._arrived.keys() == {"r0"}
     scheduler.update_from_output(planned(0, 3, 3, 99), None)
     assert scheduler._guard.sanitizer is None
-    scheduler.add_request(asked([4]))
+    scheduler.add_request(requested([4]))
     scheduler.add_request(SimpleNamespace(request_id="r1"))
     assert scheduler._arrived == {}
 
@@ -193,11 +193,11 @@ def test_a_scheduler_that_goes_off_forgets_its_requests(vllm: Any) -> None:
 def test_the_parts_of_a_streamed_prompt_are_one_request(vllm: Any, monkeypatch: Patch) -> None:
     monkeypatch.setenv("KVCORE_SANITIZER", "raise")
     scheduler = vllm.Scheduler()
-    scheduler.add_request(asked([1, 2, 3]))
-    scheduler.add_request(asked([4]))
+    scheduler.add_request(requested([1, 2, 3]))
+    scheduler.add_request(requested([4]))
     scheduler.update_from_output(planned(0, 4, 3, 4), None)
     assert list(scheduler._guard.sanitizer._names.live["r0"].tokens) == [1, 2, 3, 4]
-    scheduler.add_request(asked([5]))
+    scheduler.add_request(requested([5]))
     scheduler.update_from_output(planned(4, 1, 3, 4, 5), None)
     assert scheduler._arrived == {}
     assert scheduler._guard.sanitizer.findings == []

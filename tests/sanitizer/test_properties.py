@@ -91,13 +91,13 @@ def test_a_seeded_bug_of_the_core_is_found_by_its_commands(
 
 def early(moves: list[Observation]) -> list[Observation]:
     """Return the same moves, with each step completed as soon as it is issued."""
-    told: list[Observation] = []
+    reported: list[Observation] = []
     for what, arguments in moves:
         if what not in ("complete", "cancel"):
-            told.append((what, arguments))
+            reported.append((what, arguments))
         if what == "issue":
-            told.append(("complete", arguments[:1]))
-    return told
+            reported.append(("complete", arguments[:1]))
+    return reported
 
 
 @pytest.mark.parametrize("name", GROUPS)

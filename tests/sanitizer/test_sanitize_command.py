@@ -202,14 +202,14 @@ def test_an_engine_that_is_not_there_ends_with_2(
 ) -> None:
     monkeypatch.setenv("KVCORE_PEERS", str(tmp_path))
     monkeypatch.delenv("KVCORE_NANO_VLLM", raising=False)
-    for engine, told in {
+    for engine, reported in {
         "nano-vllm": "Set KVCORE_NANO_VLLM to the folder of its source",
         "transformers": "Run: python -m benches.peers.install transformers",
         "nobody": "no adapter for 'nobody'; known are nano-vllm, mini-sglang",
         "nobody:Adapter": "No module named 'nobody'",
     }.items():
         assert main([engine, "--runs", "1"]) == 2
-        assert told in capsys.readouterr().err
+        assert reported in capsys.readouterr().err
 
 
 def test_an_engine_that_is_not_there_leaves_no_pipe_open(
@@ -263,8 +263,8 @@ def test_a_process_that_dies_before_its_first_run_does_not_blame_the_last_ones_w
 
 def test_another_version_ends_with_2(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([named(broken.Newer), "--runs", "1"]) == 2
-    told = "newer 2.0 is not supported: the adapter was tested with 1.0"
-    assert told in capsys.readouterr().err
+    reported = "newer 2.0 is not supported: the adapter was tested with 1.0"
+    assert reported in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["nano-vllm", "mini-sglang"])

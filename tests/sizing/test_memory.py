@@ -25,12 +25,12 @@ LLAMA_7B = layers(*[full(num_kv_heads=32, head_size=128)] * 32)
 
 @pytest.mark.seed("S001-48", "S001-52")
 @pytest.mark.parametrize(
-    ("asked", "estimated"), [(16385, 16384), (16384, 16384), (16383, 16383), (1, 1)]
+    ("requested", "estimated"), [(16385, 16384), (16384, 16384), (16383, 16383), (1, 1)]
 )
-def test_the_worked_example_of_eight_gib(asked: int, estimated: int) -> None:
+def test_the_worked_example_of_eight_gib(requested: int, estimated: int) -> None:
     token_bytes = 32 * 2 * 32 * 128 * 2
     assert 8 * GIB // token_bytes == 16384
-    limits = Limits(max_model_len=asked)
+    limits = Limits(max_model_len=requested)
     assert estimate_max_model_len(LLAMA_7B, 8 * GIB, limits) == estimated
 
 
@@ -60,23 +60,23 @@ specs = st.lists(
 @pytest.mark.seed("S001-48", "S001-49", "S001-50", "S001-51")
 @given(specs, st.integers(0, 40 * PAGE), st.integers(1, 200), st.none() | st.integers(1, 64))
 def test_bisection_finds_what_trying_every_length_finds(
-    kinds: list[LayerSpec], available: int, asked: int, batched: int | None
+    kinds: list[LayerSpec], available: int, requested: int, batched: int | None
 ) -> None:
     model = layers(*kinds)
-    limits = Limits(max_model_len=asked, max_num_batched_tokens=batched)
+    limits = Limits(max_model_len=requested, max_num_batched_tokens=batched)
     needs = [
         sum(
             spec.max_bytes(Limits(max_model_len=length, max_num_batched_tokens=batched))
             for spec in kinds
         )
-        for length in range(1, asked + 1)
+        for length in range(1, requested + 1)
     ]
     assert needs == sorted(needs)
     fitting = [length for length, need in enumerate(needs, 1) if need <= available]
     assert estimate_max_model_len(model, available, limits) == max(fitting, default=0)
     assert (model, limits) == (
         layers(*kinds),
-        Limits(max_model_len=asked, max_num_batched_tokens=batched),
+        Limits(max_model_len=requested, max_num_batched_tokens=batched),
     )
 
 

@@ -47,8 +47,8 @@ def test_every_trace_has_a_name_of_its_own() -> None:
 
 
 def test_every_transition_has_a_story() -> None:
-    told = {call.verb for path in TRACES for call in trace_file.read_trace(path).calls}
-    assert told >= set(TRANSITIONS)
+    reported = {call.verb for path in TRACES for call in trace_file.read_trace(path).calls}
+    assert reported >= set(TRANSITIONS)
 
 
 @pytest.mark.parametrize(

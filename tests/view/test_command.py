@@ -47,8 +47,8 @@ def test_what_is_no_record_is_said_in_a_line(
         ("other", "it does not begin with the header of a segment"),
     ):
         assert main([str(tmp_path / name), "--html", page]) == 2
-        told = f"kvcore view: {tmp_path / name} is not a record: {reason}\n"
-        assert capsys.readouterr().err == told
+        reported = f"kvcore view: {tmp_path / name} is not a record: {reason}\n"
+        assert capsys.readouterr().err == reported
     record(tmp_path / "record", CONFIG, story(), "python")
     assert main([str(tmp_path / "record"), "--html", str(tmp_path)]) == 2
     assert "a folder" in capsys.readouterr().err
@@ -73,7 +73,7 @@ def test_damage_is_told_as_a_replay_tells_it(
     data[at] ^= 1
     file.write_bytes(data)
     assert main([str(file), "--html", str(tmp_path / "page.html")]) == 0
-    told = capsys.readouterr().out
-    assert "bytes after damage were left out" in told
-    assert "page.html: 2 steps, " in told
+    reported = capsys.readouterr().out
+    assert "bytes after damage were left out" in reported
+    assert "page.html: 2 steps, " in reported
     assert "bytes after damage were left out" in (tmp_path / "page.html").read_text()

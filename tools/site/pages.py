@@ -17,13 +17,6 @@ from typing import Any
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).resolve().parents[2]
-CALLS = (
-    *("requests", "prefix_lookup", "allocate", "append", "publish", "window", "free", "truncate"),
-    *("rewind", "unschedule", "fork", "swap", "pins", "transfers", "batches", "cancel", "drain"),
-    *("epochs", "retention", "queries"),
-)
-"""The modules of the transitions; `pytest tests/docs` checks them against the table."""
-VALUES = ("config", "groups", "values", "commands", "events", "extra_inputs", "retention")
 RECORD = ("recorder", "reader", "errors")
 RUNTIME = ("cache.apply", "cache.layout", "engine.engine", "engine.exchange")
 METHODS = {
@@ -49,14 +42,29 @@ ALSO = dict.fromkeys(("load", "can_allocate", "explain_refusal"), "allocate_slot
 """Method -> another method whose errors it raises as well."""
 PARAMETER = re.compile(r"(<p>|\.\s)([a-z]\w*):\s")
 """Matches a sentence of a docstring that describes one parameter."""
+
+
+def _imports(door: str, room: str) -> list[str]:
+    """Return the modules of a room that a package's `__init__.py` imports."""
+    found = []
+    for node in ast.walk(ast.parse((ROOT / door / "__init__.py").read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and node.module == room:
+            found += [f"{room}.{each.name}" for each in node.names]
+        elif isinstance(node, ast.ImportFrom) and str(node.module).startswith(f"{room}."):
+            found.append(str(node.module))
+    return list(dict.fromkeys(found))
+
+
+ALONE = ("kvcore.types.errors", "kvcore.types.policy")
+"""Modules of public values that have pages of their own."""
 MODULES = {
     "transitions": (
         "The transitions: arguments, order and errors of each call",
-        [f"kvcore.transitions.{name}" for name in CALLS],
+        _imports("kvcore/transitions", "kvcore.transitions"),
     ),
     "types": (
         "Values and commands",
-        [f"kvcore.types.{name}" for name in VALUES],
+        [name for name in _imports("kvcore", "kvcore.types") if name not in ALONE],
     ),
     "errors": ("Errors", ["kvcore.types.errors"]),
     "around": (

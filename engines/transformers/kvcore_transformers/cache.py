@@ -20,7 +20,7 @@ from transformers.generation.continuous_batching.requests import RequestState, R
 
 from kvcore import Config, CopyOnWrite, Evict, Group, KVCacheManager, Request
 from kvcore.errors import HitInOpenBatch, InOpenBatch
-from kvcore.record.recorder import record_if_asked
+from kvcore.record.recorder import record_if_requested
 from kvcore_transformers.allocators import Pool, group_of, within
 from kvcore_transformers.copies import KINDS, Copies
 from kvcore_transformers.statistics import Statistics
@@ -30,13 +30,13 @@ from kvcore_transformers.statistics import Statistics
 class Held:
     """What the adapter remembers of a request.
 
-    row: the manager's row of it. num_told: its tokens that the manager has. num_swapped: its blocks
-    in the host tier.
+    row: the manager's row of it. num_added: its tokens that the manager has. num_swapped: its
+    blocks in the host tier.
     """
 
     request_id: str
     row: int
-    num_told: int
+    num_added: int
     num_swapped: int = 0
 
 
@@ -86,7 +86,7 @@ class KvcoreCache(PagedAttentionCache):
             num_host_blocks=num_host_blocks,
         )
         manager = KVCacheManager(config)
-        record_if_asked(manager)
+        record_if_requested(manager)
         return manager
 
     def search_prefix_match(self, request_id: str, prompt_ids: list[int]) -> int:
@@ -141,7 +141,7 @@ class KvcoreCache(PagedAttentionCache):
         prefill_ends = past + request_len == len(state.initial_tokens)
         if state.num_children and prefill_ends and request_len > 1:
             request_len -= 1  # the scheduler has the last token computed after the fork
-        self._tell(state, held, past + request_len)
+        self._add_tokens(state, held, past + request_len)
         # num_new exceeds request_len only for the requests of a warm-up, which begin in mid-prompt.
         num_new = past + request_len - self.manager.num_computed_tokens(request_id)
         if num_new < 1:  # only in a shadow, which may have found tokens that the engine computes
@@ -194,10 +194,10 @@ class KvcoreCache(PagedAttentionCache):
             keep = min(keep, len(state.initial_tokens) + len(state.generated_tokens) - 1)
             if keep == 0:
                 return False
-            self._tell(state, held, keep)
-            if held.num_told > keep or state.position_offset > keep:
+            self._add_tokens(state, held, keep)
+            if held.num_added > keep or state.position_offset > keep:
                 manager.truncate(request_id, keep)
-                held.num_told = keep
+                held.num_added = keep
         if manager.num_computed_tokens(request_id) != keep:  # a window's block was given back
             return False
         swapped = manager.swap_out([request_id])
@@ -214,10 +214,10 @@ class KvcoreCache(PagedAttentionCache):
     ) -> list[str]:
         """Let children share all blocks; a request that writes into a shared one gets a copy."""
         del copy_src_and_dst
-        num_told = self.requests[src_state.request_id].num_told
+        num_added = self.requests[src_state.request_id].num_added
         for child in dst_req_ids:
             row = self.manager.fork(src_state.request_id, child)
-            self.requests[child] = Held(child, row, num_told)
+            self.requests[child] = Held(child, row, num_added)
             for each in self.parts:
                 each.block_table[child] = each.block_table[src_state.request_id][:]
         return dst_req_ids
@@ -277,12 +277,12 @@ class KvcoreCache(PagedAttentionCache):
                 each.block_table[request_id] = []
         return held
 
-    def _tell(self, state: RequestState, held: Held, num_tokens: int) -> None:
+    def _add_tokens(self, state: RequestState, held: Held, num_tokens: int) -> None:
         """Give the manager at least the first num_tokens tokens of a request."""
-        if held.num_told < num_tokens:
-            tokens = (state.initial_tokens + state.generated_tokens)[held.num_told : num_tokens]
+        if held.num_added < num_tokens:
+            tokens = (state.initial_tokens + state.generated_tokens)[held.num_added : num_tokens]
             self.manager.add_tokens(state.request_id, tokens)
-            held.num_told += len(tokens)
+            held.num_added += len(tokens)
 
     def _decode(self, state: RequestState) -> bool:
         """Schedule all expected requests at once. Returns whether this one got its slot."""
@@ -299,17 +299,17 @@ class KvcoreCache(PagedAttentionCache):
         for state in states:
             held = self.requests[state.request_id]
             num_known = len(state.initial_tokens) + len(state.generated_tokens)
-            if held.num_told == num_known:
+            if held.num_added == num_known:
                 to_come.append(held)
                 continue
-            if held.num_told < num_known - 1:
-                self._tell(state, held, num_known - 1)
-            held.num_told = num_known
+            if held.num_added < num_known - 1:
+                self._add_tokens(state, held, num_known - 1)
+            held.num_added = num_known
             known.append(held)
             tokens.append(state.generated_tokens[-1])
         if known:
             for held in self._append_alike(known, tokens):
-                held.num_told -= 1
+                held.num_added -= 1
         if to_come:
             self._append_alike(to_come, None)
 

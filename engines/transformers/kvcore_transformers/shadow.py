@@ -79,8 +79,8 @@ class Behind(KvcoreCache):
             self.free_blocks(name)
             reach = past + request_len + 1 if self.engine_shares else None
             hit = self.search_prefix_match(name, tokens[:reach])
-            is_asked = is_new and not state.is_cpu_offloaded
-            self._count(max(0, hit - past), len(tokens) if is_asked else 0)
+            is_compared = is_new and not state.is_cpu_offloaded
+            self._count(max(0, hit - past), len(tokens) if is_compared else 0)
         return granted and self.can_store_request_tokens(state, request_len)
 
     def decode_as(self, states: list[RequestState]) -> list[bool]:
@@ -156,7 +156,7 @@ class Shadow:
         ours = self.kvcore.num_evictions if self.kvcore else 0
         return {"transformers": self.evictions, "kvcore": ours}
 
-    def ask(
+    def compare_call(
         self,
         own: ShadowCache,
         name: str,
@@ -171,15 +171,15 @@ class Shadow:
         clock = self.clock
         started = clock()
         answer = mine()
-        asked = clock()
-        self.nanoseconds["transformers"] += asked - started
+        clock_start = clock()
+        self.nanoseconds["transformers"] += clock_start - started
         if self.difference is not None or self.kvcore is None:
             return answer
         self.num_calls += 1
         try:
             other = theirs(self.kvcore, answer)
             answered = clock()
-            self.nanoseconds["kvcore"] += answered - asked
+            self.nanoseconds["kvcore"] += answered - clock_start
             if same and self.num_steps % self.every == 0 and not same(other, answer):
                 self.part(own, name, request_id, answer, other)
             self.nanoseconds["comparing"] += clock() - answered
@@ -218,11 +218,11 @@ class Shadow:
             sides.append("it was not made" if self.kvcore is None else self.kvcore.show(request_id))
         except Exception as error:  # this is an error of kvcore too
             sides.append(f"it cannot tell what it holds: {error!r}")
-        whose = f"{name} of request {request_id!r}" if request_id else name
+        of_call = f"{name} of request {request_id!r}" if request_id else name
         self.difference = (
             f"kvcore parts from transformers' cache in call {self.num_calls}, step "
-            f"{self.num_steps}: {whose} gave {mine!r} with transformers ({sides[0]}) and {theirs!r}"
-            f" with kvcore ({sides[1]})"
+            f"{self.num_steps}: {of_call} gave {mine!r} with transformers ({sides[0]}) and "
+            f"{theirs!r} with kvcore ({sides[1]})"
         )
         logger.error(self.difference)
 
@@ -264,7 +264,9 @@ class ShadowCache(PagedAttentionCache):
             return kvcore.search_as(request_id, prompt_ids, found)
 
         shadow = self.shadow
-        found: int = shadow.ask(self, "search_prefix_match", request_id, call, theirs, operator.ge)
+        found: int = shadow.compare_call(
+            self, "search_prefix_match", request_id, call, theirs, operator.ge
+        )
         shadow.hits += found if shadow.difference is None else 0
         return found
 
@@ -294,19 +296,19 @@ class ShadowCache(PagedAttentionCache):
             return kvcore.store_as(state, request_len, granted)
 
         name = "can_store_request_tokens"
-        return bool(shadow.ask(self, name, state.request_id, call, theirs, operator.ge))
+        return bool(shadow.compare_call(self, name, state.request_id, call, theirs, operator.ge))
 
     def free_blocks(self, request_id: str, no_cache: bool = False) -> None:
         """Forget a request in both."""
         call = partial(super().free_blocks, request_id, no_cache)
-        self.shadow.ask(
+        self.shadow.compare_call(
             self, "free_blocks", request_id, call, lambda kvcore, _: kvcore.free_blocks(request_id)
         )
 
     def free_all_requests(self, clear_ledgers: bool = False) -> None:
         """Forget all requests in both, and with clear_ledgers the cached content too."""
         call = partial(super().free_all_requests, clear_ledgers)
-        self.shadow.ask(
+        self.shadow.compare_call(
             self,
             "free_all_requests",
             "",
@@ -319,7 +321,7 @@ class ShadowCache(PagedAttentionCache):
     ) -> list[str]:
         """Return transformers' children, which kvcore forks too."""
         call = partial(super().prepare_fork_request, src_state, dst_req_ids, copy_src_and_dst)
-        forked: list[str] = self.shadow.ask(
+        forked: list[str] = self.shadow.compare_call(
             self,
             "prepare_fork_request",
             src_state.request_id,
@@ -354,7 +356,9 @@ class ShadowCache(PagedAttentionCache):
         """Close kvcore's batch if it is not empty: the step has been planned."""
         shadow, kvcore = self.shadow, self.shadow.kvcore
         if kvcore and shadow.difference is None and (kvcore.scheduled or shadow.later):
-            shadow.ask(self, "close_batch", "", lambda: None, lambda ours, _: ours.close_batch())
+            shadow.compare_call(
+                self, "close_batch", "", lambda: None, lambda ours, _: ours.close_batch()
+            )
             shadow.step()
 
     def _num_free(self) -> int:

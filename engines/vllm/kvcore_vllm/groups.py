@@ -98,10 +98,10 @@ def read_config(
         "eviction": "uncached_first",
         "use_eagle": use_eagle,
     }
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         config = make_config(kv_cache_config.num_blocks, max_model_len=max_model_len, **options)
-    for each in told:
+    for each in warned:
         logger.warning("%s", each.message)
     if enable_caching and config.hash_block_size != hash_block_size:
         raise NotServed(

@@ -36,7 +36,7 @@ class LaterCalls:
         """Note a request's next call that publishes, since another call may have changed it."""
         self._publishes_from.pop(request_id, None)
 
-    def ask(self, kvcore: KVCacheManager) -> Iterator[tuple[str, Any, Any, Any]]:
+    def compare(self, kvcore: KVCacheManager) -> Iterator[tuple[str, Any, Any, Any]]:
         """Make the noted calls to kvcore. Yields those that gave a block, or None.
 
         Each is its name, the request, vLLM's answer and kvcore's. An error of kvcore counts as its

@@ -14,7 +14,7 @@ from vllm.v1.metrics.stats import PrefixCacheStats
 from vllm.v1.request import RequestStatus
 
 from kvcore.compat import KVCacheManager as Compat
-from kvcore.record.recorder import record_if_asked
+from kvcore.record.recorder import record_if_requested
 from kvcore_vllm.blocks import Block, BlockPool, Blocks, Tables, read_ids
 from kvcore_vllm.coordinator import Coordinator
 from kvcore_vllm.events import Events
@@ -75,8 +75,8 @@ class KVCacheManager:
                 f"{num_prefill_lookahead} tokens are predicted by as many modules: the blocks of"
                 f" {scheduler_block_size} tokens must be as large"
             )
-        self.compat = compat = Compat(config, log_stats=False, keep_tokens=False, tells_steps=True)
-        record_if_asked(compat.core)
+        self.compat = compat = Compat(config, log_stats=False, keep_tokens=False, ends_steps=True)
+        record_if_requested(compat.core)
         self.kv_cache_config = kv_cache_config
         self.max_model_len = max_model_len
         self.enable_caching = enable_caching

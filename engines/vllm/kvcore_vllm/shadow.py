@@ -99,9 +99,9 @@ class Shadow:
         self._hits: dict[str, Any] = {}
         count_evictions(self)
         for name in COMPARED:
-            setattr(self, name, partial(self._ask_both, name, operator.eq))
+            setattr(self, name, partial(self._compare_both, name, operator.eq))
         for name in MADE:
-            setattr(self, name, partial(self._ask_both, name, None))
+            setattr(self, name, partial(self._compare_both, name, None))
         weakref.finalize(self, self.tally.report)
 
     def __getattr__(self, name: str) -> Any:
@@ -135,11 +135,13 @@ class Shadow:
             return self.kvcore.allocate_slots(*counts, hit, *args, **options)
 
         mine = partial(self.own.allocate_slots, *counts, new_computed_blocks, *args, **options)
-        return self.ask("allocate_slots", request.request_id, self._same_blocks, mine, theirs)
+        return self.compare_call(
+            "allocate_slots", request.request_id, self._same_blocks, mine, theirs
+        )
 
     def cache_blocks(self, request: Any, num_computed_tokens: int) -> None:
         """Publish a request's full blocks in both."""
-        self._ask_both("cache_blocks", None, request, num_computed_tokens)
+        self._compare_both("cache_blocks", None, request, num_computed_tokens)
 
     def catch_up(self) -> None:
         """Make the calls to kvcore that were put off, and compare the answers."""
@@ -147,9 +149,9 @@ class Shadow:
         self.tally.num_calls += len(self._later)
         compares = self.tally.num_steps % self._every == 0
         started = clock()
-        for name, request, answer, other in self._later.ask(self.kvcore):
-            asked = clock()
-            spent["kvcore"] += asked - started
+        for name, request, answer, other in self._later.compare(self.kvcore):
+            clock_start = clock()
+            spent["kvcore"] += clock_start - started
             try:
                 same = not compares or self._same_blocks(answer, other)
             except Exception as error:  # whatever it is, vLLM's answers stand
@@ -158,15 +160,17 @@ class Shadow:
                 self.part(name, request.request_id, answer, other)
                 return
             started = clock()
-            spent["comparing"] += started - asked
+            spent["comparing"] += started - clock_start
         spent["kvcore"] += clock() - started
 
     def pop_blocks_for_free(self, request: Any) -> Any:
         """Return vLLM's blocks; `block_pool.free_blocks` gives back those of both managers."""
         calls = (partial(each.pop_blocks_for_free, request) for each in (self.own, self.kvcore))
-        return self.ask("pop_blocks_for_free", request.request_id, self._note_places, *calls)
+        return self.compare_call(
+            "pop_blocks_for_free", request.request_id, self._note_places, *calls
+        )
 
-    def ask(
+    def compare_call(
         self,
         name: str,
         request_id: str,
@@ -181,15 +185,15 @@ class Shadow:
         clock = self._clock
         started = clock()
         answer = mine()
-        asked = clock()
-        self.tally.nanoseconds["vLLM"] += asked - started
+        clock_start = clock()
+        self.tally.nanoseconds["vLLM"] += clock_start - started
         if self.tally.difference is not None:
             return answer
         self.tally.num_calls += 1
         try:
             other = theirs()
             answered = clock()
-            self.tally.nanoseconds["kvcore"] += answered - asked
+            self.tally.nanoseconds["kvcore"] += answered - clock_start
             if same and self.tally.num_steps % self._every == 0 and not same(answer, other):
                 self.part(name, request_id, answer, other)
             self.tally.nanoseconds["comparing"] += clock() - answered
@@ -209,12 +213,12 @@ class Shadow:
                 sides.append(f"{free}, {held} held by the request")
             except Exception as error:  # this is an error of kvcore too
                 sides.append(f"it cannot tell what it holds: {error!r}")
-        whose = f"{name} of request {request_id!r}" if request_id else name
+        of_call = f"{name} of request {request_id!r}" if request_id else name
         seen, withdrawn = self.tally, self.kvcore.num_withdrawn
         seen.difference = (
             f"kvcore parts from vLLM's manager in call {seen.num_calls}, step {seen.num_steps}: "
-            f"{whose} gave {shown(mine)} with vLLM's manager ({sides[0]}) and {shown(theirs)} with "
-            f"kvcore ({sides[1]}; {withdrawn} keys withdrawn since their step was not computed)"
+            f"{of_call} gave {shown(mine)} with vLLM's manager ({sides[0]}) and {shown(theirs)} "
+            f"with kvcore ({sides[1]}; {withdrawn} keys withdrawn, as their step was not computed)"
         )
         logger.error("%s", self.tally.difference)
 
@@ -236,7 +240,7 @@ class Shadow:
 
         return timed
 
-    def _ask_both(self, name: str, same: Any, *args: Any, **options: Any) -> Any:
+    def _compare_both(self, name: str, same: Any, *args: Any, **options: Any) -> Any:
         if name == "new_step_starts":
             is_timed = self.tally.num_steps % STEPS_PER_TIMED == 0
             self._clock = perf_counter_ns if is_timed else stopped
@@ -246,7 +250,7 @@ class Shadow:
             self.tally.num_steps += 1
         request_id = getattr(args[0], "request_id", "") if args else ""
         calls = (partial(getattr(m, name), *args, **options) for m in (self.own, self.kvcore))
-        return self.ask(name, request_id, same, *calls)
+        return self.compare_call(name, request_id, same, *calls)
 
     def _look_up(self, name: str, request: Any, *args: Any, **options: Any) -> Any:
         def same(mine: Any, theirs: Any) -> bool:
@@ -262,7 +266,7 @@ class Shadow:
             return found
 
         mine = partial(getattr(self.own, name), request, *args, **options)
-        return self.ask(name, request.request_id, same, mine, theirs)
+        return self.compare_call(name, request.request_id, same, mine, theirs)
 
     def _same_blocks(self, mine: Any, theirs: Any) -> bool:
         """Return whether both are None or have equally many blocks in each group."""
@@ -308,7 +312,7 @@ class ShadowPool:
                 raise LookupError("the blocks that a connector names lie elsewhere in kvcore")
             getattr(pool, name)([pool.block(shadow.place.get(each, each)) for each in ids])
 
-        shadow.ask(name, "", None, partial(getattr(self._own, name), listed), theirs)
+        shadow.compare_call(name, "", None, partial(getattr(self._own, name), listed), theirs)
 
 
 def shadowed(own: type[Any]) -> Callable[..., Shadow]:

@@ -186,7 +186,7 @@ class Progress:
 
     out: TextIO
     warns: bool = True
-    _told: float = attrs.field(factory=time.monotonic)
+    _reported_at: float = attrs.field(factory=time.monotonic)
     _live: bool = attrs.field(init=False, default=False)
 
     def __attrs_post_init__(self) -> None:
@@ -200,9 +200,9 @@ class Progress:
             self.warns = False
             self.end()
             print(warning(report, growth), file=self.out, flush=True)
-        if now - self._told < (LIVE_SECONDS if self._live else SPARSE_SECONDS):
+        if now - self._reported_at < (LIVE_SECONDS if self._live else SPARSE_SECONDS):
             return
-        self._told = now
+        self._reported_at = now
         rate = report.num_edges / max(report.seconds, 1e-9)
         line = (
             f"{report.num_states:,} states, {report.num_edges:,} edges, depth {report.depth}, "

@@ -108,7 +108,7 @@ def lines_of(score: Score) -> list[str]:
     lines = [f"{mutant.name}" + (f" (row {rows})" if rows else ""), f"    {mutant.sentence}"]
     for kill in score.kills:
         slow = ", slow" if kill.seconds > SECONDS_MAX else ""
-        lines.append(f"    {kill.found}: {told(kill)} in {place(mutant)}{slow}")
+        lines.append(f"    {kill.found}: {describe(kill)} in {place(mutant)}{slow}")
     if mutant.unnamed is not None:
         lines.append(f"    hunted in a world of its own: {mutant.unnamed}")
     if mutant.trace is not None:
@@ -117,7 +117,7 @@ def lines_of(score: Score) -> list[str]:
         lines.append(f"    no user sees it: {mutant.costs}")
     elif mutant.shows is not None:
         lines.append(
-            f"    a user sees {score.seen.found}: {told(score.seen)} in {scope(mutant.shows)}"
+            f"    a user sees {score.seen.found}: {describe(score.seen)} in {scope(mutant.shows)}"
         )
     return lines + [f"    FAULT: {fault}" for fault in score.faults]
 
@@ -144,7 +144,7 @@ def summary(scores: list[Score]) -> list[str]:
     return lines + [f"  {name} is alive" for name in alive]
 
 
-def told(found: MutantHunt) -> str:
+def describe(found: MutantHunt) -> str:
     """Describe length, states and time of a hunt."""
     count = len(found.calls)
     return f"{count} operations, {found.num_states} states, {found.seconds:.2f} s"

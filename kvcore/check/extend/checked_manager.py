@@ -103,7 +103,7 @@ class CheckedManager:
             raise
         except Exception as error:
             raise self._crash(Call("get_computed_blocks", (request_id,)), error) from error
-        self._ask(check_hit, self._state, self._state.requests[request_id], hit)
+        self._run_check(check_hit, self._state, self._state.requests[request_id], hit)
         return hit
 
     def _call(self, name: str, *args: Any, **options: Any) -> Any:
@@ -138,7 +138,7 @@ class CheckedManager:
 
     def _check(self, step: CheckedCall) -> None:
         before, call, outcome = step.before, step.call, step.outcome
-        self._ask(check_outcome, before, call, outcome)
+        self._run_check(check_outcome, before, call, outcome)
         self._hear("transition", before, call, outcome)
         self._hear_state(outcome.state)
         if call.name == "take_batch":
@@ -147,19 +147,19 @@ class CheckedManager:
                 self._hear("batch", self._start, list(before.batch.commands), segments)
             self._start = replace(before, batch=outcome.state.batch)
         if outcome.state.config.enable_events and not self._drained:
-            self._ask(check_events, (), list(outcome.state.events), outcome.state)
+            self._run_check(check_events, (), list(outcome.state.events), outcome.state)
         self._follow(step)
 
     def _hear_state(self, state: State) -> None:
         with suppress(IndexError, KeyError):  # hashes of more tokens than there are: REQ-HASH
-            self._ask(self._follower.ghost.prefixes.learn, state)
+            self._run_check(self._follower.ghost.prefixes.learn, state)
         self._hear("state", state, self._follower.ghost.prefixes)
 
     def _hear(self, scope: Any, *args: Any) -> None:
         for name, detail in broken(self._properties, scope, *args):
             raise InvariantViolation(name, detail)
 
-    def _ask(self, check: Callable[..., None], *args: Any) -> None:
+    def _run_check(self, check: Callable[..., None], *args: Any) -> None:
         try:
             check(*args)
         except InvariantViolation as error:

@@ -128,7 +128,7 @@ def made(manager: Any, view: View, call: Call) -> tuple[View, Outcome[View, Any]
     value = make_call(manager, call)
     if value is False or (refused(value) and name in ("allocate_slots", "append")):
         return view, Outcome(view, (), None)
-    after = view_tables(manager, _told(view, name, args))
+    after = view_tables(manager, _after_call(view, name, args))
     return after, Outcome(after, (), value)
 
 
@@ -185,7 +185,7 @@ def _check_reads(
                     raise _wrong_read(view, name, wrong)
 
 
-def _told(view: View, name: str, args: tuple[Any, ...]) -> View:
+def _after_call(view: View, name: str, args: tuple[Any, ...]) -> View:
     """Return the view after a successful call."""
     requests, writes = view.requests, view.writes
     match name:

@@ -88,12 +88,12 @@ class ManagerModel:
         except InvariantViolation:  # warned at the start
             return
         start, kind = Managed(first, View(config, self._prefixes)), type(bare(first)).__name__
-        for asked, answer in (("copied", self._copies), ("name", self.name)):
+        for is_admission, answer in (("copied", self._copies), ("name", self.name)):
             try:
                 answer(start)
             except Exception as error:
                 expected = f"a function that takes a {kind}"
-                raise WrongArgument(name=asked, expected=expected, value=error) from error
+                raise WrongArgument(name=is_admission, expected=expected, value=error) from error
         self._num_free = num_free(first)
         self._calls = frozenset(each for each in OPTIONAL if hasattr(first, each))
         self._rings = rings_of(first, config)
@@ -119,8 +119,8 @@ class ManagerModel:
             steps = [*before]
             for call in calls:
                 view = self.step(steps, manager, view, call)
-                asked = call.name == "allocate_slots" and name == "admit"
-                if asked and refused(steps[-1].outcome.value):
+                is_admission = call.name == "allocate_slots" and name == "admit"
+                if is_admission and refused(steps[-1].outcome.value):
                     self.check_admission(steps, view, call.args[0])
                     view = self.step(steps, manager, view, Call("remove_request", call.args[:1]))
             names = (*planned, name)
@@ -166,7 +166,7 @@ class ManagerModel:
         requests = node.view.requests.values()
         free = num_free(node.manager)
         if not len(requests) and free != self._num_free:
-            detail = f"{free} of {self._num_free} blocks are free when all have left"
+            detail = f"{free} of {self._num_free} blocks are free without requests"
             raise InvariantViolation("LEAK", detail)
         unfinished = [each for each in requests if self._fits(each)]
         if not unfinished or any(self._goes_on(node, each) for each in unfinished):

@@ -81,8 +81,8 @@ class CachingEngine(FacadeEngine):
                 for appended in self._prompts(tokens, len(tokens) + most):
                     yield Call("append_tokens", (number, *appended[len(tokens) :]))
                     for slots in range(1, world.num_lookahead + 1):
-                        said = {"lookahead": slots}
-                        yield Call("append_tokens", (number, *appended[len(tokens) :]), said)
+                        returned = {"lookahead": slots}
+                        yield Call("append_tokens", (number, *appended[len(tokens) :]), returned)
                 if room and "fork" in world.calls:
                     yield Call("fork_sequence", (number, fresh))
                 if world.num_host_blocks:
@@ -142,7 +142,7 @@ class CachingEngine(FacadeEngine):
         done, pairs = self.try_call(f"sequence {number}", call, needed, free)
         if not done:
             return False
-        self.said.append((CopyOnWrite, pairs, False))
+        self.returned.append((CopyOnWrite, pairs, False))
         self.seqs[number] = seq
         self._schedule(seq, len(old.get_token_ids()))
         return True
@@ -236,7 +236,7 @@ class CachingEngine(FacadeEngine):
         done, pairs = self.try_call(f"sequence {number}", lambda: call(group), needed, free)
         if not done:
             return False
-        self.said.append((kind, pairs, True))
+        self.returned.append((kind, pairs, True))
         seq.status = SWAPPED if to == "host" else RUNNING
         if to == "device":
             self._schedule(seq, len(tokens))

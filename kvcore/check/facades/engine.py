@@ -56,8 +56,8 @@ class FacadeEngine(ABC):
     """A facade, its sequences and the memory, in which a slot holds the tokens up to its own.
 
     emitted: the commands of the last call. forward: what it scheduled: a sequence, the first
-    written and the first read position. said: copies that it returned, by kind, and whether it also
-    returns unneeded copies.
+    written and the first read position. returned: copies that it returned, by kind, and whether it
+    also returns unneeded copies.
     """
 
     def __init__(self, world: FacadeWorld) -> None:
@@ -65,7 +65,7 @@ class FacadeEngine(ABC):
         self.memory = SlotStore((world.block_size,))
         self.emitted: tuple[Command, ...] = ()
         self.forward: list[tuple[str, int, int]] = []
-        self.said: list[tuple[type[Command], list[tuple[int, int]], bool]] = []
+        self.returned: list[tuple[type[Command], list[tuple[int, int]], bool]] = []
 
     shortages: tuple[type[Exception], ...] = ()
     """The error that the facade raises if it runs out of blocks."""
@@ -111,17 +111,17 @@ class FacadeEngine(ABC):
 
     def repeat(self, call: Call) -> None:
         """Make a call again that was checked before."""
-        self.forward, self.said = [], []
+        self.forward, self.returned = [], []
         self.perform(call)
         self.emitted = self.take_commands()
-        self.said = []
+        self.returned = []
         self._run_batch()
         self._forget()
 
     def make(self, call: Call) -> bool:
         """Make and check a call; return whether it succeeded. Raises InvariantViolation."""
         before = settled(self.blocks())
-        self.forward, self.said = [], []
+        self.forward, self.returned = [], []
         try:
             done = self.perform(call)
         except InvariantViolation:
@@ -150,8 +150,8 @@ class FacadeEngine(ABC):
             if isinstance(command, Allocate):
                 self.memory.forget(command.block)
             self.memory.copy(command)
-        for kind, said, tells_more in self.said:
-            self._check_copies(kind, said, tells_more=tells_more)
+        for kind, returned, may_return_more in self.returned:
+            self._check_copies(kind, returned, may_return_more=may_return_more)
         tables = {name: (tokens, table) for name, tokens, _, table in self.sequences()}
         for name, first, _ in self.forward:
             tokens, table = tables[name]
@@ -165,7 +165,7 @@ class FacadeEngine(ABC):
                 raise InvariantViolation("KV-READ", detail)
 
     def try_call(
-        self, who: str, function: Callable[[], Any], needed: int | None, room: int
+        self, caller: str, function: Callable[[], Any], needed: int | None, room: int
     ) -> tuple[bool, Any]:
         """Make a call that needs some blocks while others are free.
 
@@ -176,11 +176,11 @@ class FacadeEngine(ABC):
             value = function()
         except self.shortages as error:
             if needed is not None and needed <= room:
-                detail = f"{who} needs {needed} of {room} free blocks and is refused: {error}"
+                detail = f"{caller} needs {needed} of {room} free blocks and is refused: {error}"
                 raise InvariantViolation("ADMIT-EXACT", detail) from error
             return False, None
         if needed is not None and needed > room:
-            detail = f"{who} needs {needed} blocks, {room} are free, and it is not refused"
+            detail = f"{caller} needs {needed} blocks, {room} are free, and it is not refused"
             raise InvariantViolation("ADMIT-EXACT", detail)
         return True, value
 
@@ -202,14 +202,14 @@ class FacadeEngine(ABC):
         self.forward.append((str(name), first, 0 if window is None else max(0, end - window)))
 
     def _check_copies(
-        self, kind: type[Command], said: list[tuple[int, int]], *, tells_more: bool
+        self, kind: type[Command], returned: list[tuple[int, int]], *, may_return_more: bool
     ) -> None:
         """Raise InvariantViolation (CMD-COMPLETE) unless the batch has the copies that the call
         returned.
         """
         copies = [astuple(each) for each in self.emitted if isinstance(each, kind)]
-        if copies != said and not (tells_more and set(copies) <= set(said)):
-            detail = f"the copies {said} are returned, the batch has {copies}"
+        if copies != returned and not (may_return_more and set(copies) <= set(returned)):
+            detail = f"the copies {returned} are returned, the batch has {copies}"
             raise InvariantViolation("CMD-COMPLETE", detail)
 
     def _check_batch(self, before: Tiers) -> None:
@@ -237,11 +237,11 @@ class FacadeEngine(ABC):
             for block, count in enumerate(pool.ref_counts):
                 place: Place = ("device" if tier == "device" else "host", block)
                 key = pool.keys[block]
-                said = "-" if key is None else key.hex()[:8]
+                returned = "-" if key is None else key.hex()[:8]
                 where = places.get(block, "-")
                 slots = self.memory.get(place)
                 row = " | ".join(map(_said, slots)) if any(slots) else "-"
-                yield (_name(place), str(count), said, where, row)
+                yield (_name(place), str(count), returned, where, row)
 
 
 def settled(tiers: Tiers) -> Tiers:

@@ -199,11 +199,11 @@ def m_passed_block_given_back_twice(patcher: Patcher) -> None:
 def later_for_never(can_allocate: Callable[..., Any]) -> Callable[..., Any]:
     """Answer as the original does, with LATER in the place of NEVER."""
 
-    def asked(self: Any, *args: Any) -> Any:
+    def changed(self: Any, *args: Any) -> Any:
         status = can_allocate(self, *args)
         return type(status).LATER if status.name == "NEVER" else status
 
-    return asked
+    return changed
 
 
 def swap_out_last(patcher: Patcher) -> None:

@@ -122,8 +122,8 @@ class SpaceEngine(FacadeEngine):
             needed = min(own, self.world.window // size) + held
         status, free = manager.can_allocate(group), manager.get_num_free_gpu_blocks()
         self.check_admission(f"group of {needed} blocks", status, needed, free)
-        who = f"a prompt of {length} tokens"
-        if not self.try_call(who, lambda: manager.allocate(group), needed, free)[0]:
+        caller = f"a prompt of {length} tokens"
+        if not self.try_call(caller, lambda: manager.allocate(group), needed, free)[0]:
             return False
         for seq in seqs:
             seq.status = RUNNING
@@ -149,13 +149,13 @@ class SpaceEngine(FacadeEngine):
             raise InvariantViolation("ADMIT-EXACT", f"can_append_slot with {free} blocks free")
         longer = seq.fork(number)
         longer.append_token_id(10 + number)
-        who = f"sequence {number}"
+        caller = f"sequence {number}"
         call = partial(self.manager.append_slot, longer)
-        done, pair = self.try_call(who, call, needed, free)
+        done, pair = self.try_call(caller, call, needed, free)
         if not done:
             return False
         group.seqs_dict[number] = longer
-        self.said.append((CopyOnWrite, [] if pair is None else [pair], False))
+        self.returned.append((CopyOnWrite, [] if pair is None else [pair], False))
         self._schedule(longer, longer.get_len() - 1)
         return True
 
@@ -187,7 +187,7 @@ class SpaceEngine(FacadeEngine):
             return False
         for seq in group.get_seqs(status=RUNNING):
             seq.status = SWAPPED
-        self.said.append((SwapOut, list(mapping.items()), False))
+        self.returned.append((SwapOut, list(mapping.items()), False))
         if swap_in is not None and self.manager.can_swap_in(self.groups[swap_in]):
             self.do_move_in(swap_in)
         return True
@@ -209,7 +209,7 @@ class SpaceEngine(FacadeEngine):
         for seq in seqs:
             seq.status = RUNNING
             self._schedule(seq, seq.get_len())
-        self.said.append((SwapIn, list(mapping.items()), False))
+        self.returned.append((SwapIn, list(mapping.items()), False))
         return True
 
     def do_reset(self) -> bool:

@@ -228,7 +228,7 @@ def m_grown_misses_copy(patcher: Patcher) -> None:
     """The place in a table that a copy takes is missing in what `append` tells."""
 
     @patcher.around(TRANSITIONS, "append")
-    def told(append: Any, where: State, *args: Any, **options: Any) -> Any:
+    def append_without_copies(append: Any, where: State, *args: Any, **options: Any) -> Any:
         outcome = append(where, *args, **options)
         if not any(isinstance(each, CopyOnWrite) for each in outcome.commands):
             return outcome

@@ -41,7 +41,7 @@ def loading(_: World, state: State) -> Iterator[Call]:
 LOADING = world(3, 1, 3, groups=(SLOT,), moves=loading, max_in_flight=1)
 
 
-def nobody(*_: Any) -> bool:
+def never_stale(*_: Any) -> bool:
     """Report that no request is stale."""
     return False
 
@@ -59,13 +59,13 @@ def m_keys_outlive_their_epoch(patcher: Patcher) -> None:
 @mutant("epoch-fork", "CACHE-KV", "PUBLISHED")
 def m_stale_request_publishes(patcher: Patcher) -> None:
     """A request of an older epoch publishes what it computes."""
-    patcher.replace(Transaction, "is_stale", nobody)
+    patcher.replace(Transaction, "is_stale", never_stale)
 
 
 @mutant("epoch-completed", "CACHE-KV", "PUBLISHED")
 def m_completion_publishes_for_stale_requests(patcher: Patcher) -> None:
     """A batch of older weights publishes its blocks when it is completed."""
-    patcher.during(batches, "publish_written", Transaction, "is_stale", nobody)
+    patcher.during(batches, "publish_written", Transaction, "is_stale", never_stale)
 
 
 @mutant("epoch-merge", "KV-READ")
@@ -110,7 +110,7 @@ def m_forked_child_is_fresh(patcher: Patcher) -> None:
 @mutant("epoch-swap", "KV-READ")
 def m_stale_request_comes_back_to_hits(patcher: Patcher) -> None:
     """A request of an older epoch comes back to blocks that the new weights computed."""
-    patcher.during(swap, "find_hits", Transaction, "is_stale", nobody)
+    patcher.during(swap, "find_hits", Transaction, "is_stale", never_stale)
 
 
 @mutant(LOADING, "KV-READ", unnamed="the moves of worlds load for requests that hold nothing alone")
@@ -120,7 +120,7 @@ def m_stale_request_loads(patcher: Patcher) -> None:
     @patcher.around(TRANSITIONS, "load")
     def load(transition: Any, *args: Any, **options: Any) -> Any:
         with Patcher() as inner:
-            inner.replace(Transaction, "is_stale", nobody)
+            inner.replace(Transaction, "is_stale", never_stale)
             return transition(*args, **options)
 
 

@@ -120,7 +120,7 @@ def m_freed_request_cannot_report(patcher: Patcher) -> None:
 
 
 @mutant("flight-loads-remove", "CACHE-KV", "LOAD-FAILED")
-def m_load_that_nobody_can_report_stays(patcher: Patcher) -> None:
+def m_unreportable_load_stays(patcher: Patcher) -> None:
     """What rests on a load stays findable when the last request is removed that could report it."""
     patcher.replace(requests, "forget_reporter", drop_reporter)
 

@@ -112,7 +112,7 @@ def m_free_forgets_a_block(patcher: Patcher) -> None:
 
 
 @mutant("calls", "OWNER-MIRROR", costs="a worker that counts owners keeps blocks for used")
-def m_free_not_told(patcher: Patcher) -> None:
+def m_free_not_reported(patcher: Patcher) -> None:
     """The worker is not told that a block has no owner any more."""
     without(patcher, Free)
 
@@ -303,7 +303,7 @@ def m_releases_are_sorted(patcher: Patcher) -> None:
 
 
 @mutant("calls", "HASH-MONO", "CMD-EVICT-FIRST", costs="who follows the commands keeps dead keys")
-def m_eviction_not_told(patcher: Patcher) -> None:
+def m_eviction_not_reported(patcher: Patcher) -> None:
     """The worker is not told that a block lost its key."""
     without(patcher, Evict)
 

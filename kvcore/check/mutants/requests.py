@@ -8,7 +8,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from kvcore.check.mutants.seeding import Patcher, after, mutant, put
-from kvcore.check.mutants.worlds import DRAFTS_CUT, DRAFTS_TOLD, LEAVING
+from kvcore.check.mutants.worlds import DRAFTS_CUT, DRAFTS_IN_ENGINE, LEAVING
 from kvcore.state.state import RequestState
 from kvcore.state.transaction import Transaction
 from kvcore.transitions import TRANSITIONS, allocate, free, plan, rewind, truncate
@@ -60,7 +60,7 @@ def m_refusal_counts_a_lookup(patcher: Patcher) -> None:
     patcher.replace(allocate, "plan_allocation", refuse_counted)
 
 
-@mutant("drafts", "REQ-HASH", shows=DRAFTS_TOLD)
+@mutant("drafts", "REQ-HASH", shows=DRAFTS_IN_ENGINE)
 def m_drafts_are_hashed(patcher: Patcher) -> None:
     """Drafts are hashed as if they were tokens."""
 

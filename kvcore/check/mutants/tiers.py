@@ -170,7 +170,7 @@ def m_removed_request_publishes_late(patcher: Patcher) -> None:
 
 
 @mutant("host", "RESET", rows=(54,))
-def m_reset_asks_one_tier(patcher: Patcher) -> None:
+def m_reset_checks_one_tier(patcher: Patcher) -> None:
     """A reset checks only the device for blocks in use."""
     reset_if(patcher, lambda device: device.num_free == device.num_usable)
 

@@ -46,7 +46,7 @@ def m_table_misses_a_block(patcher: Patcher) -> None:
 
 
 @mutant("calls", "TABLE-MIRROR", costs="entries stay that no query reads")
-def m_cut_table_not_told(patcher: Patcher) -> None:
+def m_cut_table_not_reported(patcher: Patcher) -> None:
     """The worker is not told that a table became shorter."""
     without(patcher, CutTable)
 

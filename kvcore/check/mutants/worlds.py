@@ -51,7 +51,7 @@ KEYS_EVICTED = world(2, 1, 4, "evict_blocks", without=("fork", "reset_prefix_cac
 SIZES_TWICE = world(7, 1, 3, groups=(FULL, SLOT), moves="engine", without=SHARING)
 SALTED_HITS = world(2, 2, 3, kinds_of_requests=KINDS, num_letters=1, moves="engine")
 LEAVING = world(2, 1, 3, "truncate", num_letters=1, moves_per_batch=4, without=STAYING)
-DRAFTS_TOLD = world(2, 1, 4, num_drafts=1, moves="engine")
+DRAFTS_IN_ENGINE = world(2, 1, 4, num_drafts=1, moves="engine")
 FLYING_LOADS = world(2, 1, 2, "load", groups=(SLOT,), max_in_flight=2, loads_fail=True)
 COPIES_EVICTED = world(2, 2, 3, "evict_blocks", moves="engine", without=SHARING)
 SWAP_CHAIN = world(

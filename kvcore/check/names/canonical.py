@@ -69,13 +69,13 @@ class CanonicalNames:
         self._full = full
         self._known: Lately[bytes] = Lately(NAMES_KEPT)
 
-    def of(self, met: bytes, state: State) -> bytes:
-        """Return the name of a state. met: its digest."""
-        name = self._known.get(met)
+    def of(self, state_digest: bytes, state: State) -> bytes:
+        """Return the name of a state. state_digest: its digest."""
+        name = self._known.get(state_digest)
         if name is None:
             name = canonical(state, self._prefixes, self._symmetry)
             name = name if self._full else fingerprint(name)
-            self._known.put(met, name)
+            self._known.put(state_digest, name)
         return name
 
 

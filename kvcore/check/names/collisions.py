@@ -37,8 +37,10 @@ def other_request(violation: Violation, world: World) -> Request | None:
             prefixes.learn(step.outcome.state)
     except InvariantViolation:
         return None
-    told = [each for request in last.requests.values() for each in _blocks(request, prefixes, last)]
-    known = dict(told)
+    blocks = [
+        each for request in last.requests.values() for each in _blocks(request, prefixes, last)
+    ]
+    known = dict(blocks)
     for request in islice(_requests(world), TRIES):
         outcome = perform(make_state(world.config), Call("add_request", (request,)))
         if isinstance(outcome.value, Misuse):

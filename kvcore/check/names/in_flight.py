@@ -281,8 +281,8 @@ def _open_batch(node: Node, names: Renaming) -> Name:
 
 def _commands(commands: Iterable[Command], names: Renaming) -> Name:
     """Return the commands that change memory, or tables of requests."""
-    told = [_command(each, names) for each in commands if _counts(each, names)]
-    return [len(told), *(number for each in told for number in each)]
+    counted = [_command(each, names) for each in commands if _counts(each, names)]
+    return [len(counted), *(number for each in counted for number in each)]
 
 
 def _counts(command: Command, names: Renaming) -> bool:

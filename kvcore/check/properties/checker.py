@@ -39,7 +39,7 @@ Watch = Callable[[State, Call, Outcome[State, Any]], None]
 
 READ_THE_BATCH = ("OPEN-BATCH", "OPERATIONS", "IN-FLIGHT", "QUARANTINE")
 """State properties that read the open batch, which a digest leaves out."""
-MET_LATELY = 15_000
+RECENT_STATES_MAX = 15_000
 
 
 class Checker:
@@ -79,9 +79,9 @@ class Checker:
         self._of_states = _without_known(
             tuple(each for each in states if each[0] not in READ_THE_BATCH)
         )
-        self._checked: Lately[bool] = Lately(MET_LATELY)
-        self._checked_pools: Lately[bool] = Lately(MET_LATELY)
-        self._checked_requests: Lately[bool] = Lately(MET_LATELY)
+        self._checked: Lately[bool] = Lately(RECENT_STATES_MAX)
+        self._checked_pools: Lately[bool] = Lately(RECENT_STATES_MAX)
+        self._checked_requests: Lately[bool] = Lately(RECENT_STATES_MAX)
         self._digests = Digests()
         self._last: tuple[State | None, Digest] = (None, Digest(b"", b"", ()))
         self._in_check: CheckedCall | None = None
@@ -133,18 +133,18 @@ class Checker:
         batch = state.batch
         if len(batch.scheduled) or len(batch.merges) or len(state.operations) or self._remembers:
             hear(self._of_open, state)
-        met = self.digest(state)
-        if self._checked.get(met.whole) is not None:
+        digest = self.digest(state)
+        if self._checked.get(digest.whole) is not None:
             return
-        pools = self._checked_pools.get(met.pools) is not None
-        new = [each for each in met.requests if self._checked_requests.get(each) is None]
+        pools = self._checked_pools.get(digest.pools) is not None
+        new = [each for each in digest.requests if self._checked_requests.get(each) is None]
         hear(self._of_states[pools, not new], state)
         if not pools:
             hear(self._of_prefixes, state, self.prefixes)
-            self._checked_pools.put(met.pools, True)
+            self._checked_pools.put(digest.pools, True)
         for each in new:
             self._checked_requests.put(each, True)
-        self._checked.put(met.whole, True)
+        self._checked.put(digest.whole, True)
 
     def check_runs(self, state: State) -> None:
         """Check the properties of the runs that start in a state."""

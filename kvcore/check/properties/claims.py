@@ -17,8 +17,8 @@ from kvcore.types.values import Outcome, Status
 
 
 def pins(before: State, call: Call, outcome: Outcome[State, Any]) -> Iterator[str]:
-    """PINS: besides the operations on it, a block is held as often as `pin` and `unpin` say, and as
-    the pins of prefixes, which come and go by their own calls alone.
+    """PINS: a block's pins are those of its operations, of `pin` and `unpin`, and of pinned
+    prefixes, which only `pin_prefix` and `unpin_prefix` change.
     """
     after = outcome.state
     named = dict(after.named_pins)
@@ -38,7 +38,7 @@ def pins(before: State, call: Call, outcome: Outcome[State, Any]) -> Iterator[st
         held.subtract(call.args[0])
     expected = {block: count for block, count in held.items() if count}
     if pins_alone(after) != expected:
-        yield f"{call.name} leaves the pins {pins_alone(after)}, must be {expected}"
+        yield f"{call.name} leaves the pins {pins_alone(after)}, not {expected}"
 
 
 def pins_alone(state: State) -> dict[int, int]:
@@ -50,7 +50,9 @@ def pins_alone(state: State) -> dict[int, int]:
 
 
 def pin_hit(before: State, call: Call, outcome: Outcome[State, Any]) -> Iterator[str]:
-    """PIN-HIT: what a new pin covers is found, if it was, when all else that is cached has left."""
+    """PIN-HIT: if the prefix that a new pin covers was findable, it stays so when everything else
+    that is cached is evicted.
+    """
     if call.name != "pin_prefix":
         return
     request, length, after = before.requests[call.args[1]], outcome.value, outcome.state
@@ -60,7 +62,7 @@ def pin_hit(before: State, call: Call, outcome: Outcome[State, Any]) -> Iterator
                 after = perform(after, Call("free", (name,))).state
         idle = [b for b, key in enumerate(after.device.keys) if key and b not in after.device.pins]
         if not is_found(perform(after, Call("evict_blocks", (idle,))).state, request, length):
-            yield f"of {length} tokens that pin {call.args[0]!r} covers not all are kept"
+            yield f"not all of the {length} tokens that pin {call.args[0]!r} covers are kept"
 
 
 def is_found(state: State, request: RequestState, length: int) -> bool:

@@ -30,11 +30,11 @@ def prefix_closed(state: State, prefixes: Prefixes) -> Iterator[str]:
     for size, found in _full_groups(state, prefixes):
         for letters, blocks in found.items():
             if len(letters) > size and letters[:-size] not in found:
-                yield f"block {blocks[0]} is cached, the block before its prefix is not"
+                yield f"block {blocks[0]} is cached, but its parent is not"
 
 
 def evict_order(state: State, prefixes: Prefixes) -> Iterator[str]:
-    """EVICT-ORDER: a free cached block leaves before some copy of its parent."""
+    """EVICT-ORDER: a free cached block is evicted before at least one copy of its parent."""
     places = {block: place for place, block in enumerate(state.device.queue)}
     for size, found in _full_groups(state, prefixes):
         for letters, blocks in found.items():
@@ -44,12 +44,12 @@ def evict_order(state: State, prefixes: Prefixes) -> Iterator[str]:
             last = max((places.get(each, len(places)) for each in parents), default=-1)
             for block in blocks:
                 if places.get(block, -1) > last:
-                    yield f"block {block} stays longer than the block before its prefix"
+                    yield f"block {block} stays longer than every copy of its parent"
 
 
 def level_chain(state: State, prefixes: Prefixes) -> Iterator[str]:
-    """LEVEL-CHAIN: what was wished for a free cached block was wished for some copy of its parent,
-    too, or that is held.
+    """LEVEL-CHAIN: at least one copy of a free cached block's parent has an owner, or retention
+    wishes at least as high.
     """
     pool = state.device
     if pool.retention is None:
@@ -64,7 +64,7 @@ def level_chain(state: State, prefixes: Prefixes) -> Iterator[str]:
                 mine = kept.get(block, NOTHING)
                 theirs = [kept.get(each, NOTHING) for each in parents]
                 if not any(all(map(int.__ge__, each, mine)) for each in theirs):
-                    yield f"block {block} has {mine}, the blocks before its prefix {theirs}"
+                    yield f"block {block} has {mine}, but the copies of its parent have {theirs}"
 
 
 def _full_groups(state: State, prefixes: Prefixes) -> Iterator[tuple[int, Found]]:

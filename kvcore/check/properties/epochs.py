@@ -18,8 +18,8 @@ from kvcore.types.values import Outcome
 
 
 def epoch_first(before: State, call: Call, outcome: Outcome[State, Any]) -> Iterator[str]:
-    """EPOCH-FIRST: what is free when an epoch ends, and what had a key then, leaves before what has
-    a key of this epoch.
+    """EPOCH-FIRST: when an epoch ends, its free blocks and its blocks with keys become older
+    blocks, and leave before blocks with keys of the new epoch.
     """
     old, pool = before.device, outcome.state.device
     held = set(old.older)
@@ -27,14 +27,14 @@ def epoch_first(before: State, call: Call, outcome: Outcome[State, Any]) -> Iter
     if outcome.state.epoch > before.epoch:
         held |= {block for block, key in enumerate(old.keys) if key is not None}
         if first != list(old.queue):
-            yield f"{call.name} lets {first} leave first, {list(old.queue)} are free"
+            yield f"{call.name} puts {first} first, but {list(old.queue)} were free"
     held -= {each.block for each in outcome.commands if isinstance(each, Allocate)}
     free = set(pool.queue)
     if pool.older != held - free:
-        yield f"{call.name} leaves {set(pool.older)} as older, must be {held - free}"
+        yield f"{call.name} leaves {set(pool.older)} as older blocks, not {held - free}"
     late = held & free - set(first)
     if late:
-        yield f"{call.name} lets {sorted(late)} of an older epoch leave among others"
+        yield f"{call.name} lets older blocks {sorted(late)} leave among others"
 
 
 def join(queue: list[int], before: BlockPool, block: int, num_first: int, *, cached: bool) -> bool:

@@ -110,21 +110,23 @@ FACTS: dict[str, Fact] = {
 SENTENCES: dict[str, str] = {
     "KV-READ": "what a query sees is read from slots that hold its own prefix, in every group",
     "CACHE-KV": "a block under a key holds exactly the prefix that the key stands for",
-    "LOAD-FAILED": "after a failed external load was reported, nothing that was computed from its"
-    " slots is found or counted, whoever held it",
-    "TABLE-MIRROR": "block tables made from the commands alone are the state's",
-    "OWNER-MIRROR": "owners, and which ownerless blocks are cached, follow from the commands alone",
+    "LOAD-FAILED": "after a failed external load is reported, nothing computed from its slots is"
+    " findable or counted, whichever request held it",
+    "TABLE-MIRROR": "block tables built from the commands alone equal those of the state",
+    "OWNER-MIRROR": "owners, and the cached blocks among those without owners, follow from the"
+    " commands alone",
     "COMPUTED-RULE": "computed counts are those that docs/engines.md defines",
-    "OUTPUT-ONCE": "output is taken once, in order, and not by a request that was cut since",
-    "ZEROED": "a new block of a group that asks for it is zeroed or filled before it is read",
+    "OUTPUT-ONCE": "output is accepted once, in order, and never by a request that was cut since",
+    "ZEROED": "a new block of a group that requires zeroing is zeroed or filled before it is read",
     "CAP": "a request that one step extends holds no more of a windowed group than its cap",
-    "NOCRASH": "no call fails in another way than by a typed error",
+    "NOCRASH": "a call fails only with a typed error",
     "REFINE": "both languages agree on value, error, commands, events and canonical bytes",
-    "POLICY": "an eviction policy of one's own names a place at every call",
-    "SCHEDULER": "a scheduler of one's own gives its moves for every state",
-    "MANAGER": "a manager of one's own has what an engine calls, and answers what it must",
+    "POLICY": "a custom eviction policy returns a position at every call",
+    "SCHEDULER": "a custom scheduler returns its moves in every state",
+    "MANAGER": "a custom manager has the methods that an engine calls, and they return what an"
+    " engine expects",
     "CMD-INFLIGHT": "no block that a batch in flight reads or writes is free, and quarantine"
-    " holds only such",
+    " holds only such blocks",
 }
 
 OF_OUR_NAME = (

@@ -28,7 +28,7 @@ from kvcore.types.values import Appended, Refused, Status
 
 
 def no_thrash(world: World, state: State) -> Iterator[str]:
-    """NO-THRASH: a fair scheduler never preempts round and round without a new token."""
+    """NO-THRASH: a fair scheduler never preempts in a cycle without producing a token."""
     try:
         state = _without_to_come(without_pins(settle(state)))
         idle, known = 0, _num_tokens(state)

@@ -16,8 +16,8 @@ from kvcore.types.values import Outcome
 
 
 def floor(before: State, call: Call, outcome: Outcome[State, Any]) -> Iterator[str]:
-    """FLOOR: a call takes from another tenant only what that has above its floor, passes over
-    nothing else, and notes for whom each block was taken.
+    """FLOOR: a call takes from another tenant only blocks above that tenant's floor, passes over no
+    block that it may take, and notes for which tenant each block was taken.
     """
     floors = outcome.state.device.floors
     if floors is None or not any(isinstance(each, Allocate) for each in outcome.commands):

@@ -34,8 +34,8 @@ class Unexpected(Exception):
 
 
 def drain(world: World, state: State) -> Iterator[str]:
-    """DRAIN: when everything unfinished is done and everyone has left, each block is free; a reset
-    then leaves what was there at the start.
+    """DRAIN: when all unfinished work is done and all requests are removed, every block is free; a
+    reset then leaves no key.
     """
     proved = world.calls >= LEAVING and not (state.config.max_in_flight or callable(world.moves))
     if proved and len(state.requests):
@@ -53,9 +53,9 @@ def drain(world: World, state: State) -> Iterator[str]:
         return
     for tier, pool in _pools(state):
         if pool.num_free != pool.num_usable:
-            yield f"{pool.num_free} of {pool.num_usable} {tier} blocks are free when all have left"
+            yield f"{pool.num_free} of {pool.num_usable} {tier} blocks are free without requests"
     if reset.value is not True:
-        yield f"the reset gives {reset.value} when all have left"
+        yield f"the reset returns {reset.value} without requests"
         return
     for tier, pool in _pools(reset.state):
         left = [block for block, key in enumerate(pool.keys) if key is not None]
@@ -66,8 +66,8 @@ def drain(world: World, state: State) -> Iterator[str]:
 
 
 def deadlock_free(world: World, state: State) -> Iterator[str]:
-    """DEADLOCK-FREE: while a request is unfinished that the pool can hold, some call makes token
-    progress, perhaps after others were preempted.
+    """DEADLOCK-FREE: while the pool can hold some unfinished request, a call gives one of them a
+    token, if need be after others were preempted.
     """
     unfinished = [each for each in state.requests.values() if _can_go_on(world, each, state)]
     if not unfinished or _progresses(world, state, unfinished):
@@ -84,12 +84,12 @@ def deadlock_free(world: World, state: State) -> Iterator[str]:
     except Unexpected as error:
         yield str(error)
         return
-    yield f"no call brings requests {names} a token further, whoever else is preempted"
+    yield f"no call brings requests {names} a token further, whichever others are preempted"
 
 
 def preempt_gain(_: World, state: State) -> Iterator[str]:
-    """PREEMPT-GAIN: preempting a request frees the blocks that it alone holds, now or when a batch
-    or operation that is named ends.
+    """PREEMPT-GAIN: preempting a request frees the blocks that it alone holds, at once or when a
+    batch or operation ends.
     """
     if len(state.batch.commands):
         return
@@ -111,7 +111,7 @@ def preempt_gain(_: World, state: State) -> Iterator[str]:
 
 
 def swap_return(_: World, state: State) -> Iterator[str]:
-    """SWAP-RETURN: a swapped request can come back to the device when others make room."""
+    """SWAP-RETURN: a swapped request can return to the device when others make room."""
     swapped = [each for each in state.requests.values() if each.status is Status.SWAPPED]
     for request in swapped:
         name = request.request_id
@@ -125,12 +125,12 @@ def swap_return(_: World, state: State) -> Iterator[str]:
             continue
         value, most = outcome.value, state.device.num_usable - state.config.watermark_blocks
         if isinstance(value, Refused) and value.needed <= most:
-            yield f"request {name!r} is swapped out and refused an empty pool: {value}"
+            yield f"request {name!r} is swapped out, and is refused by an empty pool: {value}"
 
 
 def admit_never(_: World, state: State) -> Iterator[str]:
-    """ADMIT-NEVER: a call that needs more than an empty pool has is refused for good, at once, and
-    no other call is.
+    """ADMIT-NEVER: a call is refused for good, and at once, if and only if it needs more blocks
+    than an empty pool has.
     """
     for request in state.requests.values():
         if request.status is not Status.WAITING:
@@ -143,12 +143,12 @@ def admit_never(_: World, state: State) -> Iterator[str]:
         value = perform(state, call).value
         refused = isinstance(value, Refused)
         if (never and not refused) or (refused and (value.reason is Reason.NEVER) != never):
-            yield f"request {request.request_id!r} needs {needed} blocks and is told {value}"
+            yield f"request {request.request_id!r} needs {needed} blocks and gets {value}"
 
 
 def admit_fitting(_: World, state: State) -> Iterator[str]:
-    """L-ADMIT: where nobody holds a block, but for pins that leave room for one request, any that
-    fits is admitted.
+    """L-ADMIT: if no request holds blocks, and pins leave room for one request, any that fits is
+    admitted.
     """
     bounded = state.config.max_pinned_blocks is not None
     pinned = {block for pin in state.named_pins.values() for block in pin.blocks if bounded}
@@ -161,7 +161,7 @@ def admit_fitting(_: World, state: State) -> Iterator[str]:
             continue
         value = perform(state, schedule_all(state, request)).value
         if isinstance(value, Refused | Misuse):
-            yield f"request {request.request_id!r} is refused an empty pool: {value}"
+            yield f"request {request.request_id!r} is refused by an empty pool: {value}"
 
 
 def settle(state: State) -> State:
@@ -177,7 +177,7 @@ def settle(state: State) -> State:
             state = made(state, "complete_operation", number, True)
         if not (len(state.batch.commands) or state.in_flight):
             return state
-    raise Unexpected(f"{most} rounds of completing leave something unfinished")
+    raise Unexpected(f"something is unfinished after {most} rounds of completion")
 
 
 def schedule_all(state: State, request: RequestState, world: World | None = None) -> Call:

@@ -29,12 +29,15 @@ from kvcore.types.keys import HASH_SIZE
 from kvcore.types.values import Appended, Hit, Outcome, Refused
 
 OUTCOME_PROPERTIES = {
-    "ATOMIC-FAIL": "misuse leaves the state as it was, a refusal too but for the window trim",
-    "ADMIT-EXACT": "what takes blocks leaves free what must stay free, what is refused lacks some",
-    "RESET": "a reset happens exactly if nothing is held, and then no key is left",
-    "WRITE-EXCL": "what a call schedules to be written has one owner and no key but its own",
-    "HIT-LONGEST": "a look-up finds the longest prefix that every group can resume behind",
-    "EVT-COPY": "events replayed from nothing give the keys of the index",
+    "ATOMIC-FAIL": "misuse leaves the state unchanged; so does a refusal, except for the window"
+    " trim",
+    "ADMIT-EXACT": "a call that takes blocks leaves the reserve free, and a refused call lacks"
+    " blocks",
+    "RESET": "a reset succeeds if and only if nothing is held, and leaves no key",
+    "WRITE-EXCL": "a block that a call schedules to be written has one owner, and no key but its"
+    " own",
+    "HIT-LONGEST": "a look-up finds the longest prefix after which every group can resume",
+    "EVT-COPY": "replaying all events on an empty index gives the keys of the index",
 }
 
 
@@ -69,14 +72,14 @@ def check_events(start: Iterable[bytes], events: Iterable[Event], state: State) 
     except KeyError as error:
         raise InvariantViolation("EVT-COPY", f"{error} is removed and not held") from error
     if keys != set(state.device.index):
-        raise InvariantViolation("EVT-COPY", f"{len(keys)} keys by the events")
+        raise InvariantViolation("EVT-COPY", f"the events give {len(keys)} keys")
 
 
 def check_hit(state: State, request: RequestState, hit: Hit) -> None:
     """Raise InvariantViolation (HIT-LONGEST) unless a hit is the longest, in every group."""
     longest = longest_hit(state, request)
     if hit.num_tokens != longest:
-        detail = f"{hit.num_tokens} tokens hit, {longest} are findable in every group"
+        detail = f"{hit.num_tokens} tokens are hit, but {longest} are findable in every group"
         raise InvariantViolation("HIT-LONGEST", detail)
     for index, blocks in enumerate(hit.blocks.blocks):
         group = state.config.groups[index]
@@ -161,7 +164,7 @@ def _check_admission(before: State, call: Call, outcome: Outcome[State, Any]) ->
     else:
         wrong = pool.num_free < reserve and _takes(before, outcome)
     if wrong:
-        detail = f"{call} gives {outcome.value}, {pool.num_free} are free, {reserve} must stay"
+        detail = f"{call} gives {outcome.value}; {pool.num_free} are free, {reserve} must stay free"
         raise InvariantViolation("ADMIT-EXACT", detail)
 
 

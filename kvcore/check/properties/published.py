@@ -19,8 +19,8 @@ from kvcore.types.values import Outcome, Refused, Status
 
 
 def published(before: State, call: Call, outcome: Outcome[State, Any]) -> Iterator[str]:
-    """PUBLISHED: a full block that a call may publish is findable behind it, or waits to be merged
-    with one that is; no other block is published, and none of a request of an older epoch.
+    """PUBLISHED: a full block that a call may publish is findable after the call, or waits to be
+    merged with one that is; no other block is published, and none of a request of an older epoch.
     """
     state, late = outcome.state, outcome.state.config.publish == "completed"
     commands = state.batch.commands if late else ()
@@ -38,12 +38,12 @@ def published(before: State, call: Call, outcome: Outcome[State, Any]) -> Iterat
                 key = state.device.keys[block]
                 null = block < state.device.first_block
                 if key is None and not null and (index, position) not in waiting:
-                    yield f"block {block} is full at {position} of group {index} and has no key"
+                    yield f"block {block} is full at {position} of group {index}, but has no key"
                 elif block in copies and key is not None:
-                    yield f"block {block} is found before it is copied"
+                    yield f"block {block} is findable before it is copied"
             found = request.num_cached[index]
             if found > max(num_cached[index], num_full):
-                yield f"{found} blocks of group {index} are found, not {num_full}"
+                yield f"{found} blocks of group {index} count as published, not {num_full}"
 
 
 def _publishing(

@@ -54,7 +54,7 @@ class Property:
                 given = getattr(self, name)
                 raise ValueError(f"{name} of {self.name} is {given!r}, not {', '.join(known)}")
         if self.holds is not None and not callable(self.holds):
-            raise ValueError(f"holds of {self.name} is {self.holds!r}, which is no function")
+            raise ValueError(f"holds of {self.name} is {self.holds!r}, which is not a function")
 
 
 class BrokenProperty(Exception):

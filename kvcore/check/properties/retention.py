@@ -19,8 +19,8 @@ from kvcore.types.values import Outcome
 
 
 def wishes(before: State, call: Call, outcome: Outcome[State, Any]) -> Iterator[str]:
-    """WISHES: a block has what was wished for it, joined part by part with the wish of each request
-    that released it; nothing if it was taken, or is free without a key.
+    """WISHES: a block has the retention wishes of all requests that released it, joined part by
+    part; a block that was taken, or is free without a key, has none.
     """
     old, pool = before.device.retention, outcome.state.device
     if old is None or pool.retention is None:
@@ -35,7 +35,7 @@ def wishes(before: State, call: Call, outcome: Outcome[State, Any]) -> Iterator[
         if kept != NOTHING and not (block in free and pool.keys[block] is None)
     }
     if dict(pool.retention.kept) != expected:
-        yield f"{call.name} leaves the wishes {dict(pool.retention.kept)}, must be {expected}"
+        yield f"{call.name} leaves the wishes {dict(pool.retention.kept)}, not {expected}"
 
 
 def joined(before: State, after: State) -> dict[int, Kept]:
@@ -65,7 +65,7 @@ def leaves_by_level(before: State, call: Call, outcome: Outcome[State, Any]) -> 
         followed.tick(call.args[0])
     queue = list(outcome.state.device.queue)
     if queue != followed.queue:
-        yield f"{call.name} leaves the queue {queue}, by its commands and levels {followed.queue}"
+        yield f"{call.name} leaves the queue {queue}; its commands and levels give {followed.queue}"
 
 
 class Followed:
@@ -92,7 +92,7 @@ class Followed:
             match command:
                 case Allocate(block):
                     if block not in self.queue[: 1 if self.pool.floors is None else None]:
-                        yield f"{call.name} takes block {block}, the queue is {self.queue}"
+                        yield f"{call.name} takes block {block}, but the queue is {self.queue}"
                         return
                     self.queue.remove(block)
                 case Touch(block) if block in self.queue:

@@ -73,7 +73,7 @@ def _check_move(move: Any, state: State) -> None:
     """Raise InvariantViolation if a value is neither a call of the core nor a move."""
     if isinstance(move, Move):
         if not callable(move.script):
-            raise _wrong(f"gives the move {move.name!r}, whose script is no function", state)
+            raise _wrong(f"gives the move {move.name!r}, whose script is not a function", state)
         return
     if not isinstance(move, Call):
         raise _wrong(f"gives {move!r}, which is neither a Call nor a Move", state)
@@ -82,7 +82,7 @@ def _check_move(move: Any, state: State) -> None:
     try:
         signature(TRANSITIONS[move.name]).bind(state, *move.args, **move.options)
     except TypeError as error:
-        raise _wrong(f"calls {move} in a wrong way: {error}", state) from error
+        raise _wrong(f"calls {move} with wrong arguments: {error}", state) from error
 
 
 def _check_misuse(found: list[Call | Move], state: State) -> None:
@@ -100,7 +100,7 @@ def _check_misuse(found: list[Call | Move], state: State) -> None:
         if not isinstance(value, Misuse):
             return
         wrong.append(f"{move} is {value.error}")
-    raise _wrong(f"has nothing but misuse, {wrong[0]}", state)
+    raise _wrong(f"has only moves that are misuse: {wrong[0]}", state)
 
 
 def _script(move: Move, state: State) -> Script:
@@ -134,12 +134,14 @@ def summary(state: State) -> str:
         f"{each.request_id!r} {each.status.value}, {each.num_computed} of {len(each.tokens)} tokens"
         for each in by_row(state)
     ]
-    return f"a state with {state.device.num_free} free blocks and {'; '.join(words) or 'nobody'}"
+    return (
+        f"a state with {state.device.num_free} free blocks and {'; '.join(words) or 'no request'}"
+    )
 
 
 def deadlock_free(world: World, state: State) -> Iterator[str]:
-    """DEADLOCK-FREE: while a request is unfinished that the pool can hold, some call makes token
-    progress, perhaps after others were preempted.
+    """DEADLOCK-FREE: while the pool can hold some unfinished request, a call gives one of them a
+    token, if need be after others were preempted.
 
     Where the world has a scheduler of its own: some of its moves.
     """
@@ -165,7 +167,7 @@ def stuck(world: World, state: State) -> Iterator[str]:
                 waiting.append(reached)
         if len(seen) > STATES_MAX:
             return
-    yield f"no move of the scheduler ever brings a token, in {summary(start)}"
+    yield f"no move of the scheduler ever produces a token, in {summary(start)}"
 
 
 def _behind(world: World, state: State) -> Iterator[State]:

@@ -30,8 +30,8 @@ TransitionCheck = Callable[[State, Call, Outcome[State, Any]], Iterator[str]]
 
 
 def lru(before: State, call: Call, outcome: Outcome[State, Any]) -> Iterator[str]:
-    """LRU: the front of the free queue is taken, or with floors any block (FLOOR says which); freed
-    blocks join where the policy says, the order of the others stays.
+    """LRU: a call takes the front of the free queue, or any free block if there are floors (see
+    FLOOR); freed blocks are placed by the policy, and the others keep their order.
     """
     same = outcome.state.device is before.device and not outcome.commands
     if same or call.name == "cancel" or before.device.policy is not None:
@@ -50,7 +50,7 @@ def lru(before: State, call: Call, outcome: Outcome[State, Any]) -> Iterator[str
         match command:
             case Allocate(block):
                 if block not in queue[: 1 if pool.floors is None else None]:
-                    yield f"{call.name} takes block {block}, the front of the queue is {queue[:1]}"
+                    yield f"{call.name} takes block {block}, but {queue[:1]} is the front"
                     return
                 num_first -= queue.index(block) < num_first
                 queue.remove(block)
@@ -59,12 +59,12 @@ def lru(before: State, call: Call, outcome: Outcome[State, Any]) -> Iterator[str
             case Free(block, cached) if block not in waits:
                 num_first += join(queue, before.device, block, num_first, cached=cached)
     if queue != list(pool.queue):
-        yield f"{call.name} leaves the queue {list(pool.queue)}, by its commands {queue}"
+        yield f"{call.name} leaves the queue {list(pool.queue)}; its commands give {queue}"
 
 
 def row_life(before: State, call: Call, outcome: Outcome[State, Any]) -> Iterator[str]:
-    """ROW-LIFE: a row becomes free when the batch is finished that was open when its request was
-    removed; after a cancel, if no batch that is left has it.
+    """ROW-LIFE: a row becomes free when the batch that was open at its request's removal is
+    finished; after a cancel, if no remaining batch uses it.
     """
     after, held = outcome.state, dict(before.held_rows)
     numbers = [*(batch.number for batch in after.in_flight), after.batch.number]
@@ -77,33 +77,35 @@ def row_life(before: State, call: Call, outcome: Outcome[State, Any]) -> Iterato
 
 
 def grown(before: State, call: Call, outcome: Outcome[State, Any]) -> Iterator[str]:
-    """GROWN: `append` says each place of a table that it set, in the order of its commands."""
+    """GROWN: `append` returns each table position that it set, in the order of its commands."""
     if not isinstance(outcome.value, Appended) or not isinstance(call.args[0], list):
         return
     ids = call.args[0]
     rows = [before.requests[each].row for each in ids if isinstance(each, str)]
-    told = list(zip(*(column.tolist() for column in outcome.value.grown), strict=True))
+    returned = list(zip(*(column.tolist() for column in outcome.value.grown), strict=True))
     expected = [
         (rows.index(each.row), each.group_id, each.position, each.block)
         for each in outcome.commands
         if isinstance(each, SetTable)
     ]
-    if told != expected:
-        yield f"append set places {expected} of tables and says {told}"
+    if returned != expected:
+        yield f"append set the positions {expected} of tables, but returned {returned}"
 
 
 def hit_preserve(before: State, call: Call, outcome: Outcome[State, Any]) -> Iterator[str]:
-    """HIT-PRESERVE: the blocks of a hit keep their keys, and are found as they were."""
+    """HIT-PRESERVE: the blocks of a hit keep their keys and stay findable."""
     for block in hit_blocks(before, call, outcome):
         key, after = before.device.keys[block], outcome.state.device
         if after.keys[block] != key:
             yield f"block {block} was hit and lost its key"
         elif key is not None and block not in list(after.index.get(key) or ()):
-            yield f"block {block} was hit and is not found any more"
+            yield f"block {block} was hit and is no longer found"
 
 
 def hit_pinned(before: State, call: Call, outcome: Outcome[State, Any]) -> Iterator[str]:
-    """HIT-PINNED: the blocks of a hit stand in their request's tables, none was evicted for it."""
+    """HIT-PINNED: the blocks of a hit are in their request's tables, and the call evicts none of
+    them.
+    """
     hit = hit_of(call)
     hits = set(hit_blocks(before, call, outcome))
     if hit is None or not hits:
@@ -112,14 +114,14 @@ def hit_pinned(before: State, call: Call, outcome: Outcome[State, Any]) -> Itera
     for group_id, blocks in enumerate(hit.blocks.blocks):
         for position, block in enumerate(blocks):
             if block in hits and list(tables[group_id][position : position + 1]) != [block]:
-                yield f"block {block} was hit at {position} of group {group_id} and is not there"
+                yield f"block {block} was hit at {position} of group {group_id}, but is not there"
     for command in outcome.commands:
         if isinstance(command, Evict | Allocate) and command.block in hits:
             yield f"{command} of a block that the call hits"
 
 
 def hit_fresh(before: State, call: Call, outcome: Outcome[State, Any]) -> Iterator[str]:
-    """HIT-FRESH: a hit is used only where its blocks still have the request's keys."""
+    """HIT-FRESH: a hit is used only if its blocks still have the request's keys."""
     hit = hit_of(call)
     if hit is None or isinstance(outcome.value, Misuse | Refused):
         return
@@ -135,7 +137,9 @@ def hit_fresh(before: State, call: Call, outcome: Outcome[State, Any]) -> Iterat
 
 
 def full_hit(before: State, call: Call, outcome: Outcome[State, Any]) -> Iterator[str]:
-    """FULLHIT: a hit leaves a token to compute, and what is computed goes into no hit block."""
+    """FULLHIT: a hit leaves at least one token to compute, and no token is written into a block of
+    the hit.
+    """
     hit = hit_of(call)
     hits = set(hit_blocks(before, call, outcome))
     if hit is None or not hits:
@@ -151,7 +155,7 @@ def full_hit(before: State, call: Call, outcome: Outcome[State, Any]) -> Iterato
 
 
 def hash_mono(before: State, call: Call, outcome: Outcome[State, Any]) -> Iterator[str]:
-    """HASH-MONO: a block's key only comes and goes: no other one without an eviction between."""
+    """HASH-MONO: a block's key changes to another key only after an eviction."""
     keys, gone = outcome.state.device.keys, set[tuple[int, bytes]]()
     if keys is before.device.keys:
         return
@@ -169,9 +173,9 @@ def determinism(before: State, call: Call, outcome: Outcome[State, Any]) -> Iter
     """DETERMINISM: the same call on the same state gives the same outcome."""
     again = perform(before, call)
     if again.commands != outcome.commands or again.value != outcome.value:
-        yield f"{call.name} gives {again.value!r}, and gave {outcome.value!r}"
+        yield f"{call.name} gives {again.value!r} when repeated, not {outcome.value!r}"
     elif again.state != outcome.state and encode(again.state) != encode(outcome.state):
-        yield f"{call.name} gives another state"
+        yield f"{call.name} gives another state when repeated"
 
 
 def hit_blocks(before: State, call: Call, outcome: Outcome[State, Any]) -> Iterator[int]:

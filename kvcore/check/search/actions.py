@@ -104,7 +104,7 @@ def allocations(world: World, state: State, request: RequestState) -> Iterator[C
         yield from loads(world, state, request, hits)
     encoder = 0 if request.num_computed else world.num_encoder
     names = ("num_lookahead_tokens", "delay_cache_blocks", "num_encoder_tokens")
-    told = [
+    all_options = [
         {key: value for key, value in zip(names, (*each, encoder), strict=True) if value}
         for each in product(range(world.num_lookahead + 1), world.delays)
     ]
@@ -115,8 +115,8 @@ def allocations(world: World, state: State, request: RequestState) -> Iterator[C
             most = left - external + len(request.drafts)
             for count in range(0 if external else 1, most + 1):
                 args = (name, count) if each is None else (name, count, each)
-                for others in told:
-                    yield Call("allocate_slots", args, first | others)
+                for options in all_options:
+                    yield Call("allocate_slots", args, first | options)
 
 
 def loads(

@@ -236,11 +236,12 @@ class AheadModel(FlightModel):
         def change(after: Node) -> Node:
             fell = closing[-1].outcome.value
             outputs = tuple(
-                attrs.evolve(each, stale=each.stale or told(each, fell)) for each in after.outputs
+                attrs.evolve(each, stale=each.stale or is_made_stale(each, fell))
+                for each in after.outputs
             )
             return attrs.evolve(after, outputs=outputs)
 
-        def told(output: Output, fell: Sequence[str]) -> bool:
+        def is_made_stale(output: Output, fell: Sequence[str]) -> bool:
             """Return whether the report makes an output stale."""
             after = closing[-1].outcome.state.requests[output.request_id]
             reached = after.output_from != node.state.requests[output.request_id].output_from
@@ -274,7 +275,7 @@ class AheadModel(FlightModel):
             pending = tuple(
                 _begun_earlier(batch, name, len(before.tokens), count) for batch in pending
             )
-        told = attrs.evolve(
+        is_made_stale = attrs.evolve(
             node,
             before=schedule.scheduled(),
             writes=schedule.writes(),
@@ -282,7 +283,7 @@ class AheadModel(FlightModel):
             pending=pending,
             outputs=tuple(each for each in node.outputs if each is not output),
         )
-        return self._closed(told, after, start)
+        return self._closed(is_made_stale, after, start)
 
     def _complain(self, detail: str) -> None:
         if self.checker.counts("OUTPUT-ONCE"):

@@ -230,11 +230,11 @@ class CoreModel:
         ghost = self._ghost
         if self._encodes or schedule.loading:
             return ghost.counted(state, schedule.encoders)
-        met = self.checker.digest(state).whole
-        counted = self._counted.get(met)
+        digest = self.checker.digest(state).whole
+        counted = self._counted.get(digest)
         if counted is None:
             counted = ghost.counted(state, schedule.encoders)
-            self._counted.put(met, counted)
+            self._counted.put(digest, counted)
         return counted
 
     def _call(self, state: State, call: Call, closing: list[CheckedCall]) -> State:

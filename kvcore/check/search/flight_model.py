@@ -242,14 +242,14 @@ class FlightModel(CoreModel):
         self.notes["goal", "reached"] += len(value) > 1
         follow(schedule, closing[-1])
         self.checker.run_check(schedule.check, after)
-        told = attrs.evolve(
+        reported = attrs.evolve(
             node,
             before=schedule.scheduled(),
             writes=schedule.writes(),
             filled=node.filled or fills(start, after),
             unreported=tuple(each for each in node.unreported if each != failure),
         )
-        return self._closed(told, after, start)
+        return self._closed(reported, after, start)
 
     def _complete_batch(self, node: Node, closing: list[CheckedCall]) -> Node:
         """Complete the oldest batch."""
@@ -328,8 +328,8 @@ def reporters(state: State, number: int, request_id: str, first: int) -> list[st
     """Return the requests that can report the failed load of a batch, the loading one first."""
     found = []
     for load in state.loads:
-        asked = load.reporters[0].request_id == request_id or request_id not in state.requests
-        if asked and load.batch == number and load.first <= first < load.end:
+        reports = load.reporters[0].request_id == request_id or request_id not in state.requests
+        if reports and load.batch == number and load.first <= first < load.end:
             found += [each.request_id for each in load.reporters if each.most > first]
     return found
 

@@ -217,7 +217,7 @@ class Search:
                 if bound is not None:
                     report.depths += [len(following)] if following else []
                     return bound
-                self._tell()
+                self._report_progress()
             begins += len(level)
             report.depths += [len(following)] if following else []
             self._weigh()
@@ -298,7 +298,7 @@ class Search:
         kept += 0 if self._workers is None else self._workers.kept_bytes
         self.report.memory_bytes = max(self.report.memory_bytes, kept)
 
-    def _tell(self) -> None:
+    def _report_progress(self) -> None:
         if self._progress is not None:
             self._count()
             self._progress(self.report)

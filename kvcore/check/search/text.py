@@ -34,7 +34,7 @@ def _lines(report: Report) -> Iterator[str]:
         f"{size:,.0f} bytes per state for names, links and waiting states; "
         f"{report.grown_bytes / 1e6:,.0f} MB more memory in all"
     )
-    yield from _asked(report)
+    yield from _on_request(report)
     kinds = {f"{kind}s": report.of_kind(kind) for kind in ("call", "command", "goal")}
     tables = {"moves": _moves(report), "calls enabled": report.enabled, **kinds}
     for head, found in tables.items():
@@ -58,7 +58,7 @@ def _moves(report: Report) -> dict[str, int]:
     return dict(found.most_common())
 
 
-def _asked(report: Report) -> Iterator[str]:
+def _on_request(report: Report) -> Iterator[str]:
     """Yield the differences from the defaults: unchecked properties, and names that are not
     renamed.
     """

@@ -67,17 +67,17 @@ class Workers:
         self._ends: list[Connection] = []
         self._processes = []
         for _ in range(num_workers):
-            mine, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(theirs, make, squeezer), daemon=True)
+            own, other = context.Pipe()
+            process = context.Process(target=_serve, args=(other, make, squeezer), daemon=True)
             with leaving_interrupts():
                 process.start()
-            theirs.close()
-            self._ends.append(mine)
+            other.close()
+            self._ends.append(own)
             self._processes.append(process)
         self._grown = [0] * num_workers
         self._kept = [0] * num_workers
         self._learnt: list[Learnt] = []
-        self._told = [0] * num_workers
+        self._num_sent = [0] * num_workers
 
     def learn(self, expander: Expander) -> None:
         """Send all processes what another expander has learnt so far."""
@@ -93,8 +93,8 @@ class Workers:
         while given < len(chunks):
             while idle and sent < len(chunks):
                 worker = idle.pop(0)
-                news = self._learnt[self._told[worker] :]
-                self._told[worker] = len(self._learnt)
+                news = self._learnt[self._num_sent[worker] :]
+                self._num_sent[worker] = len(self._learnt)
                 self._ends[worker].send((news, list(chunks[sent])))
                 busy[worker] = sent
                 sent += 1

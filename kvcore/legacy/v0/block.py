@@ -110,8 +110,8 @@ def _unknown(what: str) -> Any:
     """Return a property that raises NotSupported, for what a kind of block does not record."""
 
     def refuse(block: Block, value: object = None) -> None:
-        told = "" if value is None else f": {value}"
-        raise NotSupported(reason=f"block {block.block_id} does not record {what}{told}")
+        detail = "" if value is None else f": {value}"
+        raise NotSupported(reason=f"block {block.block_id} does not record {what}{detail}")
 
     return property(refuse, refuse)
 

@@ -69,7 +69,7 @@ def explain_record(path: str | os.PathLike[str], explained: Explained, backend: 
             raise refuse(f"some calls before {segment.path.name} are missing")
         player.hits.clear()
         for call in read_calls(segment):
-            if call.says is not None:
+            if call.result is not None:
                 if player.make(call) != call.outcome:
                     raise refuse(f"call {call.number:,} differs: `kvcore replay` shows how")
                 num_calls, follows = num_calls + 1, call.number + 1

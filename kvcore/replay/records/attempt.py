@@ -93,12 +93,14 @@ def read_items(
     rows, items = dict[int, str](), list[Item]()
     for file in files:
         for call in read_calls(read_segment(file)):
-            if call.says is not None and call.says.what == "done" and call.name in ROWS:
+            if call.result is not None and call.result.what == "done" and call.name in ROWS:
                 request = call.arguments.get("request")
                 name = request.request_id if request else call.arguments["child_id"]
-                rows[call.says.numbers[0]] = name
+                rows[call.result.numbers[0]] = name
             going(call.number, CALL_SECONDS)
-            _add(items, call, rows, attempt, is_made=call.says is not None and call.number != last)
+            _add(
+                items, call, rows, attempt, is_made=call.result is not None and call.number != last
+            )
             if call.number == last:
                 return state.config, tuple(items)
     return state.config, tuple(items)
@@ -260,7 +262,7 @@ def attempt(
     known = (dict(run.hits), dict(run.here))
     for at, item in enumerate(items):
         going(at, CALL_SECONDS)
-        broken = _judged(run.make(item), run.calls[-1], at, name)
+        broken = _failure_in(run.make(item), run.calls[-1], at, name)
         if broken is not None:
             return run, broken
         if not checks or (at + 1 < len(items) and (at + 1) % EVERY):
@@ -293,7 +295,7 @@ def _closer(
     del run.calls[start:], run.is_misuse[start:]
     for at, item in enumerate(items, start):
         going(at, CALL_SECONDS)
-        broken = _judged(run.make(item), run.calls[-1], at, name)
+        broken = _failure_in(run.make(item), run.calls[-1], at, name)
         going(at, CHECK_SECONDS)
         broken = broken or _checked(run, run.states(), at, name)
         if broken is not None:
@@ -301,7 +303,7 @@ def _closer(
     return None
 
 
-def _judged(values: list[Any], call: Call, at: int, name: str | None) -> Broken | None:
+def _failure_in(values: list[Any], call: Call, at: int, name: str | None) -> Broken | None:
     """Return the failure in the values of a call."""
     for value in values:
         if isinstance(value, BaseException) and name in (None, "exception"):

@@ -41,7 +41,7 @@ class Follower(Counterpart):
     def __init__(self, manager: KVCacheManager, running: Iterable[str], *, same: bool) -> None:
         super().__init__(manager, running, same=same)
         self.parted_at: int | None = None
-        self.num_judged = self.appended = 0
+        self.num_compared = self.appended = 0
         self.queues: dict[str, deque[Made]] = {}
         """The delayed requests, oldest first, each with its queued calls."""
         self.refused: dict[str, tuple[int, int]] = {}
@@ -54,7 +54,7 @@ class Follower(Counterpart):
     @property
     def fidelity(self) -> float:
         """The share of the calls that were made at their own place."""
-        return self.tally.in_place / self.num_judged if self.num_judged else 1.0
+        return self.tally.in_place / self.num_compared if self.num_compared else 1.0
 
     def make_as_recorded(self, call: Made) -> bool:
         """Make a call as it was recorded; False: the runs differ from here on, and the call is
@@ -72,7 +72,7 @@ class Follower(Counterpart):
         undo = self._undo() if refused and call.name != "allocate_slots" else None
         value = self.make(call)
         if _is_same(value, call.value):
-            self.num_judged += 1
+            self.num_compared += 1
             self.tally.in_place += 1
             return True
         self.parted_at = call.number
@@ -98,7 +98,7 @@ class Follower(Counterpart):
             if (value.refused is None) is (part.start == done):
                 break
         else:
-            self.num_judged, self.appended = self.num_judged + 1, 0
+            self.num_compared, self.appended = self.num_compared + 1, 0
             self.tally.in_place += 1
             return True
         self.parted_at = call.number
@@ -125,7 +125,7 @@ class Follower(Counterpart):
     def follow(self, calls: Iterable[Made]) -> None:
         """Make the parts of a recorded call, each at its place if possible."""
         in_place = True
-        self.num_judged += 1
+        self.num_compared += 1
         for call in calls:
             in_place &= self._follow(call)
             if call.name in RETURNS:
@@ -134,7 +134,7 @@ class Follower(Counterpart):
 
     def follow_append(self, number: int, request_ids: list[str], tokens: list[int] | None) -> None:
         """Give requests their next tokens. Waiting requests get theirs later."""
-        self.num_judged += 1
+        self.num_compared += 1
         now, in_place = [], True
         for place, request_id in enumerate(request_ids):
             if request_id in self.queues or request_id in self.gone:

@@ -63,19 +63,19 @@ def tried(
     name: str | None,
     *,
     clamps: bool = False,
-    tells_calls: bool = False,
+    returns_calls: bool = False,
     folder: Path | None = None,
 ) -> Tried:
     """Make items as `attempt` does, in a child process; "hang" and "crash" are failures, too.
 
-    tells_calls: whether to return the calls. folder: where the last manager is recorded.
+    returns_calls: whether to return the calls. folder: where the last manager is recorded.
     """
 
     def work(going: Going) -> Tried:
         run, broken = attempt(
             config, items, backends, name, clamps=clamps, going=going, folder=folder
         )
-        return _told(run, broken) if tells_calls else Tried(broken)
+        return _with_calls(run, broken) if returns_calls else Tried(broken)
 
     done = in_child(work)
     if isinstance(done, Tried):
@@ -88,8 +88,8 @@ def tried(
         run, _ = attempt(config, items[: done.step], backends, what, clamps=clamps, going=going)
         call = run.call_of(items[done.step])
         run.is_misuse.append(False)
-        says = "does not end" if what == HANG else f"ends the process by signal {done.number}"
-        return _told(run, Broken(what, f"{call} {says}", done.step))
+        ending = "does not end" if what == HANG else f"ends the process by signal {done.number}"
+        return _with_calls(run, Broken(what, f"{call} {ending}", done.step))
 
     again = in_child(before)
     return again if isinstance(again, Tried) else Tried(None)
@@ -162,5 +162,5 @@ def _be_child(work: Callable[[Going], object], place: mmap, writes: int) -> None
         os._exit(code)
 
 
-def _told(run: Attempt, broken: Broken | None) -> Tried:
+def _with_calls(run: Attempt, broken: Broken | None) -> Tried:
     return Tried(broken, tuple(run.calls), tuple(run.is_misuse))

@@ -141,7 +141,7 @@ def rerun(
         for call in () if difference else read_calls(segment):
             if last is not None and call.number > last:
                 break
-            if call.says is None:
+            if call.result is None:
                 return attrs.evolve(done, died_in=describe(call))
             outcomes = [player.make(call) for player in players]
             done.num_calls, follows = done.num_calls + 1, call.number + 1
@@ -200,7 +200,7 @@ def _difference(
     found = read_outcome(Source(outcomes[place], {}), call.name)
     states = _few(*(each.manager.state() for each in players)) if len(players) > 1 else ()
     backend, shown = players[place].backend, describe(call)
-    return Difference(backend, call.number, shown, str(call.says), str(found), states)
+    return Difference(backend, call.number, shown, str(call.result), str(found), states)
 
 
 def _few(mine: State, other: State) -> tuple[str, ...]:

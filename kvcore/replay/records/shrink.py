@@ -42,7 +42,7 @@ LISTS = {"requests", "request_ids", "block_ids"}
 COUNTS = {"num_new_tokens", "num_tokens", "num_computed_tokens", "total_computed_tokens"}
 FEW = 40
 """Number of calls up to which the pool and a call are shrunk together."""
-Told = Callable[[str], object]
+ReportLine = Callable[[str], object]
 
 
 class _TimeIsOver(Exception):
@@ -67,29 +67,29 @@ def shrink(
     *,
     keep_if: str | None = None,
     seconds: float = SECONDS,
-    tell: Told = str,
+    report_line: ReportLine = str,
 ) -> Shrunk | None:
     """Return the shortest run found in time that fails like the record; None if nothing fails.
 
     keep: "difference", "exception", "hang", "crash", "refused:later", "refused:never" or an
     invariant's name; None: the first of them but refusals. keep_if: a shell command that gets the
-    folder of a run's record; the run counts if it exits with 0. tell: called with a line of
+    folder of a run's record; the run counts if it exits with 0. report_line: called with a line of
     progress. Raises as `read_items`.
     """
     ends = time.monotonic() + seconds
     config, items = read_in_child(path, backends[-1])
-    tell(f"{len(items):,} calls")
-    search = Search(config, items, backends, keep, ends, tell, keep_if)
+    report_line(f"{len(items):,} calls")
+    search = Search(config, items, backends, keep, ends, report_line, keep_if)
     broken = search.tried(items).broken
     if broken is None:
         return None
-    tell(f"call {broken.at:,}: {broken.name}")
+    report_line(f"call {broken.at:,}: {broken.name}")
     search.items, search.name = items[: broken.at + 1], broken.name
     with suppress(_TimeIsOver):
         search.go()
     search.ends = float("inf")
     search.rename()
-    done = search.tried(search.items, tells_calls=True)
+    done = search.tried(search.items, returns_calls=True)
     assert done.broken is not None
     calls = done.calls[: done.broken.at + 1]
     return Shrunk(search.config, calls, done.broken, len(items), broken.at)
@@ -104,7 +104,7 @@ class Search:
     backends: Sequence[Backend]
     name: str | None
     ends: float
-    tell: Told
+    report_line: ReportLine
     keep_if: str | None = None
     clamps: bool = False
     """Whether allocations are limited to the request's tokens, so that prompts can be cut."""
@@ -119,20 +119,20 @@ class Search:
         return True
 
     def tried(
-        self, items: Items, config: Config | None = None, *, tells_calls: bool = False
+        self, items: Items, config: Config | None = None, *, returns_calls: bool = False
     ) -> Tried:
         """Return the result of a run."""
         make = partial(tried, config or self.config, items, self.backends)
-        make = partial(make, clamps=self.clamps, tells_calls=tells_calls)
+        make = partial(make, clamps=self.clamps, returns_calls=returns_calls)
         if self.keep_if is None:
             return make(self.name)
         with tempfile.TemporaryDirectory() as base:
             folder = Path(base, "record")
             done = make(KEPT, folder=folder)
-            asked = subprocess.run(
+            ended = subprocess.run(
                 f"{self.keep_if} {shlex.quote(str(folder))}", shell=True, stdout=subprocess.DEVNULL
             )
-        if asked.returncode:
+        if ended.returncode:
             return attrs.evolve(done, broken=None)
         return attrs.evolve(done, broken=Broken(KEPT, "the command exits with 0", len(items) - 1))
 
@@ -149,7 +149,7 @@ class Search:
             self.items = without_requests(self.items, names, named, self.fails)
             self._cut()
             self.items = without_stretches(self.items, self.fails)
-            self.tell(f"{len(self.items):,} calls")
+            self.report_line(f"{len(self.items):,} calls")
             self.items = with_simpler_items(self.items, simpler, self.fails)
             self.config = simpler_config(self.config, lambda one: self.fails(self.items, one))
             while self._smaller_pool():
@@ -177,14 +177,14 @@ class Search:
             some = set(names[:count])
             fewer = tuple(each for each in self.items if not named(each) or named(each) & some)
             if self.fails(fewer):
-                self.tell(f"{count:,} of {len(names):,} requests: {len(fewer):,} calls")
+                self.report_line(f"{count:,} of {len(names):,} requests: {len(fewer):,} calls")
                 return fewer
             count *= 2
         return self.items
 
     def _cut(self) -> None:
         """Remove calls after the failure, misuse, and batches directly after another one."""
-        done = self.tried(self.items, tells_calls=True)
+        done = self.tried(self.items, returns_calls=True)
         if done.broken is not None:
             self.items = self.items[: done.broken.at + 1]
         self._keep(

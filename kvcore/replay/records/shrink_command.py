@@ -36,7 +36,7 @@ def main(arguments: Sequence[str]) -> int:
     given = parse(_parser(), arguments)
     backends: list[Backend] = ["python", "rust"] if given.backend == "both" else [given.backend]
     try:
-        options = {"keep_if": given.keep_if, "seconds": given.seconds, "tell": _tell}
+        options = {"keep_if": given.keep_if, "seconds": given.seconds, "tell": _report}
         done = shrink(given.record, backends, given.keep, **options)
         if done is not None and given.out is not None:
             write_record(done, given.out, backends[-1])
@@ -89,7 +89,7 @@ def _with_tokens(call: Call) -> Call:
     return Call(call.name, (*call.args, [""] * len(call.args[0])), call.options)
 
 
-def _tell(line: str) -> None:
+def _report(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 

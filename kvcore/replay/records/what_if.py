@@ -167,7 +167,7 @@ def _calls(files: Iterable[Path]) -> Iterator[RecordedCall]:
             return
         following = segment.header.first_call
         for call in read_calls(segment):
-            if call.says is not None:
+            if call.result is not None:
                 following += 1
                 yield call
         if segment.dropped_bytes:

@@ -113,7 +113,7 @@ class Adapter:
     @staticmethod
     def attach(target: Any, sanitizer: Any) -> None:
         """Follow a Scheduler: `schedule`, `postprocess`, and the blocks that `deallocate` frees."""
-        told: dict[str, int] = {}  # request: reported blocks of its table
+        reported: dict[str, int] = {}  # request: reported blocks of its table
         schedule, postprocess = target.schedule, target.postprocess
         deallocate = target.block_manager.deallocate
         steps = [0]
@@ -123,12 +123,12 @@ class Adapter:
             chunks = []
             for each in sequences:
                 name = str(each.seq_id)
-                if name not in told:
+                if name not in reported:
                     sanitizer.begin(name, each.token_ids)
-                    told[name] = 0
-                if len(each.block_table) > told[name]:
-                    sanitizer.extend(name, 0, each.block_table[told[name] :])
-                    told[name] = len(each.block_table)
+                    reported[name] = 0
+                if len(each.block_table) > reported[name]:
+                    sanitizer.extend(name, 0, each.block_table[reported[name] :])
+                    reported[name] = len(each.block_table)
                 start = each.num_cached_tokens if is_prefill else len(each) - 1
                 chunks.append(Chunk(name, start, each.num_scheduled_tokens))
             steps[0] += 1
@@ -138,15 +138,15 @@ class Adapter:
 
         def dropped(sequence: Any) -> None:
             deallocate(sequence)
-            if told.get(name := str(sequence.seq_id)):
-                told[name] = 0
+            if reported.get(name := str(sequence.seq_id)):
+                reported[name] = 0
                 sanitizer.drop(name)
 
         def finished(sequences: Any, answers: Any, is_prefill: bool) -> None:
             postprocess(sequences, answers, is_prefill)
             for each in sequences:
                 if each.is_finished:
-                    del told[str(each.seq_id)]
+                    del reported[str(each.seq_id)]
                     sanitizer.end(str(each.seq_id))
 
         target.schedule, target.postprocess = scheduled, finished

@@ -64,7 +64,7 @@ class Engine:
         self.running: list[Request] = []
         self.known: list[Request] = []
         self.ends: dict[int, tuple[int, ...]] = {}
-        self.told: list[tuple[str, int, Any]] = []
+        self.reported: list[tuple[str, int, Any]] = []
         self.follow: Any = lambda _: None
         self.gives: Any = lambda _: None
         self.leaves: Any = lambda _: None
@@ -220,8 +220,8 @@ class Engine:
 
     def events(self) -> list[tuple[str, int, Any]]:
         self.take_events(None)
-        told, self.told = self.told, []
-        return told
+        reported, self.reported = self.reported, []
+        return reported
 
     def take_events(self, tenant: int | None) -> None:
         """Return each hash that was removed, or stored by a tenant, with all tokens up to
@@ -233,9 +233,9 @@ class Engine:
                     first = self.ends.get(rest[0] if not place else hashes[place - 1], ())
                     tokens = rest[1][place * self.size : (place + 1) * self.size]
                     self.ends[each] = (*first, *tokens)
-                    self.told.append(("stored", each, (tenant, self.ends[each])))
+                    self.reported.append(("stored", each, (tenant, self.ends[each])))
             elif kind == "block_removed":
-                self.told += [("removed", each, None) for each in hashes]
+                self.reported += [("removed", each, None) for each in hashes]
 
     def hits(self, tenant: int, tokens: tuple[int, ...]) -> int:
         key = array.array("q", tokens)
@@ -298,26 +298,26 @@ class Adapter:
     @staticmethod
     def attach(target: Any, sanitizer: Any) -> None:
         """Follow the loop around the tree: the slots of each request when a batch runs."""
-        told: dict[str, list[int]] = {}
+        reported: dict[str, list[int]] = {}
         numbers = itertools.count(1)
 
         def left(request: Any) -> None:
-            if told.get(request.name):
-                told[request.name] = []
+            if reported.get(request.name):
+                reported[request.name] = []
                 sanitizer.drop(request.name)
 
         def given(request: Any) -> None:
-            if request.name not in told:
-                told[request.name] = []
+            if request.name not in reported:
+                reported[request.name] = []
                 sanitizer.begin(request.name, request.tokens, (None, request.tenant or None))
             table = [slot // target.size for slot in request.slots[:: target.size]]
-            known = told[request.name]
+            known = reported[request.name]
             if table[: len(known)] != known:
                 sanitizer.drop(request.name)
                 known = []
             if len(table) > len(known):
                 sanitizer.extend(request.name, 0, table[len(known) :])
-            told[request.name] = table
+            reported[request.name] = table
 
         def followed(batch: Any) -> None:
             for request, _, _ in batch:

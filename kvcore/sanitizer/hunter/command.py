@@ -131,7 +131,7 @@ class _Session:
 
     def follow(self, job: Mapping[str, Any]) -> int:
         """Follow a job to its end, report the result, and return the exit code."""
-        self._say(f"{job['engine']}: seed {job['seed']}" if "seed" in job else "one world again")
+        self._print(f"{job['engine']}: seed {job['seed']}" if "seed" in job else "one world again")
         interrupted = False
         handlers = {
             "start": self._on_start,
@@ -140,8 +140,8 @@ class _Session:
             "found": self._on_found,
         }
         try:
-            with closing(events(job)) as told:
-                for event in told:
+            with closing(events(job)) as found_events:
+                for event in found_events:
                     handlers.get(event["event"], lambda _: None)(event)
         except KeyboardInterrupt:
             interrupted = True
@@ -151,7 +151,7 @@ class _Session:
             return UNSUPPORTED
         self._end(job, interrupted)
         if job["do"] == "again" and self.tally.skipped:
-            self._say(f"{job['engine']} refuses the options of this world")
+            self._print(f"{job['engine']} refuses the options of this world")
         names = {event["name"] for event in self.found.values()}
         if "harness" in names or self._skips_too_much():
             return HARNESS
@@ -171,7 +171,7 @@ class _Session:
         if time.monotonic() > self.shown + 10:
             self.shown = time.monotonic()
             found = ", ".join(sorted({each["name"] for each in self.found.values()})) or "nothing"
-            self._say(
+            self._print(
                 f"{self.now.seconds:.0f} CPU s, {self.now.runs} runs, {self.now.steps} steps, "
                 f"found: {found}"
             )
@@ -183,7 +183,7 @@ class _Session:
         if is_new and not self.options.json:
             moves = len(event["world"]["moves"])
             where = f" {event['where']}" if event["where"] else ""
-            self._say(f"found {event['name']}{where} {' '.join(event['needs'])}: {moves} moves")
+            self._print(f"found {event['name']}{where} {' '.join(event['needs'])}: {moves} moves")
             print(event["text"].strip(), flush=True)
 
     def _skips_too_much(self) -> bool:
@@ -195,7 +195,7 @@ class _Session:
                 if event["name"] == "harness":
                     continue  # an error of the adapter is not a report for the engine's project
                 for path in write(event, _adapter(self.options.engine), self.options.write):
-                    self._say(f"wrote {path}")
+                    self._print(f"wrote {path}")
         summary = {
             "engine": self.engine.get("engine", job["engine"]),
             "seed": job.get("seed"),
@@ -225,7 +225,7 @@ class _Session:
             print(f"{title}: {texts or 'none'}")
         print(f"not reached: {', '.join(tally.missing()) or 'none'}")
 
-    def _say(self, text: str) -> None:
+    def _print(self, text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
 

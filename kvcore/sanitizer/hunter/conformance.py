@@ -69,40 +69,40 @@ def _one_request(adapter: Adapter) -> Iterator[str]:
     world = _world(adapter, ())
     length, new = 3 * world.block_size + 1, 5
     prompt = tuple(1 + place % 7 for place in range(length))
-    told = _Told(adapter, world)
-    fresh = told.engine.free()
-    if fresh != told.engine.total():
-        yield f"a fresh engine has {fresh} free blocks of a total of {told.engine.total()}"
-    told.engine.arrive(Arrive("r0", prompt, new))
+    watched = _PositionsNoted(adapter, world)
+    fresh = watched.engine.free()
+    if fresh != watched.engine.total():
+        yield f"a fresh engine has {fresh} free blocks of a total of {watched.engine.total()}"
+    watched.engine.arrive(Arrive("r0", prompt, new))
     for _ in range(STEPS_MAX):
-        if not list(told.engine.live):
+        if not list(watched.engine.live):
             break
-        told.engine.step()
+        watched.engine.step()
     else:
         yield f"a request that fits is still live after {STEPS_MAX} steps"
-    told.engine.finish_batches()
+    watched.engine.finish_batches()
     wanted = set(range(length + new - 1))
-    missing = sorted(wanted - told.positions)
+    missing = sorted(wanted - watched.positions)
     if missing:
         yield f"no step reported that positions {missing[:5]} of the only request were computed"
-    if extra := sorted(told.positions - wanted)[:5]:
+    if extra := sorted(watched.positions - wanted)[:5]:
         yield f"steps reported positions {extra}, which the only request does not have"
-    if told.engine.free() != fresh:
-        yield f"{told.engine.free()} blocks are free when all have left, {fresh} before"
+    if watched.engine.free() != fresh:
+        yield f"{watched.engine.free()} blocks are free when all have left, {fresh} before"
 
 
-class _Told:
+class _PositionsNoted:
     """An engine with a sanitizer that notes the positions of all chunks."""
 
     def __init__(self, adapter: Adapter, world: HuntWorld) -> None:
         self.engine = adapter.Engine(world)
         groups, blocks = adapter.groups(self.engine), self.engine.num_blocks
         self.positions: set[int] = set()
-        told = self
+        watched = self
 
         class Noting(Watch):
             def _see(self, name: Any, start: int, count: int) -> None:
-                told.positions.update(range(start, start + count))
+                watched.positions.update(range(start, start + count))
                 super()._see(name, start, count)
 
         self.watch = Noting(Sanitizer(groups, blocks, full=True))

@@ -107,12 +107,12 @@ class Hunt:
         warm_up(self.adapter, self.generator.next())
         yield {"event": "warm"}
         started = time.process_time()
-        told = 0.0
+        reported_at = 0.0
         while self.tally.seconds < seconds and self.tally.runs != runs:
             yield from self._one()
             self.tally.seconds = round(time.process_time() - started, 2)
-            if self.tally.seconds >= told + 1:
-                told = self.tally.seconds
+            if self.tally.seconds >= reported_at + 1:
+                reported_at = self.tally.seconds
                 yield {"event": "tally", **attrs.asdict(self.tally)}
         yield {"event": "tally", **attrs.asdict(self.tally)}
 

@@ -215,11 +215,11 @@ def _drain(name: str) -> list[str]:
 def _sentence(move: Move) -> str:
     if isinstance(move, Arrive):
         samples = f", {move.samples} samples" if move.samples > 1 else ""
-        whose = f", tenant {move.tenant}" if move.tenant else ""
+        of_tenant = f", tenant {move.tenant}" if move.tenant else ""
         urgent = f", priority {move.priority}" if move.priority else ""
         return (
             f"{move.name} arrives: prompt {' '.join(map(str, move.prompt))}, "
-            f"{move.new} new tokens{samples}{urgent}{whose}."
+            f"{move.new} new tokens{samples}{urgent}{of_tenant}."
         )
     if isinstance(move, str):
         words = {

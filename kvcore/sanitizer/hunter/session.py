@@ -106,26 +106,26 @@ def _lost(job: Mapping[str, Any], ended: Event, world: Mapping[str, Any]) -> Eve
 def _one_process(job: Mapping[str, Any]) -> Iterator[Event]:
     """Yield the events of one process; the last is `ended` unless the process exited normally."""
     command = [python_of(job["engine"]), "-m", "kvcore.sanitizer.hunter.worker"]
-    told, tells = os.pipe()
+    reads, writes = os.pipe()
     prints, printed = os.pipe()
     child = subprocess.Popen(
-        [*command, json.dumps({**job, "events": tells})],
+        [*command, json.dumps({**job, "events": writes})],
         stdin=subprocess.DEVNULL,
         stdout=printed,
         stderr=printed,
-        pass_fds=(tells,),
+        pass_fds=(writes,),
         env=_environment(),
         start_new_session=True,  # so that it ends with all its children
     )
-    os.close(tells)
+    os.close(writes)
     os.close(printed)
     try:
-        yield from _followed(child, told, prints, Path(job["unfinished"]))
+        yield from _followed(child, reads, prints, Path(job["unfinished"]))
     finally:
         with suppress(ProcessLookupError):
             os.killpg(child.pid, signal.SIGKILL)
         child.wait()
-        os.close(told)
+        os.close(reads)
         os.close(prints)
 
 
@@ -137,10 +137,10 @@ def _environment() -> dict[str, str]:
 
 
 def _followed(
-    child: subprocess.Popen[bytes], told: int, prints: int, unfinished: Path
+    child: subprocess.Popen[bytes], reads: int, prints: int, unfinished: Path
 ) -> Iterator[Event]:
     buffer, tail, num_printed, last = b"", b"", 0, time.time()
-    open_ends, failed, patience = {told, prints}, None, START_SECONDS
+    open_ends, failed, patience = {reads, prints}, None, START_SECONDS
     while open_ends and failed is None:
         ready, _, _ = select.select(list(open_ends), [], [], 1.0)
         for end in ready:

@@ -27,7 +27,7 @@ def small_worlds(
     for length in range(2, NUM_MOVES_MAX + 1):
         for options in _options(axes, fixed, size):
             for kinds_of in product(kinds, repeat=length):
-                if _says_something(kinds_of):
+                if _is_worth_running(kinds_of):
                     moves = tuple(_moves(kinds_of, prompts))
                     yield HuntWorld(options, _num_blocks(moves, size), 2 * size, 2, moves)
 
@@ -53,7 +53,7 @@ def _options(axes: Axes, fixed: Mapping[str, Any], size: int) -> Iterator[dict[s
             yield from ({**default, name: value} for value in values[1:])
 
 
-def _says_something(kinds: tuple[str, ...]) -> bool:
+def _is_worth_running(kinds: tuple[str, ...]) -> bool:
     """Return whether moves are useful: they begin with an arrival, abort only after one, and have a
     step.
     """

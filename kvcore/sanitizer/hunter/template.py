@@ -185,7 +185,7 @@ class Adapter:
     @staticmethod
     def attach(target: Any, sanitizer: Any) -> None:
         """Follow a Scheduler: what it schedules, and the blocks that it frees."""
-        told: dict[str, int] = {}
+        reported: dict[str, int] = {}
         schedule, release, leave = target.schedule, target.release, target.leave
         numbers = itertools.count(1)
 
@@ -193,11 +193,11 @@ class Adapter:
             batch = schedule()
             chunks = []
             for each in batch:
-                if each.name not in told:
+                if each.name not in reported:
                     sanitizer.begin(each.name, each.tokens)
-                if new := each.blocks[told.get(each.name, 0) :]:
+                if new := each.blocks[reported.get(each.name, 0) :]:
                     sanitizer.extend(each.name, 0, new)
-                told[each.name] = len(each.blocks)
+                reported[each.name] = len(each.blocks)
                 chunks.append(Chunk(each.name, each.computed, each.scheduled))
             if batch:
                 step = next(numbers)
@@ -207,13 +207,13 @@ class Adapter:
 
         def released(request: Request) -> None:
             release(request)
-            if told.get(request.name):
-                told[request.name] = 0
+            if reported.get(request.name):
+                reported[request.name] = 0
                 sanitizer.drop(request.name)
 
         def left(request: Request) -> None:
             leave(request)
-            if told.pop(request.name, None) is not None:
+            if reported.pop(request.name, None) is not None:
                 sanitizer.end(request.name)
 
         target.schedule, target.release, target.leave = scheduled, released, left

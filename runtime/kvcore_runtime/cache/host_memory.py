@@ -52,9 +52,9 @@ def _has_huge_pages() -> bool:
 
 def _huge(num_bytes: int, shared: bool) -> Tensor:
     """Return untouched bytes that begin at a huge page; the tensor keeps the mapping alive."""
-    whose = mmap.MAP_SHARED if shared else mmap.MAP_PRIVATE
+    mode = mmap.MAP_SHARED if shared else mmap.MAP_PRIVATE
     try:
-        mapping = mmap.mmap(-1, num_bytes + HUGE_PAGE_BYTES, whose | mmap.MAP_ANONYMOUS)
+        mapping = mmap.mmap(-1, num_bytes + HUGE_PAGE_BYTES, mode | mmap.MAP_ANONYMOUS)
     except (OSError, OverflowError) as error:
         raise NoMemory(num_bytes=num_bytes, reason=str(error)) from None
     with contextlib.suppress(OSError):  # The kernel has no huge pages; ordinary ones work too.

@@ -79,7 +79,7 @@ def main(argv: list[str] | None = None) -> int:
         if options.place is not None:
             _serve(options.place, options.folder, tiny=options.tiny)
             return 0
-        return _tell(tiny=options.tiny, stay=options.stay, own_index=options.own_index)
+        return _show(tiny=options.tiny, stay=options.stay, own_index=options.own_index)
     except KvcoreRuntimeError as error:
         print(f"kvcore_runtime.demos.cluster: {error}", file=sys.stderr)
         return 1
@@ -124,27 +124,27 @@ class Index(Protocol):
         """Count the leading blocks of a prompt that each node has, 0 for none."""
 
 
-def _tell(*, tiny: bool, stay: bool, own_index: bool) -> int:
+def _show(*, tiny: bool, stay: bool, own_index: bool) -> int:
     tokenizer = load_tokenizer(tiny=tiny)
     story = tokenizer.encode(STORY * 2)
-    asked = [*story, *tokenizer.encode(" Question: when did it begin? Answer:")]
+    prompt_tokens = [*story, *tokenizer.encode(" Question: when did it begin? Answer:")]
     again = [*story, *tokenizer.encode(" Question: where did it meet? Answer:")]
     with contextlib.ExitStack() as stack:
         place = stack.enter_context(page_store())
         nodes = [stack.enter_context(_node(name, place, tiny=tiny)) for name in ("A", "B")]
         first, second = nodes
         index = _index(stack, nodes, own_index=own_index)
-        print(f"\nthe index knows of the prompt: {_shown(index.find(asked))}")
-        told = first.ask("1", asked)
-        print(f"A computes it: {_cost(told, asked)}")
-        num_blocks = _wait_until(lambda: index.find(asked)["A"])
-        print(f"A's events arrive: the index knows of {_shown(index.find(asked))}")
+        print(f"\nthe index knows of the prompt: {_shown(index.find(prompt_tokens))}")
+        reply = first.ask("1", prompt_tokens)
+        print(f"A computes it: {_cost(reply, prompt_tokens)}")
+        num_blocks = _wait_until(lambda: index.find(prompt_tokens)["A"])
+        print(f"A's events arrive: the index knows of {_shown(index.find(prompt_tokens))}")
         other = first.ask("2", again)
         print(f"another question about the same text goes to A: {_cost(other, again)}")
-        moved = second.ask("3", asked)
-        print(f"A is busy, so the first one goes to B: {_cost(moved, asked)}")
-        _wait_until(lambda: index.find(asked)["B"])
-        print(f"B has it, too: the index knows of {_shown(index.find(asked))}\n")
+        moved = second.ask("3", prompt_tokens)
+        print(f"A is busy, so the first one goes to B: {_cost(moved, prompt_tokens)}")
+        _wait_until(lambda: index.find(prompt_tokens)["B"])
+        print(f"B has it, too: the index knows of {_shown(index.find(prompt_tokens))}\n")
         for node in nodes:
             print(f"{node.name}'s metrics at {node.url}")
             print("".join(f"    {line}\n" for line in node.scrape()))
@@ -153,7 +153,7 @@ def _tell(*, tiny: bool, stay: bool, own_index: bool) -> int:
             "the index counted A's blocks": num_blocks >= len(story) // BLOCK_SIZE,
             "A computed the second question alone": other["computed"] <= cheap,
             "B computed less than a block": moved["computed"] <= BLOCK_SIZE,
-            "B's tokens are A's": moved["tokens"] == told["tokens"],
+            "B's tokens are A's": moved["tokens"] == reply["tokens"],
         }
         for what, holds in checks.items():
             print(f"{'yes' if holds else 'NO'}: {what}")
@@ -165,8 +165,8 @@ def _tell(*, tiny: bool, stay: bool, own_index: bool) -> int:
     return 0 if all(checks.values()) else 1
 
 
-def _cost(told: dict[str, Any], prompt: list[int]) -> str:
-    return f"{told['computed']} of {len(prompt)} tokens computed, {told['seconds']:.2f} s"
+def _cost(reply: dict[str, Any], prompt: list[int]) -> str:
+    return f"{reply['computed']} of {len(prompt)} tokens computed, {reply['seconds']:.2f} s"
 
 
 def _shown(found: dict[str, int]) -> str:

@@ -65,8 +65,8 @@ class BatchExecutor:
 
     def announce(self, inputs: StepInputs) -> None:
         """Announce what the next submitted batch computes; without this it computes nothing."""
-        tell = self._worker.tell if isinstance(self._worker, ForkedWorker) else self._worker.submit
-        tell(self._side.announce, *inputs)
+        send = self._worker.send if isinstance(self._worker, ForkedWorker) else self._worker.submit
+        send(self._side.announce, *inputs)
 
     def submit(self, batch: Batch) -> None:
         """Submit a batch to be applied, with its step to be computed."""

@@ -28,7 +28,7 @@ import attrs
 import torch
 
 from kvcore import Config, KVCacheManager
-from kvcore.record.recorder import record_if_asked
+from kvcore.record.recorder import record_if_requested
 from kvcore.types.commands import Batch
 from kvcore_runtime.cache.transfers import Finished
 from kvcore_runtime.engine.batch_executor import BatchExecutor, Executed, runs_in_fork
@@ -116,7 +116,7 @@ class Engine:
         self.metrics = Metrics()
         self.spans = Spans(self.options.on_span)
         manager = KVCacheManager(config, self.options.backend)
-        record_if_asked(manager)
+        record_if_requested(manager)
         self.manager = timed(manager, self.metrics)
         _check_budget(config, self.options)
         self.runtime, groups = make_runtime(

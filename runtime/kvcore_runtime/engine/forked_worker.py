@@ -104,7 +104,7 @@ class ForkedWorker:
         self._send(method, arguments, reply)
         return reply
 
-    def tell(self, method: Callable[..., Any], *arguments: Any) -> None:
+    def send(self, method: Callable[..., Any], *arguments: Any) -> None:
         """Call a method like `submit`, but without a reply. The fork ends if the method raises."""
         self._send(method, arguments, None)
 

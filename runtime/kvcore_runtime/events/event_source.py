@@ -14,8 +14,8 @@ from kvcore_runtime.events.endpoints import END, Warnings, attach, with_rank
 from kvcore_runtime.events.errors import EndpointUnusable, load_zmq
 
 MESSAGE_BYTES_MAX = 256 * 2**20
-ASK_AGAIN_S = 0.1
-ASK_AGAIN_S_MAX = 5.0
+RETRY_S = 0.1
+RETRY_S_MAX = 5.0
 ANSWER_S_MAX = 2.0
 
 
@@ -28,9 +28,9 @@ class _Line:
         self.sub: Any = None
         self.dealer: Any = None
         self.is_asking = False
-        self.ask_at = 0.0
+        self.request_at = 0.0
         """When to ask next, or to give up waiting for an answer."""
-        self.pause_s = ASK_AGAIN_S
+        self.pause_s = RETRY_S
 
 
 class EventSource:
@@ -78,7 +78,7 @@ class EventSource:
         line.sub.setsockopt(self._zmq.SUBSCRIBE, topic.encode())
         self._open(line, line.sub, endpoint)
         try:
-            self._ask(line)
+            self._request_missing(line)
         except EndpointUnusable:
             self._forget(line.sub)
             raise
@@ -143,23 +143,23 @@ class EventSource:
             if len(frames) != 3 or len(frames[1]) != 8:
                 raise DamagedEvents(reason=f"{len(frames)} frames")
             number = int.from_bytes(frames[1], "big")
-            told = self.index.apply(line.worker, line.rank, number, frames[2])
+            applied = self.index.apply(line.worker, line.rank, number, frames[2])
         except DamagedEvents as error:
             self.num_damaged += 1
             self._warnings.warn("a message of %s was ignored: %s", line.worker, error)
             return
-        if isinstance(told, Gap) and not line.is_asking and time.monotonic() >= line.ask_at:
-            self._ask(line)
+        if isinstance(applied, Gap) and not line.is_asking and time.monotonic() >= line.request_at:
+            self._request_missing(line)
 
     def _read_answer(self, line: _Line, frames: list[bytes]) -> bool:
         """Process one message of a replay. Returns whether it was the last."""
         if len(frames) == 4 and frames[2] == END:
             line.is_asking = False
             if self.index.is_partial(line.worker, line.rank):
-                line.ask_at = time.monotonic() + line.pause_s
-                line.pause_s = min(2 * line.pause_s, ASK_AGAIN_S_MAX)
+                line.request_at = time.monotonic() + line.pause_s
+                line.pause_s = min(2 * line.pause_s, RETRY_S_MAX)
             else:
-                line.ask_at, line.pause_s = 0.0, ASK_AGAIN_S
+                line.request_at, line.pause_s = 0.0, RETRY_S
             return True
         self._read(line, frames[1:])
         return False
@@ -167,15 +167,15 @@ class EventSource:
     def _look_after(self, line: _Line) -> None:
         """Request a replay again if batches are missing or an answer did not arrive."""
         now = time.monotonic()
-        if line.is_asking and now >= line.ask_at:
-            self._ask(line)
-        elif not line.is_asking and line.ask_at and now >= line.ask_at:
+        if line.is_asking and now >= line.request_at:
+            self._request_missing(line)
+        elif not line.is_asking and line.request_at and now >= line.request_at:
             if self.index.is_partial(line.worker, line.rank):
-                self._ask(line)
+                self._request_missing(line)
             else:
-                line.ask_at = 0.0
+                line.request_at = 0.0
 
-    def _ask(self, line: _Line) -> None:
+    def _request_missing(self, line: _Line) -> None:
         """Request a replay on a new socket, so that late answers to older requests are not read."""
         if line.replay_endpoint is None:
             return
@@ -185,4 +185,4 @@ class EventSource:
         start = self.index.expected(line.worker, line.rank)
         line.dealer.send_multipart((b"", start.to_bytes(8, "big")))
         line.is_asking = True
-        line.ask_at = time.monotonic() + ANSWER_S_MAX
+        line.request_at = time.monotonic() + ANSWER_S_MAX

@@ -115,9 +115,9 @@ class FarExchange(Exchange):
 
     def cancelled(self, number: int) -> list[Sequence]:
         """See `Exchange`. `poll` reports the operations that have run; the others failed."""
-        heard = {each.operation for each in self._engine.finished}
-        lost, failed = self._fetches.cancelled(number, heard)
-        for operation in (*failed, *self._stores.cancelled(number, heard)):
+        reported = {each.operation for each in self._engine.finished}
+        lost, failed = self._fetches.cancelled(number, reported)
+        for operation in (*failed, *self._stores.cancelled(number, reported)):
             self._engine.manager.complete_operation(operation, False)
         return lost
 

@@ -206,11 +206,11 @@ class Fetches:
             if fetch.state in (FetchState.FINDING, FetchState.FETCHING) and not fetch.tickets:
                 fetch.state = FetchState.READY
 
-    def cancelled(self, number: int, heard: set[int]) -> tuple[list[Sequence], list[int]]:
+    def cancelled(self, number: int, reported: set[int]) -> tuple[list[Sequence], list[int]]:
         """Give up the loads of the batches from this number on: their pages are ready again.
 
-        heard: operations whose end will still be reported. Returns the sequences of the loads, and
-        the operations that are not in `heard`, which failed.
+        reported: operations whose end will still be reported. Returns the sequences of the loads,
+        and the operations that are not in `reported`, which failed.
         """
         lost, self._loaded = self._loaded, []
         failed: list[int] = []
@@ -225,7 +225,7 @@ class Fetches:
                 fetch.state = FetchState.READY
                 if fetch.sequence not in lost:
                     lost.append(fetch.sequence)
-            if operation not in heard:
+            if operation not in reported:
                 self._give_back(load.slot)
                 del self._loads[operation]
                 failed.append(operation)

@@ -109,8 +109,8 @@ def as_decode(engine: Engine, request: GenerationRequest, handover: Handover) ->
     """
     said = handover.request_id, handover.num_tokens
     if said != (request.request_id, len(request.prompt)):
-        asked = f"request {request.request_id!r} has {len(request.prompt)} tokens"
-        raise BadHandover(reason=f"it is of request {said[0]!r} of {said[1]} tokens; {asked}")
+        expected = f"request {request.request_id!r} has {len(request.prompt)} tokens"
+        raise BadHandover(reason=f"it is of request {said[0]!r} of {said[1]} tokens; {expected}")
     exchange = engine.exchange
     if not isinstance(exchange, FarExchange) or exchange.identity != handover.identity:
         return request

@@ -141,7 +141,7 @@ class TierLink:
                 self.counts.pages[ticket.operation, "timeout"] += len(ticket.names)
                 self._failed(now, probe=ticket.is_probe)
                 self.give_up(ticket)
-                self._tell(ticket, now, num_ok=0)
+                self._report_span(ticket, now, num_ok=0)
                 ended.append(Ended(ticket, None))
         if self._breaker.is_due(now) and not self._is_probing():
             self._probe(now)
@@ -206,10 +206,10 @@ class TierLink:
             if self._breaker.is_down:
                 self._warnings.warn("the far tier is up")
             self._breaker.worked()
-        self._tell(ticket, now, num_ok=statuses.count(FarStatus.OK))
+        self._report_span(ticket, now, num_ok=statuses.count(FarStatus.OK))
         ended.append(Ended(ticket, statuses))
 
-    def _tell(self, ticket: Ticket, now: float, *, num_ok: int) -> None:
+    def _report_span(self, ticket: Ticket, now: float, *, num_ok: int) -> None:
         """Report the span of a ticket: from its submit until nobody waits for it any more."""
         if not ticket.is_probe:
             self._spans.end(

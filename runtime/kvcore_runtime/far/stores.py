@@ -129,15 +129,15 @@ class Stores:
             if status is not FarStatus.OK:
                 self._known.discard(name)
 
-    def cancelled(self, number: int, heard: set[int]) -> list[int]:
+    def cancelled(self, number: int, reported: set[int]) -> list[int]:
         """Give up the stores of the batches from this number on. Returns the failed operations.
 
-        heard: operations whose end will still be reported; they are not given up.
+        reported: operations whose end will still be reported; they are not given up.
         """
         failed = [
             operation
             for operation, store in self._operations.items()
-            if store.batch >= number and operation not in heard
+            if store.batch >= number and operation not in reported
         ]
         for operation in failed:
             self._drop(self._operations.pop(operation), "cancelled")

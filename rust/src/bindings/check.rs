@@ -49,8 +49,8 @@ pub(crate) fn check_world<'py>(
     let limits = Limits { max_depth, max_states, max_seconds };
     let mut raised = None;
     let mut watch = |come: &Progress| {
-        let told = Python::attach(|py| tell(py, progress.as_ref(), come));
-        told.map_err(|error| raised = Some(error)).is_ok()
+        let reported = Python::attach(|py| report_progress(py, progress.as_ref(), come));
+        reported.map_err(|error| raised = Some(error)).is_ok()
     };
     let report = py.detach(|| {
         check::check_world(read, symmetry, full_keys, checks, &limits, workers, &mut watch)
@@ -77,8 +77,8 @@ pub(crate) fn check_states<'py>(
     Ok(found.into_iter().map(|(state, names)| (PyBytes::new(py, &state), names)).collect())
 }
 
-/// Ask Python whether to go on.
-fn tell(py: Python<'_>, progress: Option<&Py<PyAny>>, come: &Progress) -> PyResult<()> {
+/// Report progress to Python, which says whether to go on.
+fn report_progress(py: Python<'_>, progress: Option<&Py<PyAny>>, come: &Progress) -> PyResult<()> {
     py.check_signals()?;
     let Some(progress) = progress else { return Ok(()) };
     let counts = (come.num_states, come.num_edges, come.depth, come.num_waiting);

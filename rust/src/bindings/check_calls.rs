@@ -6,7 +6,9 @@ use pyo3::types::{PyDict, PyString, PyTuple};
 
 use crate::bindings::arguments::items;
 use crate::bindings::values::hit;
+use crate::check::world::calls::slot_request;
 use crate::oracle::calls::{Call, Name, Slots};
+use crate::transitions::slot_request::SlotOption;
 use crate::types::values::Hit;
 
 /// Makes the Python calls of one world.
@@ -96,19 +98,12 @@ impl<'py> Stories<'py> {
     }
 
     fn slots(&self, slots: &Slots, options: &Bound<'py, PyDict>) -> PyResult<Arguments<'py>> {
-        for (name, count) in [
-            ("num_external_computed_tokens", slots.num_external_computed_tokens),
-            ("num_lookahead_tokens", slots.num_lookahead_tokens),
-            ("num_encoder_tokens", slots.num_encoder_tokens),
-            ("reserved_blocks", slots.reserved_blocks),
-            ("num_output_placeholders", slots.num_output_placeholders),
-        ] {
-            if count > 0 {
-                options.set_item(name, count)?;
+        for (name, option) in slot_request(slots).options() {
+            match option {
+                SlotOption::Count(&mut count) if count > 0 => options.set_item(name, count)?,
+                SlotOption::Flag(&mut true) => options.set_item(name, true)?,
+                _ => {}
             }
-        }
-        if slots.delay_cache_blocks {
-            options.set_item("delay_cache_blocks", true)?;
         }
         let mut all = vec![self.id(slots.name), self.number(slots.num_new_tokens)?];
         all.extend(self.hit(slots.hit.as_ref())?);

@@ -190,33 +190,33 @@ impl Manager {
     }
 
     /// Run a query.
-    pub(crate) fn ask<T>(
+    pub(crate) fn query<T>(
         this: &Bound<'_, Self>,
         given: &Given<'_>,
-        question: impl FnOnce(&State) -> Result<T, Error>,
+        read: impl FnOnce(&State) -> Result<T, Error>,
     ) -> PyResult<T> {
-        let outcome = question(&Self::shown(this)?.state);
+        let outcome = read(&Self::shown(this)?.state);
         outcome.map_err(|error| CallError::from(error).raise(this.py(), given))
     }
 
     /// Run a query about one request.
-    pub(crate) fn ask_of<T>(
+    pub(crate) fn query_of<T>(
         this: &Bound<'_, Self>,
         request_id: IdArg<'_, '_>,
-        question: impl FnOnce(&State, &str) -> Result<T, Error>,
+        read: impl FnOnce(&State, &str) -> Result<T, Error>,
     ) -> PyResult<T> {
         let mut given = Given::default();
         let name = given.name(request_id.0);
-        Self::ask(this, &given, |state| question(state, name))
+        Self::query(this, &given, |state| read(state, name))
     }
 
     /// Run a query of one request.
-    pub(crate) fn ask_one<T>(
+    pub(crate) fn query_one<T>(
         this: &Bound<'_, Self>,
         request_id: IdArg<'_, '_>,
-        question: impl FnOnce(&RequestState) -> T,
+        read: impl FnOnce(&RequestState) -> T,
     ) -> PyResult<T> {
-        Self::ask_of(this, request_id, |state, name| find_request(state, name).map(question))
+        Self::query_of(this, request_id, |state, name| find_request(state, name).map(read))
     }
 
     /// The `KVCacheBlocks` of a call that grew no table.

@@ -43,7 +43,7 @@ impl Manager {
             let look_up = |state: &mut State, name: &str| get_computed_blocks(state, name);
             Self::change_one(slf, GET_COMPUTED_BLOCKS, request_id, look_up)?
         } else {
-            Self::ask_of(slf, request_id, get_computed_blocks)?
+            Self::query_of(slf, request_id, get_computed_blocks)?
         };
         values::hit(slf.py(), &hit)
     }
@@ -54,7 +54,7 @@ impl Manager {
         slf: &Bound<'py, Self>,
         request_id: IdArg<'_, 'py>,
     ) -> PyResult<PyBlocks<'py>> {
-        let held = Self::ask_of(slf, request_id, get_blocks)?;
+        let held = Self::query_of(slf, request_id, get_blocks)?;
         values::blocks(slf.py(), &held.blocks)
     }
 
@@ -64,13 +64,13 @@ impl Manager {
         slf: &Bound<'py, Self>,
         request_id: IdArg<'_, 'py>,
     ) -> PyResult<Vec<u32>> {
-        Self::ask_of(slf, request_id, get_num_common_prefix_blocks)
+        Self::query_of(slf, request_id, get_num_common_prefix_blocks)
     }
 
     /// Tokens of a request. Changes nothing.
     #[pyo3(signature = (request_id))]
     fn num_tokens(slf: &Bound<'_, Self>, request_id: IdArg<'_, '_>) -> PyResult<u32> {
-        Self::ask_one(slf, request_id, RequestState::num_tokens)
+        Self::query_one(slf, request_id, RequestState::num_tokens)
     }
 
     /// The keys of a request's full blocks, one tuple per group. Changes nothing.
@@ -79,7 +79,7 @@ impl Manager {
         slf: &Bound<'py, Self>,
         request_id: IdArg<'_, 'py>,
     ) -> PyResult<PyKeys<'py>> {
-        let keys = Self::ask_of(slf, request_id, get_block_keys)?;
+        let keys = Self::query_of(slf, request_id, get_block_keys)?;
         values::keys(slf.py(), &keys)
     }
 
@@ -98,7 +98,7 @@ impl Manager {
             Ok(get_block_keys(state, name)?.into_iter().map(of_group).collect::<Vec<_>>())
         };
         let bytes = |data: Vec<u8>| PyBytes::new(slf.py(), &data);
-        let groups = Self::ask_of(slf, request_id, marks)?;
+        let groups = Self::query_of(slf, request_id, marks)?;
         Ok(groups.into_iter().map(|(flags, folded)| (bytes(flags), bytes(folded))).collect())
     }
 
@@ -107,7 +107,7 @@ impl Manager {
     fn has_key<'py>(slf: &Bound<'py, Self>, block: BlockArg<'_, 'py>) -> PyResult<bool> {
         let mut given = Given::default();
         let number = given.block(block.0)?;
-        Self::ask(slf, &given, |state| has_key(state, number))
+        Self::query(slf, &given, |state| has_key(state, number))
     }
 
     /// The key of a device block, None if it has none. Changes nothing.
@@ -118,7 +118,7 @@ impl Manager {
     ) -> PyResult<Option<Bound<'py, PyBytes>>> {
         let mut given = Given::default();
         let number = given.block(block.0)?;
-        let key = Self::ask(slf, &given, |state| get_block_key(state, number))?;
+        let key = Self::query(slf, &given, |state| get_block_key(state, number))?;
         Ok(key.map(|key| PyBytes::new(slf.py(), &key.0)))
     }
 
@@ -126,7 +126,7 @@ impl Manager {
     #[pyo3(signature = (key))]
     fn get_cached_block(slf: &Bound<'_, Self>, key: &[u8]) -> PyResult<Option<u32>> {
         let key = read_key(slf.py(), key)?;
-        let found = Self::ask(slf, &Given::default(), |state| Ok(get_cached_block(state, &key)))?;
+        let found = Self::query(slf, &Given::default(), |state| Ok(get_cached_block(state, &key)))?;
         Ok(found.map(|block| block.0))
     }
 
@@ -135,31 +135,31 @@ impl Manager {
     fn num_owners<'py>(slf: &Bound<'py, Self>, block: BlockArg<'_, 'py>) -> PyResult<u32> {
         let mut given = Given::default();
         let number = given.block(block.0)?;
-        Self::ask(slf, &given, |state| num_owners(state, number))
+        Self::query(slf, &given, |state| num_owners(state, number))
     }
 
     /// Number of scheduled positions of a request without tokens yet. Changes nothing.
     #[pyo3(signature = (request_id))]
     fn num_output_placeholders(slf: &Bound<'_, Self>, request_id: IdArg<'_, '_>) -> PyResult<u32> {
-        Self::ask_one(slf, request_id, RequestState::num_output_placeholders)
+        Self::query_one(slf, request_id, RequestState::num_output_placeholders)
     }
 
     /// Number of draft tokens of a request. Changes nothing.
     #[pyo3(signature = (request_id))]
     fn num_draft_tokens(slf: &Bound<'_, Self>, request_id: IdArg<'_, '_>) -> PyResult<u32> {
-        Self::ask_one(slf, request_id, RequestState::num_drafts)
+        Self::query_one(slf, request_id, RequestState::num_drafts)
     }
 
     /// Tokens of a request that are computed or scheduled. Changes nothing.
     #[pyo3(signature = (request_id))]
     fn num_computed_tokens(slf: &Bound<'_, Self>, request_id: IdArg<'_, '_>) -> PyResult<u32> {
-        Self::ask_one(slf, request_id, |request| request.num_computed)
+        Self::query_one(slf, request_id, |request| request.num_computed)
     }
 
     /// The row of a request. Changes nothing.
     #[pyo3(signature = (request_id))]
     fn get_row(slf: &Bound<'_, Self>, request_id: IdArg<'_, '_>) -> PyResult<u32> {
-        Ok(Self::ask_of(slf, request_id, State::request)?.0)
+        Ok(Self::query_of(slf, request_id, State::request)?.0)
     }
 
     /// Return the requests that count tokens of older epochs, in row order. Changes nothing.
@@ -171,7 +171,7 @@ impl Manager {
     /// The tier of a request's blocks. Changes nothing.
     #[pyo3(signature = (request_id))]
     fn status<'py>(slf: &Bound<'py, Self>, request_id: IdArg<'_, 'py>) -> PyResult<PyStatus<'py>> {
-        let status = Self::ask_one(slf, request_id, RequestState::status)?;
+        let status = Self::query_one(slf, request_id, RequestState::status)?;
         values::status(slf.py(), status)
     }
 

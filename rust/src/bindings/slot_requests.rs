@@ -78,7 +78,7 @@ slot_method! {
 slot_method! {
     /// What `allocate_slots` would say to the same arguments. Changes nothing.
     fn can_allocate(slf, given, id, slot_request) -> PyVerdict<'py> {
-        let verdict = Self::ask(slf, &given, |state| can_allocate(state, id, &slot_request))?;
+        let verdict = Self::query(slf, &given, |state| can_allocate(state, id, &slot_request))?;
         values::verdict(slf.py(), verdict)
     }
 }

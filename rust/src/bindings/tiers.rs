@@ -43,16 +43,16 @@ impl Tiers {
     }
 
     /// Run a query about one block.
-    pub(super) fn ask_of<'a, T>(
+    pub(super) fn query_of<'a, T>(
         &'a self,
         block: BlockArg<'_, '_>,
         tier: TierArg<'_, '_>,
-        question: impl FnOnce(&'a tiers::Tiers, i64, Tier) -> Result<T, Misuse>,
+        read: impl FnOnce(&'a tiers::Tiers, i64, Tier) -> Result<T, Misuse>,
     ) -> PyResult<T> {
         let (mut given, py) = (Given::default(), block.0.py());
         let tier = self.tier(tier)?;
         let id = given.block(block.0)?;
-        or_raise(py, &given, question(&self.0, id, tier))
+        or_raise(py, &given, read(&self.0, id, tier))
     }
 
     /// Run a transition of a pair of blocks.
@@ -294,7 +294,7 @@ impl Tiers {
     /// Owners of a block. Raises UnknownBlock.
     #[pyo3(signature = (block, tier, /))]
     fn ref_count<'py>(&self, block: BlockArg<'_, 'py>, tier: TierArg<'_, 'py>) -> PyResult<u32> {
-        self.ask_of(block, tier, tiers::ref_count)
+        self.query_of(block, tier, tiers::ref_count)
     }
 
     /// Owners of each block. Raises UnknownBlock.
@@ -317,7 +317,7 @@ impl Tiers {
         block: BlockArg<'_, 'py>,
         tier: TierArg<'_, 'py>,
     ) -> PyResult<Option<Bound<'py, PyBytes>>> {
-        let key = self.ask_of(block, tier, tiers::key_of)?;
+        let key = self.query_of(block, tier, tiers::key_of)?;
         Ok(key.map(|key| PyBytes::new(block.0.py(), &key.0)))
     }
 

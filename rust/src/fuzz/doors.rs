@@ -200,7 +200,7 @@ fn damaged_traces_are_refused_or_replayed() {
 }
 
 /// What a text comes to as a trace: the line that is refused, or a digest of all outcomes.
-fn told(text: &str) -> String {
+fn digest_of(text: &str) -> String {
     match parse_trace(text, "fuzz").and_then(|trace| outcomes(&trace)) {
         Ok(lines) => {
             let lines: Vec<String> = lines.iter().map(|lines| lines.join("\n")).collect();
@@ -213,12 +213,12 @@ fn told(text: &str) -> String {
 
 /// `python -m tests.bytes.agree` writes the file and names it in `KVCORE_TRACES`.
 #[test]
-fn both_languages_tell_a_trace_alike() {
+fn both_languages_run_a_trace_alike() {
     let Some(path) = std::env::var_os("KVCORE_TRACES") else { return };
     let cases = std::fs::read_to_string(path).expect("the file that was named");
     for (number, line) in cases.lines().enumerate() {
         let (text, expected) = line.split_once(' ').expect("a text and what it comes to");
         let text = String::from_utf8(from_hex(text)).expect("a text");
-        assert_eq!(told(&text), expected, "case {number}:\n{text}");
+        assert_eq!(digest_of(&text), expected, "case {number}:\n{text}");
     }
 }

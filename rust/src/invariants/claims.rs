@@ -10,8 +10,8 @@ use crate::state::state::State;
 use crate::state::state::named_pins::named_blocks;
 use crate::types::violation::Finding;
 
-/// NAMED-PINS: a pin of a prefix holds each of its blocks once, beside what operations hold, and is
-/// of an epoch that began; all together hold at most `max_pinned_blocks`.
+/// NAMED-PINS: a pin of a prefix holds each of its blocks once, in addition to operations, and
+/// belongs to an epoch that has begun; all pins together hold at most `max_pinned_blocks`.
 pub(crate) fn named_pins(state: &State, _: &mut Scratch) -> Finding {
     if state.named_pins.is_empty() {
         return Ok(());
@@ -31,7 +31,7 @@ pub(crate) fn named_pins(state: &State, _: &mut Scratch) -> Finding {
     for block in named_blocks(&state.named_pins) {
         let (pins, expected) = (state.device.num_pins(block), held[&block]);
         if state.is_null(block) || pins < expected {
-            return Err(format!("block {} has {pins} pins, {expected} hold it", block.0));
+            return Err(format!("block {} has {pins} pins, but {expected} hold it", block.0));
         }
     }
     let named: HashSet<u32> = named_blocks(&state.named_pins).map(|block| block.0).collect();

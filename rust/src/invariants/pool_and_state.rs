@@ -82,7 +82,7 @@ fn tables_in<'a>(request: &'a RequestState, tier: &str) -> &'a [Table] {
     if tier == "device" { &request.tables } else { &request.host_tables }
 }
 
-/// REF: a block's count is the number of tables that hold it, plus its pins.
+/// REF: a block's reference count is the number of tables that hold it, plus its pins.
 fn ref_counts(state: &State, scratch: &mut Scratch) -> Finding {
     for (tier, pool) in pools(state) {
         let held = scratch.zeros(pool.num_blocks() as usize);
@@ -120,7 +120,8 @@ fn partition(state: &State, _: &mut Scratch) -> Finding {
     Ok(())
 }
 
-/// FQ-UNIQ: no block is free or quarantined twice, links agree, and counters equal lengths.
+/// FQ-UNIQ: no block is in the free queue or in quarantine twice, links agree in both directions,
+/// and counters equal lengths.
 ///
 /// Each block's link back is the block before it, so none can be met twice.
 fn queue_unique(state: &State, _: &mut Scratch) -> Finding {
@@ -175,14 +176,15 @@ fn null_block(state: &State, _: &mut Scratch) -> Finding {
     Ok(())
 }
 
-/// IDX-SOUND: a block in the index has the key under which it is found; links agree and are needed.
+/// IDX-SOUND: a block in the index has the key under which it is found; links agree in both
+/// directions, and join only blocks with one key.
 fn index_sound(state: &State, _: &mut Scratch) -> Finding {
     for (tier, pool) in pools(state) {
         let mut num_found = 0;
         for (first, several) in pool.index.firsts() {
             if pool.key(first).is_none() || pool.index.first(pool.index.key(first)) != Some(first) {
                 let block = first.0;
-                return Err(format!("{tier} block {block} is found under a key that it has not"));
+                return Err(format!("{tier} block {block} is found under another key"));
             }
             num_found += if several { ring_length(tier, pool, first)? } else { 1 };
         }
@@ -228,7 +230,7 @@ fn index_complete(state: &State, _: &mut Scratch) -> Finding {
     Ok(())
 }
 
-/// LEAK: without requests, pins and batches in flight every usable block is free.
+/// LEAK: if there are no requests, pins and batches in flight, every usable block is free.
 fn leak(state: &State, _: &mut Scratch) -> Finding {
     if state.requests().next().is_some() {
         return Ok(());
@@ -245,8 +247,8 @@ fn leak(state: &State, _: &mut Scratch) -> Finding {
     Ok(())
 }
 
-/// EPOCHS: blocks of older epochs have no key, and have owners or leave first; a request that
-/// counts tokens is of an epoch that has begun, any other request of none.
+/// EPOCHS: blocks of older epochs have no key, and either have owners or leave first; a request
+/// with computed tokens belongs to an epoch that has begun, any other request to none.
 fn epochs(state: &State, _: &mut Scratch) -> Finding {
     let (pool, start, epoch) = (&state.device, state.config.epoch, state.epoch);
     let num_first = num_older(&pool.queue) as usize;
@@ -266,7 +268,7 @@ fn epochs(state: &State, _: &mut Scratch) -> Finding {
     Ok(())
 }
 
-/// ROWS: each row is exactly one of: with a request, free, held for an unfinished batch.
+/// ROWS: each row is exactly one of: taken by a request, free, held for an unfinished batch.
 fn rows(state: &State, scratch: &mut Scratch) -> Finding {
     let mut num_taken = 0;
     for (row, request) in (0..).map(Row).zip(&state.requests) {
@@ -302,7 +304,8 @@ fn rows(state: &State, scratch: &mut Scratch) -> Finding {
     Ok(())
 }
 
-/// OPEN-BATCH: the open batch remembers only running requests, at or past their base.
+/// OPEN-BATCH: the open batch has records of running requests alone, none of which counts fewer
+/// tokens than when the batch was opened.
 fn records(state: &State, _: &mut Scratch) -> Finding {
     let num_groups = state.config.groups.len();
     for row in state.batch.scheduled.keys() {
@@ -340,7 +343,8 @@ fn records(state: &State, _: &mut Scratch) -> Finding {
     }
 }
 
-/// OPERATIONS: each unfinished operation holds its block; a request waits for those that name it.
+/// OPERATIONS: each unfinished operation holds its block; a request waits for the operations that
+/// name it.
 fn operations(state: &State, _: &mut Scratch) -> Finding {
     let pool = &state.device;
     let times = |wanted: &dyn Fn(&Operation) -> bool| {

@@ -56,7 +56,8 @@ fn on_device<'a>(
     groups.map(|((index, group_id), table)| (index, group_id, table))
 }
 
-/// TABLEN: each group's table holds a request's computed tokens, in one tier at a time.
+/// TABLEN: each group's table has blocks for all computed tokens of a request, which holds blocks
+/// of one tier at a time.
 pub(crate) fn table_length(state: &State, _: &mut Scratch) -> Finding {
     for request in state.requests() {
         let computed = request.num_computed;
@@ -74,7 +75,7 @@ pub(crate) fn table_length(state: &State, _: &mut Scratch) -> Finding {
     Ok(())
 }
 
-/// WAIT-EMPTY: a waiting request has computed nothing.
+/// WAIT-EMPTY: a waiting request has no computed tokens.
 pub(crate) fn wait_empty(state: &State, _: &mut Scratch) -> Finding {
     for request in state.requests() {
         let counts = request.num_computed > 0 || request.num_cached.iter().any(|&count| count > 0);
@@ -87,7 +88,7 @@ pub(crate) fn wait_empty(state: &State, _: &mut Scratch) -> Finding {
 }
 
 /// NULL-PREFIX: the null block is only at the start of tables of windowed groups, in place of
-/// blocks that no next query sees.
+/// blocks that the next query does not read.
 pub(crate) fn null_prefix(state: &State, _: &mut Scratch) -> Finding {
     for request in state.requests() {
         for (index, group_id, table) in held(state, request) {
@@ -100,7 +101,7 @@ pub(crate) fn null_prefix(state: &State, _: &mut Scratch) -> Finding {
             if leading > skipped as usize {
                 let name = request.name();
                 return Err(format!(
-                    "{name} gave back {leading} blocks of group {index}: {skipped}"
+                    "{name} gave back {leading} blocks of group {index}, not {skipped}"
                 ));
             }
         }
@@ -108,7 +109,7 @@ pub(crate) fn null_prefix(state: &State, _: &mut Scratch) -> Finding {
     Ok(())
 }
 
-/// GROUP-AGREE: every group has the blocks that a request's next query sees, up to one token.
+/// GROUP-AGREE: every group has the blocks that a request's next query reads, up to the same token.
 pub(crate) fn group_agree(state: &State, _: &mut Scratch) -> Finding {
     for request in state.requests() {
         let count = request.num_accepted();
@@ -141,8 +142,8 @@ pub(crate) fn cross(state: &State, _: &mut Scratch) -> Finding {
     Ok(())
 }
 
-/// NO-ALIAS: a block is held at one position of one group, once per table, by requests whose
-/// prefixes agree as far as they count its tokens.
+/// NO-ALIAS: a block is held at one position of one group, once per table, by requests with equal
+/// prefixes up to the last of its tokens that both have computed.
 pub(crate) fn no_alias(state: &State, scratch: &mut Scratch) -> Finding {
     for (tier, pool) in pools(state) {
         scratch.holders.clear();
@@ -194,7 +195,8 @@ pub(crate) fn cached_count(state: &State, _: &mut Scratch) -> Finding {
     Ok(())
 }
 
-/// REQ-HASH: a request's hashes are those of its full blocks; supplied ones are at most as many.
+/// REQ-HASH: a request's hashes are those of its full blocks; if the engine supplied them, there
+/// are at most as many.
 pub(crate) fn request_hashes(state: &State, scratch: &mut Scratch) -> Finding {
     let size = state.hash_block_size as usize;
     for request in state.requests() {
@@ -204,7 +206,7 @@ pub(crate) fn request_hashes(state: &State, scratch: &mut Scratch) -> Finding {
                 return Err(format!("{}: {count} hashes of its own", request.name()));
             }
         } else if !has_its_hashes(state, request, &mut scratch.known) {
-            return Err(format!("{}: {count} hashes are not its tokens'", request.name()));
+            return Err(format!("{}: the {count} hashes are not of its tokens", request.name()));
         }
     }
     Ok(())

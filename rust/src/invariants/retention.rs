@@ -8,8 +8,8 @@ use crate::state::state::State;
 use crate::types::ids::BlockId;
 use crate::types::violation::Finding;
 
-/// RANK-ORDER: each free block is in the part of its level; one without a key is in the first part,
-/// and has no wish.
+/// RANK-ORDER: each free block is in its level's part of the queue; a block without a key is in the
+/// first part, and has no retention wish.
 pub(crate) fn rank_order(state: &State, _: &mut Scratch) -> Finding {
     let pool = &state.device;
     if pool.retention.is_none() {

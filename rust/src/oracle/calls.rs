@@ -13,7 +13,7 @@ pub const PIN_NAMES: [&str; 2] = ["p", "q"];
 const NAMES: [&str; MAX_NAMES] = ["0", "1", "2", "3", "4", "5", "6", "7", "8", "9"];
 
 /// The id of a request, as a number.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Name(pub u8);
 
 impl Name {
@@ -43,8 +43,8 @@ pub struct Sampled {
     pub num_rejected: u32,
 }
 
-/// The arguments of `allocate_slots`.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// The arguments of `allocate_slots` that a world's calls have.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Slots {
     /// The request.
     pub name: Name,
@@ -70,17 +70,7 @@ impl Slots {
     /// This many new tokens of a request and nothing else.
     #[must_use]
     pub fn new(name: Name, num_new_tokens: u32) -> Self {
-        Slots {
-            name,
-            num_new_tokens,
-            hit: None,
-            num_external_computed_tokens: 0,
-            num_lookahead_tokens: 0,
-            delay_cache_blocks: false,
-            num_encoder_tokens: 0,
-            reserved_blocks: 0,
-            num_output_placeholders: 0,
-        }
+        Slots { name, num_new_tokens, ..Slots::default() }
     }
 }
 

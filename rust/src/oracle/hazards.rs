@@ -67,7 +67,7 @@ pub fn check_commands(
     checks.hear_finding("CMD-ORDER", orders(by_segment()))
 }
 
-/// CMD-HAZARD: no place is written twice, or read and written, in one segment.
+/// CMD-HAZARD: no block is written twice, or both read and written, in one segment.
 fn hazards(segment: &[Copied]) -> Finding {
     for (at, (number, one)) in segment.iter().enumerate() {
         let Some(target) = one.writes() else { continue };
@@ -81,7 +81,7 @@ fn hazards(segment: &[Copied]) -> Finding {
     Ok(())
 }
 
-/// CMD-COPYSET: in a segment each target has one source, and is not a source itself.
+/// CMD-COPYSET: in a segment each target has one source, and is not itself a source.
 fn copy_set(segment: &[Copied]) -> Finding {
     let pairs = segment.iter().filter_map(|(_, each)| Some((each.reads()?, each.writes()?)));
     let pairs: SmallVec<[(Place, Place); 8]> = pairs.collect();
@@ -96,7 +96,7 @@ fn copy_set(segment: &[Copied]) -> Finding {
     Ok(())
 }
 
-/// CMD-EVICT-FIRST: a key is withdrawn before its block is handed out or overwritten.
+/// CMD-EVICT-FIRST: a key is withdrawn before its block is allocated or overwritten.
 fn evict_first(start: &State, commands: &Commands) -> Finding {
     let mut gone: SmallVec<[BlockId; 8]> = SmallVec::new();
     for command in commands.iter() {
@@ -105,7 +105,7 @@ fn evict_first(start: &State, commands: &Commands) -> Finding {
             Command::Evict { block, .. } => gone.push(block),
             Command::EvictAll => return Ok(()),
             Command::Allocate { block } if has_key(block) => {
-                return Err(format!("block {} is handed out with its key", block.0));
+                return Err(format!("block {} is allocated before its key is withdrawn", block.0));
             }
             Command::Allocate { .. } => {}
             _ => match command.writes() {
@@ -126,7 +126,7 @@ fn copy_source(commands: &Commands) -> Finding {
         if let Some((Tier::Device, source)) = command.reads()
             && empty.contains(&source)
         {
-            return Err(format!("{command:?} reads a block that was handed out anew before it"));
+            return Err(format!("{command:?} reads a block allocated again before it"));
         }
         if let Command::Allocate { block } = command {
             empty.push(block);

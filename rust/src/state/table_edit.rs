@@ -89,7 +89,7 @@ impl<'a> TableEdit<'a> {
         let given = &mut table[first as usize..end as usize];
         device.release(given.iter().rev().copied(), effects);
         given.fill(NULL_BLOCK);
-        for position in (first..end).filter(|_| !seeded(Mutant::TrimNotTold)) {
+        for position in (first..end).filter(|_| !seeded(Mutant::TrimNotReported)) {
             effects.emit(Command::SetTable { row, group_id, position, block: NULL_BLOCK });
         }
         (first..end).for_each(|position| self.note_replaced(position));
@@ -112,7 +112,7 @@ impl<'a> TableEdit<'a> {
             device.release(released.rev(), effects);
         }
         table.truncate(length as usize);
-        if !seeded(Mutant::CutNotTold) {
+        if !seeded(Mutant::CutNotReported) {
             effects.emit(Command::CutTable { row, group_id, length });
         }
     }

@@ -15,11 +15,11 @@ use crate::mutants::{Mutant, seeded};
 use crate::state::open_batch::ScheduledRequest;
 use crate::state::state::{RequestState, State, request_mut};
 use crate::transitions::allocate::{commit, note_entry};
-use crate::transitions::fast_path::{is_known_quiet, is_quiet, note_quiet_until};
+use crate::transitions::fast_path::{fits_in_place, is_known_quiet, is_quiet, note_quiet_until};
 use crate::transitions::output::{
     check_output, count_scheduled, note_output, publish_filled, take_output,
 };
-use crate::transitions::plan::{fits_in_place, plan_allocation};
+use crate::transitions::plan::plan_allocation;
 use crate::transitions::publish::publish_blocks;
 use crate::transitions::requests::{check_no_drafts, extend};
 use crate::transitions::slot_request::SlotRequest;

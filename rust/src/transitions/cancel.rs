@@ -51,8 +51,8 @@ pub fn cancel(state: &mut State, batch: i64) -> Result<(), Error> {
     state.loads.retain(|load| load.batch < number);
     take_back(state, &cancelled, number);
     let rows: BTreeSet<Row> = cancelled.iter().flat_map(|each| &each.rows).copied().collect();
-    let told = rows.into_iter().filter(|_| !seeded(Mutant::CancelLeavesTables));
-    told.for_each(|row| rebuild(state, row));
+    let announced = rows.into_iter().filter(|_| !seeded(Mutant::CancelLeavesTables));
+    announced.for_each(|row| rebuild(state, row));
     state.device.set_batch(state.batch.number);
     Ok(())
 }

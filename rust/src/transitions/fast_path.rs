@@ -9,7 +9,7 @@
 //! plan is empty.
 
 use crate::state::state::{RequestState, State};
-use crate::transitions::plan::plan_allocation;
+use crate::transitions::plan::{Plan, plan_allocation};
 use crate::transitions::slot_request::SlotRequest;
 use crate::types::groups::{Group, Kind, skipped_blocks};
 use crate::types::ids::{BlockId, Row};
@@ -78,17 +78,36 @@ fn next_trim(state: &State, table: &[BlockId], group: &Group, num_computed: u32)
     }
 }
 
+/// Whether one more token of a request that `append` has checked takes no block, because it has a
+/// slot with one owner and no key in every group. Its plan then has at most a window trim.
+#[must_use]
+pub(crate) fn fits_in_place(state: &State, row: Row) -> bool {
+    let request = &state[row];
+    let mut groups = state.config.groups.iter().zip(&request.tables);
+    let fits = groups.all(|(group, table)| {
+        let block = table.get((request.num_computed / group.block_size) as usize);
+        block.is_some_and(|&block| state.device.is_writable(block))
+    });
+    debug_assert!(!fits || plan_without_blocks(state, row).is_some());
+    fits
+}
+
+/// Return the plan of one more token, if it is admitted and takes no block.
+fn plan_without_blocks(state: &State, row: Row) -> Option<Plan> {
+    let planned = plan_allocation(state, row, &SlotRequest::next(&state[row]));
+    let plan = planned.ok()?.ok()?;
+    let takes_none = plan.hits.is_empty() && plan.rewrites.is_empty() && plan.growth.is_empty();
+    takes_none.then_some(plan)
+}
+
 /// Whether one more token takes no blocks, gives none back, and fills none.
 fn is_nothing(state: &State, row: Row) -> bool {
-    let Ok(Ok(plan)) = plan_allocation(state, row, &SlotRequest::next(&state[row])) else {
-        return false;
-    };
+    let Some(plan) = plan_without_blocks(state, row) else { return false };
     let known = plan.num_scheduled.min(state[row].num_tokens());
     let full = |(group, &cached): (&Group, &u32)| known / group.block_size > cached;
     let mut groups = state.config.groups.iter().zip(&state[row].num_cached);
     let publishes = state.config.publishes_at_once() && groups.any(full);
-    let takes = !(plan.hits.is_empty() && plan.rewrites.is_empty() && plan.growth.is_empty());
-    !publishes && !takes && plan.trims.is_empty()
+    !publishes && plan.trims.is_empty()
 }
 
 #[cfg(test)]

@@ -16,7 +16,7 @@ use smallvec::SmallVec;
 use crate::mutants::{Mutant, seeded};
 use crate::state::state::{NULL_BLOCK, RequestState, State};
 use crate::transitions::slot_request::{SlotRequest, check_slot_request, read_slot_request};
-use crate::transitions::window::{Trims, num_available, plan_trims, visible_from};
+use crate::transitions::window::{Trim, Trims, freed_blocks, plan_trims, visible_from};
 use crate::types::errors::Error;
 use crate::types::groups::{Group, skipped_blocks};
 use crate::types::ids::{BlockId, Row, Table};
@@ -148,24 +148,17 @@ pub fn plan_allocation(
     }))
 }
 
-/// Whether one more token of a request that `append` has checked takes no block, because it has a
-/// slot with one owner and no key in every group. Its plan then has at most a window trim.
+/// Return the free blocks after the trims, less what the floors of others keep once the hits have
+/// owners.
 #[must_use]
-pub fn fits_in_place(state: &State, row: Row) -> bool {
-    let request = &state[row];
-    let mut groups = state.config.groups.iter().zip(&request.tables);
-    let fits = groups.all(|(group, table)| {
-        let block = table.get((request.num_computed / group.block_size) as usize);
-        block.is_some_and(|&block| state.device.is_writable(block))
-    });
-    debug_assert!(!fits || is_nothing(plan_allocation(state, row, &SlotRequest::next(request))));
-    fits
-}
-
-/// Whether a planned allocation is admitted and takes no block.
-fn is_nothing(planned: Result<Result<Plan, Refusal>, Error>) -> bool {
-    let Ok(Ok(plan)) = planned else { return false };
-    plan.hits.is_empty() && plan.rewrites.is_empty() && plan.growth.is_empty()
+pub fn num_available(state: &State, row: Row, hits: &[Vec<BlockId>], trims: &[Trim]) -> u32 {
+    let num_freed = if trims.is_empty() { 0 } else { freed_blocks(state, row, trims).count() };
+    let num_free = state.device.num_free() + num_freed as u32;
+    if state.device.floors.is_none() {
+        return num_free;
+    }
+    let touched = hits.iter().flatten().copied().filter(|&block| !state.is_null(block));
+    num_free - state.device.num_kept(state.tenant(row), touched, freed_blocks(state, row, trims))
 }
 
 /// Compute the lengths of a checked allocation.

@@ -92,21 +92,8 @@ pub(crate) fn moves_on(state: &State, row: Row, seen_from: u32) -> bool {
     })
 }
 
-/// Return the free blocks after the trims, less what the floors of others keep once the hits have
-/// owners.
-#[must_use]
-pub fn num_available(state: &State, row: Row, hits: &[Vec<BlockId>], trims: &[Trim]) -> u32 {
-    let num_freed = if trims.is_empty() { 0 } else { freed_blocks(state, row, trims).count() };
-    let num_free = state.device.num_free() + num_freed as u32;
-    if state.device.floors.is_none() {
-        return num_free;
-    }
-    let touched = hits.iter().flatten().copied().filter(|&block| !state.is_null(block));
-    num_free - state.device.num_kept(state.tenant(row), touched, freed_blocks(state, row, trims))
-}
-
 /// Return the blocks that the trims would add to the free queue.
-fn freed_blocks<'a>(
+pub(crate) fn freed_blocks<'a>(
     state: &'a State,
     row: Row,
     trims: &'a [Trim],

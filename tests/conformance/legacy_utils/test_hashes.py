@@ -133,14 +133,14 @@ def test_a_record_is_the_hash_of_parent_tokens_and_extra_keys(function: Any, ext
 
 @pytest.mark.seed("S001-39", "S001-44")
 def test_a_hash_function_gets_one_tuple() -> None:
-    asked: list[object] = []
+    requested: list[object] = []
 
     def remember(value: object) -> int:
-        asked.append(value)
+        requested.append(value)
         return 9
 
     assert hash_block_tokens(remember, 8, [1], None).hash_value == 9
-    assert asked == [(8, (1,), None)]
+    assert requested == [(8, (1,), None)]
 
 
 @pytest.mark.seed("S001-40")

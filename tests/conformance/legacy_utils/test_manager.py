@@ -169,15 +169,15 @@ def test_a_list_of_hashes_grows_and_outlives_a_preemption(backend: Backend) -> N
     preempt(manager, request)
     assert manager.req_to_block_hashes["0"] is hashes
     request.all_token_ids.append(78)
-    asked: list[object] = []
+    requested: list[object] = []
 
     def remember(value: object) -> int:
-        asked.append(value)
+        requested.append(value)
         return hash(value)
 
     manager.caching_hash_fn = remember
     assert resume(manager, request) == [4]
-    assert (table(manager, request), asked) == ([1, 2, 3, 4], [])  # nothing is hashed twice
+    assert (table(manager, request), requested) == ([1, 2, 3, 4], [])  # nothing is hashed twice
     finish(manager, request)
     assert "0" not in manager.req_to_block_hashes
     assert manager.req_to_block_hashes["0"] == []
@@ -208,10 +208,10 @@ def test_who_wants_log_probabilities_of_the_prompt_never_hits_but_is_cached(
     backend: Backend,
 ) -> None:
     manager = make(backend, log_stats=True)
-    wants: dict[str, Any] = {"sampling_params": SamplingParams(prompt_logprobs=5)}
-    first = admit(manager, "0", PROMPT, **wants)
+    needs: dict[str, Any] = {"sampling_params": SamplingParams(prompt_logprobs=5)}
+    first = admit(manager, "0", PROMPT, **needs)
     assert manager.make_prefix_cache_stats() == PrefixCacheStats(requests=1)
-    again = EngineRequest("1", PROMPT, **wants)
+    again = EngineRequest("1", PROMPT, **needs)
     assert manager.get_computed_blocks(again) == ([], 0)
     other = EngineRequest("2", PROMPT)
     assert ids(manager.get_computed_blocks(other)[0]) == table(manager, first)[:2]

@@ -114,10 +114,10 @@ def test_the_estimate_leaves_the_configuration_as_it_was() -> None:
         f"layer {index}": full(num_kv_heads=32, head_size=128, dtype="float16")
         for index in range(32)
     }
-    for asked, longest in ((16385, 16384), (16383, 16383)):
-        config = engine(asked)
+    for requested, longest in ((16385, 16384), (16383, 16383)):
+        config = engine(requested)
         assert estimate_max_model_len(config, specs, 8 * GIB) == longest
-        assert config == engine(asked)
+        assert config == engine(requested)
     assert estimate_max_model_len(engine(64), {"a": full()}, PAGE - 1) == 0
     assert estimate_max_model_len(engine(64), {"a": full()}, PAGE) == 16
 

@@ -254,11 +254,11 @@ def test_a_group_that_does_not_fit_gets_nothing(backend: Backend) -> None:
     manager = make(backend, 4)
     admit(manager, 1, num_tokens=4)
     prefix = Prefix(range(4), SIZE)
-    for asked in (group(2, 3, num_tokens=6), group(2, num_tokens=100, prefix=prefix)):
-        needed = len(asked.get_seqs()[0].logical_token_blocks)
+    for requested in (group(2, 3, num_tokens=6), group(2, num_tokens=100, prefix=prefix)):
+        needed = len(requested.get_seqs()[0].logical_token_blocks)
         text = rf"^Out of memory! .* group 'g2' needs {needed}, 2 of 4 blocks on the GPU are free"
         with unchanged(manager), pytest.raises(ValueError, match=text) as caught:
-            manager.allocate(asked)
+            manager.allocate(requested)
         assert isinstance(caught.value, OutOfMemory)
     assert not prefix.allocated
 

@@ -206,18 +206,18 @@ def test_a_window_behind_a_prefix_comes_back_behind_it(backend: Backend) -> None
 @pytest.mark.seed("S003-30")
 def test_no_call_changes_a_status(backend: Backend) -> None:
     manager = make(backend)
-    asked = group(1)
+    requested = group(1)
     for status, calls in (
         (SequenceStatus.WAITING, (manager.can_allocate, manager.allocate)),
         (SequenceStatus.RUNNING, (manager.can_append_slot, manager.swap_out)),
         (SequenceStatus.SWAPPED, (manager.can_swap_in, manager.swap_in)),
     ):
-        set_status(asked, status)
+        set_status(requested, status)
         for call in calls:
-            call(asked)
-            assert asked.find(1).status is status
-    manager.free(asked.find(1))
-    assert asked.find(1).status is SequenceStatus.SWAPPED
+            call(requested)
+            assert requested.find(1).status is status
+    manager.free(requested.find(1))
+    assert requested.find(1).status is SequenceStatus.SWAPPED
 
 
 @pytest.mark.seed("S003-26", "S003-28", "X-05")

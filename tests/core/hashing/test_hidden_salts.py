@@ -40,10 +40,10 @@ def test_events_have_a_digest_in_the_place_of_the_salt(hashing: Hashing, backend
     manager = publish(backend, hide_salts=True, hashing=hashing)
     open_one = publish(backend, hashing=hashing)
     assert manager.get_block_keys("a") == open_one.get_block_keys("a")
-    (hidden,), (told,) = manager.take_events(), open_one.take_events()
+    (hidden,), (reported,) = manager.take_events(), open_one.take_events()
     assert isinstance(hidden, BlockStored)
-    assert isinstance(told, BlockStored)
-    assert told.extra_keys == (((CACHE_SALT, SALT.encode()),), ())
+    assert isinstance(reported, BlockStored)
+    assert reported.extra_keys == (((CACHE_SALT, SALT.encode()),), ())
     assert hidden.extra_keys == (((CACHE_SALT, digest(backend, hashing)),), ())
     for form in ("map", "array"):
         wire = encode_events([hidden], 0.0, form=form)

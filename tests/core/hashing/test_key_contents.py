@@ -185,11 +185,11 @@ def keys_of(backend: Backend, story: Story, hashing: Hashing) -> Sequence[bytes]
     return [bytes(key) for key in manager.get_block_keys("r")[0]]
 
 
-def disagreements(told: Sequence[Story], made: Sequence[Sequence[bytes]]) -> Iterator[str]:
+def disagreements(reported: Sequence[Story], made: Sequence[Sequence[bytes]]) -> Iterator[str]:
     """Yield the pairs whose keys are equal and contents differ, or the reverse. made: the keys of
     each story.
     """
-    known = [(keys, contents(story)) for keys, story in zip(made, told, strict=True)]
+    known = [(keys, contents(story)) for keys, story in zip(made, reported, strict=True)]
     for number, (keys, places) in enumerate(known):
         assert len(keys) == len(places) // BLOCK_SIZE
         for other_keys, other_places in known[:number]:
@@ -220,9 +220,9 @@ KNOWN = [
 """Cuts, cuts of cuts, and what was not cut."""
 
 
-def with_rivals(told: Sequence[Story]) -> list[Story]:
+def with_rivals(reported: Sequence[Story]) -> list[Story]:
     """Return the stories, and all requests that try to have their keys."""
-    return [*told, *(rival for story in told for rival in rivals(story))]
+    return [*reported, *(rival for story in reported for rival in rivals(story))]
 
 
 @example(KNOWN, "sha256")
@@ -230,11 +230,11 @@ def with_rivals(told: Sequence[Story]) -> list[Story]:
 @given(st.lists(stories(), min_size=2, max_size=4), st.sampled_from(HASHINGS))
 def test_keys_are_equal_if_and_only_if_contents_are(stories: list[Story], hashing: Hashing) -> None:
     need_twin()
-    told = with_rivals(stories)
+    reported = with_rivals(stories)
     made: dict[Backend, list[Sequence[bytes]]] = {"python": [], "rust": []}
     for backend in made:
-        made[backend] = [keys_of(backend, story, hashing) for story in told]
-        assert not list(disagreements(told, made[backend]))
+        made[backend] = [keys_of(backend, story, hashing) for story in reported]
+        assert not list(disagreements(reported, made[backend]))
     assert made["python"] == made["rust"]
 
 
@@ -280,5 +280,5 @@ def test_a_marker_that_somebody_can_choose_is_found(
     wrong: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ExtraKeys, "of_block", wrong)
-    told = with_rivals(KNOWN)
-    assert list(disagreements(told, [keys_of("python", each, "sha256") for each in told]))
+    reported = with_rivals(KNOWN)
+    assert list(disagreements(reported, [keys_of("python", each, "sha256") for each in reported]))

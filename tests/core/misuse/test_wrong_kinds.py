@@ -210,8 +210,8 @@ def test_what_cannot_be_sent_is_named(name: str, wrong: Any) -> None:
     with pytest.raises(WrongArgument) as caught:
         encode_events(**arguments)
     assert caught.value.fields["name"] == name
-    told = caught.value.fields["value"]
-    assert told is wrong or told == wrong
+    reported = caught.value.fields["value"]
+    assert reported is wrong or reported == wrong
 
 
 def test_a_state_is_made_of_a_config() -> None:

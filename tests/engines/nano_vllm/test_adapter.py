@@ -93,17 +93,17 @@ def test_blocks_of_one_token_grow_with_every_token() -> None:
 
 def test_a_sequence_can_be_given_up_at_any_moment() -> None:
     manager = BlockManager(4, 2)
-    never, asked, held, begun = (Sequence(number, [number, 1, 2], 2) for number in range(4))
+    never, requested, held, begun = (Sequence(number, [number, 1, 2], 2) for number in range(4))
     manager.deallocate(never)
-    manager.can_allocate(asked)
-    manager.deallocate(asked)
+    manager.can_allocate(requested)
+    manager.deallocate(requested)
     manager.allocate(held, manager.can_allocate(held))  # in a step that never ran
     manager.deallocate(held)
     start(manager, begun, num_computed=2)
     manager.deallocate(begun)
     manager.manager.check()
     assert manager.manager.num_free_blocks == 4
-    for seq in (asked, held, begun):
+    for seq in (requested, held, begun):
         assert seq.block_table == []
         assert manager.can_allocate(seq) == (seq is begun)
 

@@ -125,19 +125,19 @@ def test_a_window_that_needs_more_room_is_told_and_the_engine_goes_on() -> None:
 def test_the_first_difference_is_told_once_and_kvcore_is_asked_no_more(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    asked: list[str] = []
+    requested: list[str] = []
     errors: list[str] = []
 
     def finds_nothing(_: Behind, request_id: str, *rest: Any) -> int:
-        asked.extend([request_id] if rest[-1] else [])
+        requested.extend([request_id] if rest[-1] else [])
         return 0
 
     monkeypatch.setattr(Behind, "search_as", finds_nothing)
     monkeypatch.setattr(logger, "error", errors.append)
     _, shadow = in_shadow(draw_prompts(0))
-    assert len(asked) == 1
+    assert len(requested) == 1
     assert shadow.difference is not None
-    assert f"search_prefix_match of request {asked[0]!r} gave " in shadow.difference
+    assert f"search_prefix_match of request {requested[0]!r} gave " in shadow.difference
     assert " and 0 with kvcore (" in shadow.difference
     assert errors == [shadow.difference]
     assert ", parted, " in shadow.report()
@@ -179,11 +179,11 @@ def test_the_report_counts_and_comes_when_the_cache_is_dropped(
     assert f"{shadow.num_calls} calls in {shadow.num_steps} steps, no difference" in report
     hits = " and ".join(map(str, shadow.hit_tokens.values()))
     assert f"transformers and kvcore: {hits} hit tokens, 0 and 0 evictions, " in report
-    told: list[str] = []
-    monkeypatch.setattr(logger, "warning", told.append)
+    reported: list[str] = []
+    monkeypatch.setattr(logger, "warning", reported.append)
     del served
     gc.collect()
-    assert any(f"{shadow.num_calls} calls in {shadow.num_steps} steps" in each for each in told)
+    assert any(f"{shadow.num_calls} calls in {shadow.num_steps} steps" in each for each in reported)
 
 
 def test_statistics_are_of_kvcore_behind() -> None:

@@ -60,15 +60,15 @@ def test_both_managers_hit_evict_and_place_the_same() -> None:
 
 def test_the_first_difference_is_told_and_vllm_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     scheduler, manager = make_shadow(max_num_seqs=1)
-    ours, asked = manager.kvcore, []
+    ours, requested = manager.kvcore, []
 
     def finds_nothing(request: Any, *_: Any) -> Any:
-        asked.append(request.request_id)
+        requested.append(request.request_id)
         return ours.empty_kv_cache_blocks, 0, 0
 
     monkeypatch.setattr(ours, "get_computed_blocks", finds_nothing)
     assert run(scheduler, PROMPTS) == dict.fromkeys(PROMPTS, 3)
-    assert asked == ["r0", "r1"], "kvcore is not asked after the first difference"
+    assert requested == ["r0", "r1"], "kvcore is not asked after the first difference"
     assert manager.tally.difference is not None
     assert "get_computed_blocks of request 'r1' gave ([4] blocks, 16, 0) with vLLM's manager" in (
         manager.tally.difference
@@ -102,10 +102,10 @@ def test_an_error_of_kvcore_reaches_no_request(
     for name in names:
         monkeypatch.setattr(manager.kvcore, name, fails)
     assert run(scheduler, PROMPTS) == dict.fromkeys(PROMPTS, 3)
-    told = manager.tally.difference
-    assert told is not None
-    assert "RuntimeError('a defect') with kvcore" in told
-    assert ("it cannot tell what it holds" in told) == ("get_block_ids" in names)
+    reported = manager.tally.difference
+    assert reported is not None
+    assert "RuntimeError('a defect') with kvcore" in reported
+    assert ("it cannot tell what it holds" in reported) == ("get_block_ids" in names)
 
 
 def test_only_every_so_many_steps_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,10 +133,10 @@ def test_tokens_that_are_asked_for_when_a_step_has_them_all_are_compared(
 
     monkeypatch.setattr(manager.kvcore, "allocate_slots", refuses_later)
     assert run(scheduler, PROMPTS) == dict.fromkeys(PROMPTS, 3)
-    told = manager.tally.difference
-    assert told is not None
-    assert ", step 3: allocate_slots of request 'r0' gave " in told
-    assert " and None with kvcore " in told
+    reported = manager.tally.difference
+    assert reported is not None
+    assert ", step 3: allocate_slots of request 'r0' gave " in reported
+    assert " and None with kvcore " in reported
     assert manager.tally.num_timed == 1, "the clock is read in few steps"
     assert "(of 1 steps that were timed, times " in manager.tally.report()
 
@@ -160,10 +160,10 @@ def test_an_answer_that_cannot_be_compared_reaches_no_request(
     compat = manager.kvcore.compat
     monkeypatch.setattr(compat, "append", lambda _: SimpleNamespace(blocks=None))
     assert run(scheduler, PROMPTS) == dict.fromkeys(PROMPTS, 3)
-    told = manager.tally.difference
-    assert told is not None
-    assert "TypeError" in told
-    assert " with kvcore (" in told
+    reported = manager.tally.difference
+    assert reported is not None
+    assert "TypeError" in reported
+    assert " with kvcore (" in reported
 
 
 def test_what_vllm_is_to_keep_of_a_window_is_no_difference(
@@ -188,10 +188,10 @@ def test_a_block_that_kvcore_alone_takes_for_a_token_is_told(
     compat = manager.kvcore.compat
     monkeypatch.setattr(compat, "append", lambda _: compat.create_kv_cache_blocks([[9]]))
     assert run(scheduler, PROMPTS) == dict.fromkeys(PROMPTS, 3)
-    told = manager.tally.difference
-    assert told is not None
-    assert "allocate_slots of request 'r0' gave [0] blocks with vLLM's manager" in told
-    assert " and [1] blocks with kvcore" in told
+    reported = manager.tally.difference
+    assert reported is not None
+    assert "allocate_slots of request 'r0' gave [0] blocks with vLLM's manager" in reported
+    assert " and [1] blocks with kvcore" in reported
 
 
 def test_blocks_that_a_connector_holds_are_held_in_both() -> None:

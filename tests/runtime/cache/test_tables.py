@@ -213,7 +213,7 @@ def test_slots_that_do_not_exist_are_refused_before_any_is_filled() -> None:
         tables.slot_mapping([0], [0], [1], pad_to=41)
     with pytest.raises(UnequalLists, match="rows has 1 items and starts has 1"):
         tables.slot_mapping(torch.zeros(1, 1), torch.zeros(1, 1), torch.zeros(1, 1))
-    for asked, group_id, text in (
+    for requested, group_id, text in (
         (([0], [-1], [1]), 0, "position -1"),
         (([0], [0], [-1]), 0, "count -1"),
         (([0], [0], [19]), 0, "count 19 .* 0 to 18"),
@@ -221,7 +221,7 @@ def test_slots_that_do_not_exist_are_refused_before_any_is_filled() -> None:
         (([0], [0], [1]), 1, "group 1 .* 0 to 0"),
     ):
         with pytest.raises(TableOutOfRange, match=text):
-            tables.slot_mapping(*asked, group_id=group_id)
+            tables.slot_mapping(*requested, group_id=group_id)
     assert torch.equal(tables.slots, torch.full_like(tables.slots, 77))
 
 

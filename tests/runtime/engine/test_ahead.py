@@ -52,10 +52,12 @@ def decode(ids: Sequence[int]) -> str:
 
 def draw_requests(draw: random.Random) -> list[GenerationRequest]:
     """Draw some requests, half of which begin as the one before."""
-    asked: list[GenerationRequest] = []
+    requested: list[GenerationRequest] = []
     for number in range(draw.randint(2, 6)):
         own = tuple(draw.randrange(NUM_IDS) for _ in range(draw.randint(1, 5)))
-        begin = asked[-1].prompt[: draw.randint(0, 9)] if asked and draw.random() < 0.5 else ()
+        begin = (
+            requested[-1].prompt[: draw.randint(0, 9)] if requested and draw.random() < 0.5 else ()
+        )
         sampling = Sampling(
             temperature=draw.choice([0.0, 1.0]),
             seed=number,
@@ -63,7 +65,7 @@ def draw_requests(draw: random.Random) -> list[GenerationRequest]:
             end_ids=frozenset(draw.choice([(), (), (), (2,)])),
             stop=draw.choice([(), (), (), ("ab", "cc")]),
         )
-        asked.append(
+        requested.append(
             GenerationRequest(
                 request_id=f"r{number}",
                 prompt=(begin + own)[: LONGEST - sampling.max_tokens],
@@ -71,7 +73,7 @@ def draw_requests(draw: random.Random) -> list[GenerationRequest]:
                 num_samples=draw.choice([1, 1, 1, 3]),
             )
         )
-    return asked
+    return requested
 
 
 def draw_config(draw: random.Random, layers: tuple[Visibility, ...]) -> Config:
@@ -90,12 +92,12 @@ def draw_config(draw: random.Random, layers: tuple[Visibility, ...]) -> Config:
 
 
 def run(
-    engine: Engine, asked: Sequence[GenerationRequest], draw: random.Random, dropped: set[str]
+    engine: Engine, requested: Sequence[GenerationRequest], draw: random.Random, dropped: set[str]
 ) -> dict[ANSWERED, tuple[tuple[int, ...], str]]:
     """Return the answers by request and sample. dropped: requests that are aborted at some
     moment.
     """
-    late, answers = list(asked), {}
+    late, answers = list(requested), {}
     while late or not engine.is_idle:
         if late and draw.random() < 0.6:
             engine.add_request(late.pop(0))
@@ -112,7 +114,7 @@ def play(kind: str, seed: int, backend: Backend) -> Counter[str]:
     """Draw a run, and compare. Returns how often each event happened."""
     draw = random.Random(seed)
     layers = draw.choice(LAYERS)
-    asked, config = draw_requests(draw), draw_config(draw, layers)
+    requested, config = draw_requests(draw), draw_config(draw, layers)
     lookup = PromptLookup(num_matched=1, num_drafts=2)
     spoiled = Spoiled(drafter=lookup, seed=seed, share=0.3, num_tokens=NUM_IDS)
     options = EngineOptions(
@@ -123,15 +125,15 @@ def play(kind: str, seed: int, backend: Backend) -> Counter[str]:
         drafter=draw.choice([None, None, None, spoiled]),
         guard=kind == "tensors" and seed % 4 == 0,
     )
-    dropped = {each.request_id for each in asked if draw.random() < 0.2}
+    dropped = {each.request_id for each in requested if draw.random() < 0.2}
     engines = [
         KINDS[kind](model(layers), each, options, decode=decode)
         for each in (attrs.evolve(config, max_in_flight=0), config)
     ]
-    expected = run(engines[0], asked, random.Random(seed), set())
+    expected = run(engines[0], requested, random.Random(seed), set())
     expected = {key: value for key, value in expected.items() if key[0] not in dropped}
     engine = engines[1]
-    assert run(engine, asked, random.Random(seed), dropped) == expected
+    assert run(engine, requested, random.Random(seed), dropped) == expected
     assert_drained(engine)
     stats, metrics = engine.manager.take_stats(), engine.metrics
     return Counter(

@@ -113,9 +113,9 @@ class Breaking:
         self._apply(batch)
 
 
-def run(engine: Engine, num_asked: int = 7) -> tuple[dict[str, Completion], int]:
+def run(engine: Engine, num_requested: int = 7) -> tuple[dict[str, Completion], int]:
     """Return the answers to the first of `requests`, and how often a step raised Broken."""
-    for request in requests()[:num_asked]:
+    for request in requests()[:num_requested]:
         engine.add_request(request)
     done, num_broken = [], 0
     while not engine.is_idle:

@@ -41,11 +41,11 @@ class Slow(Channel):
     def __init__(self, num_waits: int) -> None:
         super().__init__()
         self._num_waits = num_waits
-        self._asked: dict[str, int] = {}
+        self._requested: dict[str, int] = {}
 
     def receive(self, request_id: str) -> Parcel | None:
-        asked = self._asked[request_id] = self._asked.get(request_id, 0) + 1
-        return super().receive(request_id) if asked > self._num_waits else None
+        requested = self._requested[request_id] = self._requested.get(request_id, 0) + 1
+        return super().receive(request_id) if requested > self._num_waits else None
 
 
 class Lossy(Slow):
@@ -102,9 +102,9 @@ def only_prompts() -> list[GenerationRequest]:
     ]
 
 
-def computed_after_load(engine: Engine, asked: Sequence[GenerationRequest]) -> int:
+def computed_after_load(engine: Engine, requested: Sequence[GenerationRequest]) -> int:
     """Count the positions of prompts that the answering engine computed itself."""
-    num_decoded = sum(each.num_samples * (each.sampling.max_tokens - 1) for each in asked)
+    num_decoded = sum(each.num_samples * (each.sampling.max_tokens - 1) for each in requested)
     return engine.metrics.num_computed_tokens - num_decoded
 
 
@@ -130,13 +130,13 @@ def test_both_engines_may_be_at_work_at_the_same_time(backend: Backend) -> None:
     channel = Slow(1)
     prefill = make_engine("windowed", backend, channel, Sender, 60)
     decode = make_engine("windowed", backend, channel, Receiver, 45, 20)
-    asked = {each.request_id: each for each in requests()}
+    requested = {each.request_id: each for each in requests()}
     for request in only_prompts():
         prefill.add_request(request)
     completions = {}
     while not (prefill.is_idle and decode.is_idle):
         for done in prefill.step():
-            decode.add_request(asked[done.request_id])
+            decode.add_request(requested[done.request_id])
         for each in decode.step():
             completions[f"{each.request_id}#{each.sample}"] = each
     assert_same_answers(completions, references(model("windowed")))
@@ -150,9 +150,9 @@ def test_what_did_not_come_is_computed(backend: Backend, name: str, num_tokens: 
     prefill = make_engine(name, backend, channel, Sender)
     answer(prefill, only_prompts()[:3])
     decode = make_engine(name, backend, channel, Receiver)
-    asked = requests()[:3]
-    assert_same_answers(answer(decode, asked), references(model(name)), asked)
-    assert computed_after_load(decode, asked) > 3
+    requested = requests()[:3]
+    assert_same_answers(answer(decode, requested), references(model(name)), requested)
+    assert computed_after_load(decode, requested) > 3
     assert_drained(decode)
 
 
@@ -161,14 +161,14 @@ def test_a_loss_does_not_reach_into_what_was_hit(backend: Backend) -> None:
     channel = Lossy(16)
     prefill = make_engine("full", backend, channel, Sender)
     decode = make_engine("full", backend, channel, Receiver)
-    asked = requests()[:3]
-    completions = answer(decode, asked[:1])
+    requested = requests()[:3]
+    completions = answer(decode, requested[:1])
     answer(prefill, only_prompts()[1:3])
-    decode.add_request(asked[1])
+    decode.add_request(requested[1])
     decode.step()
-    decode.add_request(asked[2])
+    decode.add_request(requested[2])
     completions |= {f"{each.request_id}#{each.sample}": each for each in decode.run()}
-    assert_same_answers(completions, references(model("full")), asked)
+    assert_same_answers(completions, references(model("full")), requested)
     assert_drained(decode)
 
 
@@ -178,9 +178,9 @@ def test_a_hole_in_a_parcel_is_computed_with_all_behind_it(backend: Backend, nam
     prefill = make_engine(name, backend, channel, Sender)
     answer(prefill, only_prompts()[:3])
     decode = make_engine(name, backend, channel, Receiver)
-    asked = requests()[:3]
-    assert_same_answers(answer(decode, asked), references(model(name)), asked)
-    assert computed_after_load(decode, asked) > 3
+    requested = requests()[:3]
+    assert_same_answers(answer(decode, requested), references(model(name)), requested)
+    assert computed_after_load(decode, requested) > 3
     assert_drained(decode)
 
 
@@ -216,22 +216,22 @@ def test_loaded_blocks_are_findable_from_when_their_content_is_there(backend: Ba
 def test_an_abort_while_a_load_is_on_its_way_leaks_nothing(
     backend: Backend, name: str, num_steps: int
 ) -> None:
-    channel, asked = Slow(2), requests()[:4]
+    channel, requested = Slow(2), requests()[:4]
     prefill = make_engine(name, backend, channel, Sender)
     answer(prefill, only_prompts()[:4])
     decode = make_engine(name, backend, channel, Receiver, 50)
-    for request in asked:
+    for request in requested:
         decode.add_request(request)
     for _ in range(num_steps):
         decode.step()
     was_loading = bool(decode.scheduler.loading)
     assert was_loading or num_steps > 2
-    for request in asked:
+    for request in requested:
         decode.abort(request.request_id)
         decode.manager.check()
     assert_drained(decode)
     # Nothing that comes late is written into blocks that others hold now.
-    assert_same_answers(answer(decode, asked), references(model(name)), asked)
+    assert_same_answers(answer(decode, requested), references(model(name)), requested)
     assert_drained(decode)
 
 

@@ -154,8 +154,8 @@ def test_drafts_give_way_to_nothing_but_change_no_answer_in_a_small_pool(
 @pytest.mark.parametrize("token_budget", [2, 9])
 def test_drafts_take_what_a_small_step_has_left(backend: Backend, token_budget: int) -> None:
     engine = make_engine("windowed", backend, foreseen("windowed", 0.9), token_budget=token_budget)
-    asked = requests()[:2]
-    assert_same_answers(answer(engine, asked), references(model("windowed")), asked)
+    requested = requests()[:2]
+    assert_same_answers(answer(engine, requested), references(model("windowed")), requested)
     assert engine.metrics.num_accepted_drafts > 0
     assert_drained(engine)
 

@@ -154,8 +154,8 @@ def test_an_abort_in_mid_flight_leaks_nothing(backend: Backend, num_steps: int) 
         engine.abort(request.request_id)
         engine.manager.check()
     assert_drained(engine)
-    asked = requests()[3:]
-    assert_same_answers(answer(engine, asked), references(model()), asked)
+    requested = requests()[3:]
+    assert_same_answers(answer(engine, requested), references(model()), requested)
     assert_drained(engine)
 
 

@@ -38,11 +38,11 @@ class Desk:
     """A called object that remembers its earlier calls."""
 
     def __init__(self) -> None:
-        self.told: list[Any] = []
+        self.reported: list[Any] = []
 
-    def tell(self, value: Any) -> list[Any]:
-        self.told.append(value)
-        return self.told
+    def send(self, value: Any) -> list[Any]:
+        self.reported.append(value)
+        return self.reported
 
     def fail(self, kind: str) -> None:
         raise ERRORS[kind]
@@ -91,31 +91,31 @@ def is_gone(process_id: int) -> bool:
 
 def test_calls_run_in_order_on_a_copy_of_the_object() -> None:
     desk = Desk()
-    desk.tell("before")
+    desk.send("before")
     worker = ForkedWorker(desk)
-    replies = [worker.submit(desk.tell, each) for each in ("a", "b", "c")]
+    replies = [worker.submit(desk.send, each) for each in ("a", "b", "c")]
     assert replies[2].result() == ["before", "a", "b", "c"]
     assert replies[0].result() == ["before", "a"]
-    assert desk.told == ["before"]
+    assert desk.reported == ["before"]
 
 
 def test_what_is_told_runs_in_its_turn_and_has_no_reply() -> None:
     worker = ForkedWorker(DESK)
-    first = worker.submit(DESK.tell, 1)
-    worker.tell(DESK.tell, 2)
-    assert worker.submit(DESK.tell, 3).result() == [1, 2, 3]
+    first = worker.submit(DESK.send, 1)
+    worker.send(DESK.send, 2)
+    assert worker.submit(DESK.send, 3).result() == [1, 2, 3]
     assert first.result() == [1]
-    worker.tell(DESK.fail, "mismatch")
+    worker.send(DESK.fail, "mismatch")
     with pytest.raises(ExecutorDied, match="with exit code 0"):
-        worker.submit(DESK.tell, 4).result()
+        worker.submit(DESK.send, 4).result()
 
 
 def test_what_is_no_plain_data_is_refused_and_leaves_the_worker_as_it_was() -> None:
     worker = ForkedWorker(DESK)
-    first = worker.submit(DESK.tell, 1)
+    first = worker.submit(DESK.send, 1)
     with pytest.raises(ValueError, match="unmarshallable"):
-        worker.submit(DESK.tell, DESK)
-    assert worker.submit(DESK.tell, 2).result() == [1, 2]
+        worker.submit(DESK.send, DESK)
+    assert worker.submit(DESK.send, 2).result() == [1, 2]
     assert first.result() == [1]
 
 
@@ -124,15 +124,15 @@ def test_more_than_the_system_keeps_may_be_told() -> None:
     large = bytes(9 << 10)
     replies = []
     for _ in range(20):
-        worker.tell(DESK.tell, large)
-        replies.append(worker.submit(DESK.tell, large))
+        worker.send(DESK.send, large)
+        replies.append(worker.submit(DESK.send, large))
     assert [len(each.result()) for each in replies] == [*range(2, 42, 2)]
 
 
 def test_large_calls_and_large_replies_do_not_wait_for_each_other() -> None:
     worker = ForkedWorker(DESK)
     large = bytes(1 << 20)
-    replies = [worker.submit(DESK.tell, each) for each in (1, large, large, 2, large)]
+    replies = [worker.submit(DESK.send, each) for each in (1, large, large, 2, large)]
     assert replies[4].result() == [1, large, large, 2, large]
 
 
@@ -151,7 +151,7 @@ def test_an_error_that_cannot_be_sent_is_told_by_another() -> None:
     worker = ForkedWorker(DESK)
     with pytest.raises(ExecutorFailed, match=r"raised ValueError.*lambda"):
         worker.submit(DESK.fail, "unsendable").result()
-    assert worker.submit(DESK.tell, 1).result() == [1]
+    assert worker.submit(DESK.send, 1).result() == [1]
 
 
 def num_open() -> int:
@@ -170,9 +170,9 @@ def test_a_worker_that_the_system_refuses_can_be_tried_again(
     with monkeypatch.context() as patch:
         patch.setattr(module, name, refuse)
         with pytest.raises(ExecutorNotStarted, match=r"started: .*Cannot allocate memory"):
-            worker.submit(DESK.tell, 1)
+            worker.submit(DESK.send, 1)
     assert num_open() <= before
-    assert worker.submit(DESK.tell, 2).result() == [2]
+    assert worker.submit(DESK.send, 2).result() == [2]
 
 
 def refuse(*_: object) -> None:
@@ -182,18 +182,18 @@ def refuse(*_: object) -> None:
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_a_dead_worker_is_told_to_all_who_wait_and_who_come(number: signal.Signals) -> None:
     worker = ForkedWorker(DESK)
-    replies = [worker.submit(DESK.die, int(number)), worker.submit(DESK.tell, 1)]
+    replies = [worker.submit(DESK.die, int(number)), worker.submit(DESK.send, 1)]
     for reply in replies:
         with pytest.raises(ExecutorDied, match=f"has ended, with exit code -{number}"):
             reply.result()
     with pytest.raises(ExecutorDied):
-        worker.submit(DESK.tell, 1).result()
+        worker.submit(DESK.send, 1).result()
 
 
 def test_ctrl_c_leaves_the_worker_to_its_caller() -> None:
     worker = ForkedWorker(DESK)
     worker.submit(DESK.die, int(signal.SIGINT)).result()
-    assert worker.submit(DESK.tell, 1).result() == [1]
+    assert worker.submit(DESK.send, 1).result() == [1]
 
 
 @pytest.mark.parametrize("num_threads", [1, 2])

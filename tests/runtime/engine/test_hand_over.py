@@ -284,8 +284,8 @@ def test_a_cancelled_load_is_asked_for_again(backend: Backend) -> None:
 
 def test_who_touches_the_cache_by_itself_says_so() -> None:
     """The engine lets nothing run meanwhile; for other exchanges it need not wait."""
-    asked = (Exchange, FarExchange, Sender, Receiver)
-    assert [each.needs_idle_cache for each in asked] == [False, False, True, True]
+    requested = (Exchange, FarExchange, Sender, Receiver)
+    assert [each.needs_idle_cache for each in requested] == [False, False, True, True]
 
 
 def test_block_0_is_the_null_block_only_if_there_is_one() -> None:

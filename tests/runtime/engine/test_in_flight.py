@@ -229,8 +229,8 @@ def test_what_is_in_a_directory_is_loaded_by_batches_in_flight(
             attrs.evolve(OPTIONS, backend=backend),
             exchange=partial(keep_in, tmp_path),
         )
-        asked = requests()[:3]
-        assert_same_answers(answer(engine, asked), references(model(name)), asked)
+        requested = requests()[:3]
+        assert_same_answers(answer(engine, requested), references(model(name)), requested)
         assert_drained(engine)
         counts = settled(engine)
         assert counts.num_failed == 0
@@ -252,12 +252,13 @@ def test_prompts_are_handed_over_while_batches_are_in_flight(
         partial(Receiver, channel=channel),
     )
     first, second = (Engine(model(name), config, options, exchange=each) for each in ends)
-    asked = [each for each in requests() if each.num_samples == 1]
-    short = [attrs.evolve(each.sampling, max_tokens=1) for each in asked]
+    requested = [each for each in requests() if each.num_samples == 1]
+    short = [attrs.evolve(each.sampling, max_tokens=1) for each in requested]
     answer(
-        first, [attrs.evolve(each, sampling=cut) for each, cut in zip(asked, short, strict=True)]
+        first,
+        [attrs.evolve(each, sampling=cut) for each, cut in zip(requested, short, strict=True)],
     )
-    assert_same_answers(answer(second, asked), references(model(name)), asked)
+    assert_same_answers(answer(second, requested), references(model(name)), requested)
     assert second.metrics.num_computed_tokens < first.metrics.num_computed_tokens
     assert len(channel) == 0
     for engine in (first, second):

@@ -36,15 +36,15 @@ def options(num_blocks: int = 40, **given: object) -> Options:
     return Options(num_blocks=num_blocks, **made)  # type: ignore[arg-type]  # by name
 
 
-def replayed(backend: Backend, asked: Options) -> Result:
+def replayed(backend: Backend, requested: Options) -> Result:
     """Return the result of a run on tensors."""
-    return replayed_on(backend, asked)[0]
+    return replayed_on(backend, requested)[0]
 
 
-def replayed_on(backend: Backend, asked: Options) -> tuple[Result, OnDevice]:
+def replayed_on(backend: Backend, requested: Options) -> tuple[Result, OnDevice]:
     """Return the result of a run on tensors, and the device's side of it."""
-    device = OnDevice(make_device, asked)
-    return replay(trace_of(8), asked, backend=backend, apply=device), device
+    device = OnDevice(make_device, requested)
+    return replay(trace_of(8), requested, backend=backend, apply=device), device
 
 
 @pytest.mark.parametrize("policy", ["lru", "uncached_first"])
@@ -52,8 +52,8 @@ def replayed_on(backend: Backend, asked: Options) -> tuple[Result, OnDevice]:
 def test_what_a_replay_reads_is_what_was_written(
     backend: Backend, policy: str, preempt: str
 ) -> None:
-    asked = options(policy=policy, preempt=preempt)
-    result = replayed(backend, asked)
+    requested = options(policy=policy, preempt=preempt)
+    result = replayed(backend, requested)
     assert result.finished == 8
     assert result.hit_tokens > 0
     assert result.evictions > 0
@@ -63,15 +63,15 @@ def test_what_a_replay_reads_is_what_was_written(
 
 def test_each_step_reads_all_that_its_requests_see(backend: Backend) -> None:
     """Two requests in a large pool compute chunks of 64 and 6 tokens, then 11 tokens singly."""
-    asked = options(400, num_requests=1)
-    _, device = replayed_on(backend, asked)
+    requested = options(400, num_requests=1)
+    _, device = replayed_on(backend, requested)
     assert device.num_read == 64 + 70 + sum(range(71, 82))
 
 
 def test_tensors_change_nothing_in_the_result(backend: Backend) -> None:
-    asked = options()
-    beside = replay(trace_of(8), asked, backend=backend)
-    result = replayed(backend, asked)
+    requested = options()
+    beside = replay(trace_of(8), requested, backend=backend)
+    result = replayed(backend, requested)
     assert result.samples == beside.samples
     assert result.hit_tokens == beside.hit_tokens
 
@@ -88,7 +88,7 @@ def test_a_swap_that_is_forgotten_is_found(
 
 
 def test_a_block_that_holds_another_prefix_is_found(backend: Backend) -> None:
-    asked = options()
+    requested = options()
 
     class Mixing(TorchDevice):
         """Puts the content of one block into another before its third forward pass."""
@@ -108,7 +108,7 @@ def test_a_block_that_holds_another_prefix_is_found(backend: Backend) -> None:
         return Mixing(plan)
 
     with pytest.raises(InvariantViolation, match="does not hold position 4"):
-        replay(trace_of(8), asked, backend=backend, apply=OnDevice(mixing, asked))
+        replay(trace_of(8), requested, backend=backend, apply=OnDevice(mixing, requested))
 
 
 def test_numbers_of_prefixes_tell_histories_apart() -> None:

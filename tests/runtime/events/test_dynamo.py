@@ -105,7 +105,7 @@ def run(engine: Engine, sender: Any, steps: int) -> None:
         sender.publish(engine.manager)
 
 
-def is_heard(indexer: Indexer, engine: Engine, sender: Any) -> bool:
+def is_received(indexer: Indexer, engine: Engine, sender: Any) -> bool:
     """Tell whether Dynamo's socket is connected, so that it has heard of the batch sent last."""
     run(engine, sender, 1)
     time.sleep(0.05)
@@ -133,7 +133,7 @@ def test_late_and_running_subscribers_know_what_the_manager_has(indexer: Indexer
         engine = Engine(1, "rust")
         run(engine, sender, 20)
         indexer.register(sender)
-        wait(lambda: is_heard(indexer, engine, sender))
+        wait(lambda: is_received(indexer, engine, sender))
         found = ask(indexer, engine, 20)
         for _ in range(8):
             run(engine, sender, 5)
@@ -145,7 +145,7 @@ def test_lost_batches_are_asked_for(indexer: Indexer, monkeypatch: pytest.Monkey
     engine = Engine(2, "rust")
     with publishers.EventPublisher("tcp://*:0", "tcp://127.0.0.1:0") as sender:
         indexer.register(sender)
-        wait(lambda: is_heard(indexer, engine, sender))
+        wait(lambda: is_received(indexer, engine, sender))
         send = sender._send
 
         def lossy(messages: list[Message]) -> None:
@@ -169,11 +169,11 @@ def test_a_restarted_publisher_leaves_nothing_of_the_dead_one(indexer: Indexer) 
     with publishers.EventPublisher(bound, endpoints[1]) as sender:
         indexer.register(attrs.make_class("S", ["endpoint", "replay_endpoint"])(*endpoints))
         engine = Engine(3, "rust")
-        wait(lambda: is_heard(indexer, engine, sender))
+        wait(lambda: is_received(indexer, engine, sender))
         run(engine, sender, 20)
         assert ask(indexer, engine, 20) > 5
     with publishers.EventPublisher(bound, endpoints[1]) as sender:
         engine = Engine(4, "rust")
-        wait(lambda: is_heard(indexer, engine, sender))
+        wait(lambda: is_received(indexer, engine, sender))
         run(engine, sender, 10)
         assert ask(indexer, engine, 20) > 5

@@ -52,12 +52,12 @@ def test_the_tree_finds_what_the_managers_find() -> None:
         lines.append((None, None, tokens, SIZE, salt))
         found = [engine.ask(tokens, salt)[1] for engine in engines]
         expected.append([[[worker, worker], count] for worker, count in enumerate(found) if count])
-    told = subprocess.run(
+    reported = subprocess.run(
         [str(PYTHON), "-c", TREE],
         input="\n".join(map(json.dumps, lines)),
         capture_output=True,
         text=True,
         check=True,
     )
-    assert json.loads(told.stdout) == expected
+    assert json.loads(reported.stdout) == expected
     assert sum(map(bool, expected)) > 40

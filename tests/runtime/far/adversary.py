@@ -85,8 +85,10 @@ class Adversary(ManualTier):
         if pending.operation == "find":
             return lambda _: self._draw.choice([FarStatus.OK, FarStatus.MISSING, FarStatus.FAILED])
         if pending.operation == "store":
-            return self._draw.choice([told(FarStatus.FAILED), told(FarStatus.FULL), self._torn])
-        kinds = [told(FarStatus.FAILED), told(FarStatus.MISSING), self._torn, self._other]
+            return self._draw.choice(
+                [reported(FarStatus.FAILED), reported(FarStatus.FULL), self._torn]
+            )
+        kinds = [reported(FarStatus.FAILED), reported(FarStatus.MISSING), self._torn, self._other]
         return self._draw.choice(kinds)
 
     def _torn(self, page: bytearray) -> None:
@@ -96,7 +98,7 @@ class Adversary(ManualTier):
         page[:] = self.entries[self._draw.choice(sorted(self.entries))]
 
 
-def told(status: FarStatus) -> Fault:
+def reported(status: FarStatus) -> Fault:
     return lambda _: status
 
 

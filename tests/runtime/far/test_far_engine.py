@@ -16,7 +16,7 @@ from kvcore_runtime.far.tier import FarStatus
 
 from kvcore.errors import InOpenBatch
 from tests.conftest import Backend
-from tests.runtime.far.adversary import HandClock, far, make_engine, run, spoil, told
+from tests.runtime.far.adversary import HandClock, far, make_engine, reported, run, spoil
 from tests.runtime.model import questions
 from tests.runtime.model.questions import (
     DEEP_MODELS,
@@ -43,14 +43,14 @@ def tier() -> ManualTier:
     return ManualTier()
 
 
-def asked() -> list[GenerationRequest]:
+def requested() -> list[GenerationRequest]:
     """Return three prompts of 73, 81 and 125 tokens, of which one asks for three samples."""
     return questions.requests()[:3]
 
 
 def one() -> GenerationRequest:
     """Return the first: 81 tokens, five blocks of 16 and one more token."""
-    return asked()[0]
+    return requested()[0]
 
 
 def answers(
@@ -83,18 +83,20 @@ def test_another_engine_computes_only_what_the_tier_has_not(
     backend: Backend, tier: ManualTier, clock: HandClock, name: str, max_in_flight: int
 ) -> None:
     first = answers(
-        make_engine(name, backend, tier, clock, max_in_flight=max_in_flight), tier, asked()
+        make_engine(name, backend, tier, clock, max_in_flight=max_in_flight), tier, requested()
     )
     assert 0 < len(tier.entries) == far(first).counts.num_stored
     second = answers(
-        make_engine(name, backend, tier, clock, max_in_flight=max_in_flight), tier, asked()
+        make_engine(name, backend, tier, clock, max_in_flight=max_in_flight), tier, requested()
     )
-    num_decoded = sum(each.num_samples * (each.sampling.max_tokens - 1) for each in asked())
+    num_decoded = sum(each.num_samples * (each.sampling.max_tokens - 1) for each in requested())
     if max_in_flight == 0:
         assert second.metrics.num_computed_tokens - num_decoded == sum(
-            (len(each.prompt) - 1) % 16 + 1 for each in asked()
+            (len(each.prompt) - 1) % 16 + 1 for each in requested()
         )
-    assert far(second).counts.num_hits == sum((len(each.prompt) - 1) // 16 * 16 for each in asked())
+    assert far(second).counts.num_hits == sum(
+        (len(each.prompt) - 1) // 16 * 16 for each in requested()
+    )
     assert far(second).counts.num_failed == 0
 
 
@@ -165,15 +167,15 @@ def test_slots_of_a_late_ticket_stay_in_quarantine_until_it_ends(
 def test_an_abort_frees_all_once_the_tier_has_answered(
     backend: Backend, tier: ManualTier, clock: HandClock, num_steps: int, answered: bool
 ) -> None:
-    answers(make_engine("windowed", backend, tier, clock), tier, asked())
+    answers(make_engine("windowed", backend, tier, clock), tier, requested())
     engine = make_engine("windowed", backend, tier, clock)
-    for request in asked():
+    for request in requested():
         engine.add_request(request)
     for _ in range(num_steps):
         engine.step()
         if answered:
             tier.answer_all()
-    for request in asked():
+    for request in requested():
         engine.abort(request.request_id)
         engine.manager.check()
         far(engine).check()
@@ -183,7 +185,7 @@ def test_an_abort_frees_all_once_the_tier_has_answered(
     far(engine).flush(1.0)
     assert not far(engine).staging.used
     assert_drained(engine)
-    answers(engine, tier, asked())
+    answers(engine, tier, requested())
 
 
 def test_three_failures_take_the_tier_down_and_a_probe_brings_it_back(
@@ -193,7 +195,7 @@ def test_three_failures_take_the_tier_down_and_a_probe_brings_it_back(
 
     def fail() -> None:
         for each in list(tier.pending):
-            tier.answer(each, [told(FarStatus.FAILED)] * len(each.names))
+            tier.answer(each, [reported(FarStatus.FAILED)] * len(each.names))
 
     for _ in range(3):
         answers(engine, tier, [one()], act=fail)
@@ -211,7 +213,7 @@ def test_three_failures_take_the_tier_down_and_a_probe_brings_it_back(
         far(engine).flush(1.0)
         (probe,) = tier.pending
         assert len(probe.names) == 1
-        tier.answer(probe, [] if last else [told(FarStatus.FAILED)])
+        tier.answer(probe, [] if last else [reported(FarStatus.FAILED)])
         far(engine).flush(1.0)
     assert far(engine).is_up
     answers(engine, tier, [one()])
@@ -221,7 +223,7 @@ def test_a_tier_that_takes_nothing_drops_what_was_to_be_stored(
     backend: Backend, tier: ManualTier, clock: HandClock
 ) -> None:
     tier.takes = False
-    engine = answers(make_engine("full", backend, tier, clock), tier, asked())
+    engine = answers(make_engine("full", backend, tier, clock), tier, requested())
     assert far(engine).counts.dropped["busy"] > 0
     assert not tier.entries
 
@@ -235,7 +237,7 @@ def test_what_was_not_kept_is_stored_again(
     def refuse() -> None:
         for each in list(tier.pending):
             is_store = each.operation == "store"
-            tier.answer(each, [told(FarStatus.FULL)] * len(each.names) if is_store else [])
+            tier.answer(each, [reported(FarStatus.FULL)] * len(each.names) if is_store else [])
 
     answers(engine, tier, [one()], act=refuse)
     tier.takes = False

@@ -67,16 +67,16 @@ def endure(
     pool = {"num_blocks": SMALL_POOLS[name], "num_host_blocks": draw.choice([0, 9])}
     engine = make_engine(name, backend, tier, clock, options, **(pool | config))
     expected = references(engine.model)
-    asked: dict[str, GenerationRequest] = {}
+    requested: dict[str, GenerationRequest] = {}
     for step in range(num_steps):
-        if len(asked) < 4 and draw.random() < 0.3:
+        if len(requested) < 4 and draw.random() < 0.3:
             of = draw.choice(salted(draw.choice(SALTS)))
             request = attrs.evolve(of, request_id=f"{step} {of.request_id}")
-            asked[request.request_id] = request
+            requested[request.request_id] = request
             engine.add_request(request)
-        if asked and draw.random() < 0.03:
-            name_ = draw.choice(sorted(asked))
-            del asked[name_]
+        if requested and draw.random() < 0.03:
+            name_ = draw.choice(sorted(requested))
+            del requested[name_]
             engine.abort(name_)
         tier.act()
         clock.sleep(draw.choice([0.001] * 6 + [0.2, 1.1]))
@@ -84,7 +84,7 @@ def endure(
             of_request = done.request_id.split()[2]
             assert done.tokens == expected[f"{of_request}#{done.sample}"].tokens, (seed, step)
             if done.sample == 0:
-                asked.pop(done.request_id, None)
+                requested.pop(done.request_id, None)
         far(engine).check()
         if step % 16 == 0:
             engine.manager.check()

@@ -70,18 +70,18 @@ def test_an_answer_holds_few_bytes_of_pages(
     pages = [memoryview(bytes([each]) * page_bytes) for each in range(count)]
     del pages[-1]  # the last one is missing
     store.put(names[:-1], pages)
-    asked: list[int] = []
+    requested: list[int] = []
     mget = store._client.mget
 
     def spy(some: list[str]) -> list[bytes | None]:
-        asked.append(len(some))
+        requested.append(len(some))
         values: list[bytes | None] = mget(some)
         return values
 
     monkeypatch.setattr(store._client, "mget", spy)
     slots = [memoryview(bytearray(page_bytes)) for _ in names]
     assert store.get(names, slots) == [page_bytes] * (count - 1) + [FarStatus.MISSING]
-    assert asked == answers
+    assert requested == answers
     assert slots[:-1] == pages
     store.remove(names)
 

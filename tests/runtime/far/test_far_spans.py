@@ -16,7 +16,7 @@ from kvcore_runtime.far.tier import FarStatus
 
 from kvcore import Config
 from tests.conftest import Backend
-from tests.runtime.far.adversary import BLOCK_SIZE, HandClock, far, run, told
+from tests.runtime.far.adversary import BLOCK_SIZE, HandClock, far, reported, run
 from tests.runtime.model.questions import DEEP_MODELS, model_of, requests
 
 Span = tuple[str, int, int, Attributes]
@@ -65,8 +65,8 @@ def test_each_transfer_is_a_span_with_its_pages(
         for operation in ("find", "load", "store"):
             name = f"kvcore.far.{operation}"
             of_it = [attributes for each, _, _, attributes in spans if each == name]
-            asked = sum(count for (each, _), count in pages.items() if each == operation)
-            assert sum(int(each["num_pages"]) for each in of_it) == asked
+            requested = sum(count for (each, _), count in pages.items() if each == operation)
+            assert sum(int(each["num_pages"]) for each in of_it) == requested
             assert sum(int(each["num_ok"]) for each in of_it) == pages[operation, "ok"]
             assert not any(each["is_given_up"] for each in of_it)
     assert pages["load", "ok"] > 0
@@ -80,7 +80,7 @@ def test_a_transfer_that_fails_is_a_span_without_a_good_page(
 
     def fail() -> None:
         for each in list(tier.pending):
-            tier.answer(each, [told(FarStatus.FAILED)] * len(each.names))
+            tier.answer(each, [reported(FarStatus.FAILED)] * len(each.names))
 
     run(engine, tier, act=fail)
     attributes = next(each for name, _, _, each in spans if name == "kvcore.far.find")

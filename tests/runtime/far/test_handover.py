@@ -51,9 +51,9 @@ def prefill(engine: Engine, request: GenerationRequest) -> Handover | None:
     return hand_over(engine, request, completion)
 
 
-def decode(engine: Engine, request: GenerationRequest, told: Handover | None) -> Completion:
-    assert told is not None
-    engine.add_request(as_decode(engine, request, read_handover(told.to_json())))
+def decode(engine: Engine, request: GenerationRequest, reported: Handover | None) -> Completion:
+    assert reported is not None
+    engine.add_request(as_decode(engine, request, read_handover(reported.to_json())))
     (completion,) = engine.run()
     return completion
 
@@ -79,13 +79,13 @@ def test_any_part_of_the_pages_gives_the_same_tokens(tmp_path: Path) -> None:
     draw = random.Random(4)
     first, second = make(tmp_path), make(tmp_path)
     for request in single():
-        told = prefill(first, request)
+        reported = prefill(first, request)
         for page in sorted(tmp_path.rglob("*.kv")):
             if draw.random() < 0.4:
                 page.unlink()
             elif draw.random() < 0.3:
                 page.write_bytes(page.read_bytes()[:-1])
-        assert decode(second, request, told).tokens == expected("full", request)
+        assert decode(second, request, reported).tokens == expected("full", request)
     settled(first)
     assert settled(second).num_hits > 0
 
@@ -93,10 +93,10 @@ def test_any_part_of_the_pages_gives_the_same_tokens(tmp_path: Path) -> None:
 def test_without_any_page_all_is_computed(tmp_path: Path) -> None:
     first, second = make(tmp_path), make(tmp_path)
     request = single()[0]
-    told = prefill(first, request)
+    reported = prefill(first, request)
     settled(first)
     shutil.rmtree(tmp_path)
-    assert decode(second, request, told).tokens == expected("full", request)
+    assert decode(second, request, reported).tokens == expected("full", request)
     settled(second)
 
 

@@ -49,9 +49,9 @@ def requests(temperature: float = 0.9) -> list[GenerationRequest]:
     ]
 
 
-def answer(engine: Engine, asked: Sequence[GenerationRequest]) -> dict[str, Completion]:
+def answer(engine: Engine, requested: Sequence[GenerationRequest]) -> dict[str, Completion]:
     """Return the engine's answers by request and sample."""
-    for request in asked:
+    for request in requested:
         engine.add_request(request)
     return {f"{each.request_id}#{each.sample}": each for each in engine.run()}
 
@@ -78,11 +78,11 @@ def references(model: Llama, temperature: float = 0.9) -> dict[str, Generation]:
 def assert_same_answers(
     completions: dict[str, Completion],
     expected: dict[str, Generation],
-    asked: Sequence[GenerationRequest] | None = None,
+    requested: Sequence[GenerationRequest] | None = None,
 ) -> None:
-    """Assert that tokens, reasons and logits (bit by bit) are equal. asked: those, all if None."""
-    if asked is not None:
-        names = {each.request_id for each in asked}
+    """Assert equal tokens, reasons and logits, bit by bit. requested: the requests; all if None."""
+    if requested is not None:
+        names = {each.request_id for each in requested}
         expected = {key: each for key, each in expected.items() if key.split("#")[0] in names}
     assert completions.keys() == expected.keys()
     for name, reference in expected.items():

@@ -67,8 +67,8 @@ def main(folder: Path, rank: int, world: int, story: str) -> None:
             (folder / "running").touch()
         metrics = engine.metrics
         counts = (metrics.num_blocks_out, metrics.num_copies, metrics.num_evictions)
-        told = leader.num_steps, leader.num_bytes
-    torch.save((answers, counts, told), folder / "answers.pt")
+        reported = leader.num_steps, leader.num_bytes
+    torch.save((answers, counts, reported), folder / "answers.pt")
     torch.save(engine.runtime.tables.blocks, folder / "tables0.pt")
 
 

@@ -98,9 +98,9 @@ def play(
     run without findings must be good in any case.
     """
     dice = random.Random(seed)
-    engine, asked = make(dice), dict[str, int]()
+    engine, requested = make(dice), dict[str, int]()
     for number in range(length):
-        move(engine, dice, asked, f"r{number}")
+        move(engine, dice, requested, f"r{number}")
         if engine.found and not on:
             return list(engine.found)
     for _ in range(STEPS_MAX):
@@ -109,27 +109,27 @@ def play(
         engine.step()
     if on or not engine.found:
         assert not engine.live(), f"{engine.live()} are stuck"
-        assert {name: len(each.tokens) for name, each in engine.finished.items()} == asked
+        assert {name: len(each.tokens) for name, each in engine.finished.items()} == requested
     if not engine.found:
         assert engine.num_unused() == engine.num_blocks
     return list(engine.found)
 
 
-def move(engine: Engine, dice: random.Random, asked: dict[str, int], name: str) -> None:
-    """Make one move. asked: tokens of each request in the end. name: that of an arriving one."""
+def move(engine: Engine, dice: random.Random, requested: dict[str, int], name: str) -> None:
+    """Make one move. requested: final tokens of each request. name: that of an arriving one."""
     draw, live = dice.random(), engine.live()
     if draw < 0.3 and len(live) < 4:
         request = drawn(dice, name)
-        asked[name] = len(request.tokens) + request.num_new
+        requested[name] = len(request.tokens) + request.num_new
         engine.arrive(request)
     elif draw < 0.36 and live:
         gone = dice.choice(live)
-        asked.pop(gone)
+        requested.pop(gone)
         engine.abort(gone)
     elif draw < 0.46 and engine.OPTIONAL:
         child = getattr(engine, dice.choice(engine.OPTIONAL))()
         if child is not None:
-            asked[child.name] = len(child.tokens) + child.num_new
+            requested[child.name] = len(child.tokens) + child.num_new
     else:
         engine.step()
 

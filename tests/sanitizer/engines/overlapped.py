@@ -75,8 +75,8 @@ class Overlapped(Engine):
             self.finish(*self.flight.popleft())
 
     def issue(self, rows: list[Planned]) -> None:
-        told = [Chunk(row.request.name, row.start, row.count, row.drafts) for row in rows]
-        self.watch.issue(self.number, told)
+        reported = [Chunk(row.request.name, row.start, row.count, row.drafts) for row in rows]
+        self.watch.issue(self.number, reported)
         self.flight.append((self.number, rows))
 
     def plan(self) -> list[Planned]:

@@ -13,8 +13,8 @@ use crate::transitions::publish::evict_blocks;
 use crate::types::ids::BlockId;
 use crate::types::violation::Finding;
 
-/// PINS: besides the operations on it, a block is held as often as `pin` and `unpin` say, and as
-/// the pins of prefixes, which come and go by their own calls alone.
+/// PINS: a block's pins are those of its operations, of `pin` and `unpin`, and of pinned prefixes,
+/// which only `pin_prefix` and `unpin_prefix` change.
 pub(crate) fn pins(made: &Made<'_>) -> Finding {
     let (before, after) = (made.before, made.after);
     let mut named = after.named_pins.clone();
@@ -54,7 +54,8 @@ pub(crate) fn pins_alone(state: &State, block: BlockId) -> i64 {
     i64::from(state.device.num_pins(block)) - held.count() as i64
 }
 
-/// PIN-HIT: what a new pin covers is found, if it was, when all else that is cached has left.
+/// PIN-HIT: if the prefix that a new pin covers was findable, it stays so when everything else that
+/// is cached is evicted.
 pub(crate) fn pin_hit(made: &Made<'_>) -> Finding {
     let (Call::PinPrefix { pin, name, .. }, Value::Covered(length)) =
         (made.call, &made.outcome.value)
@@ -77,5 +78,5 @@ pub(crate) fn pin_hit(made: &Made<'_>) -> Finding {
     if is_found(&after, &made.before[row], *length) {
         return Ok(());
     }
-    Err(format!("of {length} tokens that pin {pin} covers not all are kept"))
+    Err(format!("not all of the {length} tokens that pin {pin} covers are kept"))
 }

@@ -50,27 +50,27 @@ fn prefix_closed(cached: &[Cached]) -> Finding {
     for each in cached.iter().filter(|each| each.parent > 0) {
         if parents(cached, each).next().is_none() {
             let block = each.block.0;
-            return Err(format!("block {block} is cached, the block before its prefix is not"));
+            return Err(format!("block {block} is cached, but its parent is not"));
         }
     }
     Ok(())
 }
 
-/// EVICT-ORDER: a free cached block leaves before some copy of its parent.
+/// EVICT-ORDER: a free cached block is evicted before at least one copy of its parent.
 fn evict_order(cached: &[Cached]) -> Finding {
     for each in cached.iter().filter(|each| each.parent > 0) {
         let Some(place) = each.place else { continue };
         let stays = |parent: &Cached| parent.place.is_none_or(|its| its > place);
         if !parents(cached, each).any(stays) {
             let block = each.block.0;
-            return Err(format!("block {block} stays longer than the block before its prefix"));
+            return Err(format!("block {block} stays longer than every copy of its parent"));
         }
     }
     Ok(())
 }
 
-/// LEVEL-CHAIN: what was wished for a free cached block was wished for some copy of its parent,
-/// too, or that is held.
+/// LEVEL-CHAIN: at least one copy of a free cached block's parent has an owner, or retention wishes
+/// at least as high.
 fn level_chain(pool: &BlockPool, cached: &[Cached]) -> Finding {
     if pool.retention.is_none() {
         return Ok(());
@@ -84,7 +84,9 @@ fn level_chain(pool: &BlockPool, cached: &[Cached]) -> Finding {
         };
         if parents(cached, each).next().is_some() && !parents(cached, each).any(has_more) {
             let block = each.block.0;
-            return Err(format!("block {block} has {mine:?}, the one before its prefix less"));
+            return Err(format!(
+                "block {block} has {mine:?}, but the copies of its parent have less"
+            ));
         }
     }
     Ok(())

@@ -53,8 +53,8 @@ impl<'a> Followed<'a> {
     }
 }
 
-/// EPOCH-FIRST: what is free when an epoch ends, and what had a key then, leaves before what has a
-/// key of this epoch.
+/// EPOCH-FIRST: when an epoch ends, its free blocks and its blocks with keys become older blocks,
+/// and leave before blocks with keys of the new epoch.
 pub(crate) fn epoch_first(made: &Made<'_>) -> Finding {
     let (old, pool, name) = (&made.before.device, &made.after.device, made.call.transition());
     if made.after.epoch == 0 {
@@ -66,7 +66,7 @@ pub(crate) fn epoch_first(made: &Made<'_>) -> Finding {
         let blocks = (0..old.num_blocks()).map(BlockId);
         held.extend(blocks.filter(|&block| old.key(block).is_some()));
         if !old.queue.iter().eq(first.iter().copied()) {
-            return Err(format!("{name} lets {first:?} leave first, others are free"));
+            return Err(format!("{name} puts {first:?} first, but others were free"));
         }
     }
     for command in made.outcome.commands(made.after) {
@@ -78,10 +78,10 @@ pub(crate) fn epoch_first(made: &Made<'_>) -> Finding {
     let (late, held): (BTreeSet<BlockId>, BTreeSet<BlockId>) =
         held.into_iter().partition(|&block| pool.queue.contains(block));
     if older != held {
-        return Err(format!("{name} leaves {older:?} as older, must be {held:?}"));
+        return Err(format!("{name} leaves {older:?} as older blocks, not {held:?}"));
     }
     match late.iter().find(|block| !first.contains(block)) {
-        Some(block) => Err(format!("{name} lets {block:?} of an older epoch leave among others")),
+        Some(block) => Err(format!("{name} lets older {block:?} leave among others")),
         None => Ok(()),
     }
 }

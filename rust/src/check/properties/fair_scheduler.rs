@@ -21,7 +21,7 @@ use crate::types::ids::Row;
 use crate::types::values::Status;
 use crate::types::violation::Finding;
 
-/// NO-THRASH: a fair scheduler never preempts round and round without a new token.
+/// NO-THRASH: a fair scheduler never preempts in a cycle without producing a token.
 pub fn no_thrash(world: &World, state: &State) -> Finding {
     let mut state = state.clone();
     settle(&mut state)?;

@@ -12,8 +12,8 @@ use crate::types::commands::Command;
 use crate::types::ids::{BlockId, Row};
 use crate::types::violation::Finding;
 
-/// FLOOR: a call takes from another tenant only what that has above its floor, passes over nothing
-/// else, and notes for whom each block was taken.
+/// FLOOR: a call takes from another tenant only blocks above that tenant's floor, passes over no
+/// block that it may take, and notes for which tenant each block was taken.
 pub(crate) fn floor(made: &Made<'_>) -> Finding {
     let (before, after) = (made.before, made.after);
     let Some(takers) = after.device.takers() else { return Ok(()) };

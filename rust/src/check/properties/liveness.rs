@@ -60,8 +60,8 @@ pub fn check(world: &World, state: &State, checks: &Checks) -> Result<(), Violat
     Ok(())
 }
 
-/// DRAIN: when everything unfinished is done and everyone has left, each block is free; a reset
-/// then leaves what was there at the start.
+/// DRAIN: when all unfinished work is done and all requests are removed, every block is free; a
+/// reset then leaves no key.
 fn drain(world: &World, state: &State) -> Finding {
     let proved = world.tries("free") && world.tries("remove_request");
     if proved && state.config.max_in_flight == 0 && state.requests().next().is_some() {
@@ -78,7 +78,7 @@ fn drain(world: &World, state: &State) -> Finding {
     for (tier, pool) in pools(&state) {
         let (free, usable) = (pool.num_free(), pool.num_usable());
         if free != usable {
-            return Err(format!("{free} of {usable} {tier} blocks are free when all have left"));
+            return Err(format!("{free} of {usable} {tier} blocks are free without requests"));
         }
     }
     let (num_operations, num_batches) = (state.operations.len(), state.in_flight.len());
@@ -86,7 +86,7 @@ fn drain(world: &World, state: &State) -> Finding {
         return Err(format!("{num_operations} operations and {num_batches} batches are left"));
     }
     if !reset_prefix_cache(&mut state) {
-        return Err("the reset gives false when all have left".to_owned());
+        return Err("the reset returns false without requests".to_owned());
     }
     for (tier, pool) in pools(&state) {
         let mut blocks = (0..pool.num_blocks()).map(BlockId);
@@ -100,8 +100,8 @@ fn drain(world: &World, state: &State) -> Finding {
     Ok(())
 }
 
-/// DEADLOCK-FREE: while a request is unfinished that the pool can hold, some call makes token
-/// progress, perhaps after others were preempted.
+/// DEADLOCK-FREE: while the pool can hold some unfinished request, a call gives one of them a
+/// token, if need be after others were preempted.
 fn deadlock_free(world: &World, state: &State) -> Finding {
     let unfinished = |row: &Row| can_go_on(world, state, &state[*row]);
     let rows: Vec<Row> = rows(state).filter(unfinished).collect();
@@ -123,11 +123,11 @@ fn deadlock_free(world: &World, state: &State) -> Finding {
         }
     }
     let rows: Vec<u32> = rows.iter().map(|row| row.0).collect();
-    Err(format!("no call brings rows {rows:?} a token further, whoever else is preempted"))
+    Err(format!("no call brings rows {rows:?} a token further, whichever others are preempted"))
 }
 
-/// PREEMPT-GAIN: preempting a request frees the blocks that it alone holds, now or when a batch or
-/// operation that is named ends.
+/// PREEMPT-GAIN: preempting a request frees the blocks that it alone holds, at once or when a batch
+/// or operation ends.
 fn preempt_gain(_: &World, state: &State) -> Finding {
     if !state.effects.commands.is_empty() {
         return Ok(());
@@ -149,7 +149,7 @@ fn preempt_gain(_: &World, state: &State) -> Finding {
     Ok(())
 }
 
-/// SWAP-RETURN: a swapped request can come back to the device when others make room.
+/// SWAP-RETURN: a swapped request can return to the device when others make room.
 fn swap_return(_: &World, state: &State) -> Finding {
     let swapped = |row: &Row| state[*row].status() == Status::Swapped;
     for row in rows(state).filter(swapped) {
@@ -166,14 +166,16 @@ fn swap_return(_: &World, state: &State) -> Finding {
         if let Err(refused) = expected(swap_in(&mut later, &[&name]))?
             && refused.needed <= u64::from(most)
         {
-            return Err(format!("{name} is swapped out and refused an empty pool: {refused:?}"));
+            return Err(format!(
+                "{name} is swapped out, and is refused by an empty pool: {refused:?}"
+            ));
         }
     }
     Ok(())
 }
 
-/// ADMIT-NEVER: a call that needs more than an empty pool has is refused for good, at once, and no
-/// other call is.
+/// ADMIT-NEVER: a call is refused for good, and at once, if and only if it needs more blocks than
+/// an empty pool has.
 pub(crate) fn admit_never(_: &World, state: &State) -> Finding {
     for row in rows(state).filter(|&row| state[row].status() == Status::Waiting) {
         let (request, num_tokens) = (&state[row], state[row].num_tokens());
@@ -185,20 +187,20 @@ pub(crate) fn admit_never(_: &World, state: &State) -> Finding {
         }
         let slot_request = SlotRequest::new(i64::from(num_tokens));
         let value = allocate_slots(&mut state.clone(), &request.request_id, &slot_request);
-        let told = match &value {
+        let is_right = match &value {
             Ok(Err(refused)) => (refused.reason == Reason::Never) == never,
             _ => !never,
         };
-        if !told {
+        if !is_right {
             let name = request.name();
-            return Err(format!("{name} needs {needed} blocks and is told {value:?}"));
+            return Err(format!("{name} needs {needed} blocks and gets {value:?}"));
         }
     }
     Ok(())
 }
 
-/// L-ADMIT: where nobody holds a block, but for pins that leave room for one request, any that fits
-/// is admitted.
+/// L-ADMIT: if no request holds blocks, and pins leave room for one request, any that fits is
+/// admitted.
 fn admit_fitting(_: &World, state: &State) -> Finding {
     let bounded = state.config.max_pinned_blocks.is_some();
     let pinned: BTreeSet<BlockId> = named_blocks(&state.named_pins).filter(|_| bounded).collect();
@@ -215,7 +217,7 @@ fn admit_fitting(_: &World, state: &State) -> Finding {
         }
         let value = schedule_all(&mut state.clone(), row);
         if !matches!(value, Ok(Ok(_))) {
-            return Err(format!("{} is refused an empty pool: {value:?}", request.name()));
+            return Err(format!("{} is refused by an empty pool: {value:?}", request.name()));
         }
     }
     Ok(())
@@ -240,7 +242,7 @@ pub(crate) fn settle(state: &mut State) -> Finding {
             return Ok(());
         }
     }
-    Err(format!("{most} rounds of completing leave something unfinished"))
+    Err(format!("something is unfinished after {most} rounds of completion"))
 }
 
 /// Return the slots of all tokens and drafts that a request has left, behind its longest hit.

@@ -86,7 +86,7 @@ pub fn check_events(start: &State, after: &State) -> Checked {
     let mut held = keys_of(after);
     keys.sort_unstable();
     held.sort_unstable();
-    if keys == held { Ok(()) } else { wrong(format!("{} keys by the events", keys.len())) }
+    if keys == held { Ok(()) } else { wrong(format!("the events give {} keys", keys.len())) }
 }
 
 /// Fails with HIT-LONGEST unless a hit is the longest, in every group.
@@ -96,7 +96,7 @@ pub fn check_hit(state: &State, row: Row, hit: &Hit) -> Checked {
     let longest = longest_hit(state, request);
     if hit.num_tokens != longest {
         let found = hit.num_tokens;
-        return wrong(format!("{found} tokens hit, {longest} are findable in every group"));
+        return wrong(format!("{found} tokens are hit, but {longest} are findable in every group"));
     }
     for ((index, group), blocks) in (0..).zip(&state.config.groups).zip(&hit.blocks.blocks) {
         let num_blocks = if group.is_cross() { 0 } else { longest / group.block_size };
@@ -194,7 +194,7 @@ fn check_admission(before: &State, call: &Call, outcome: &Outcome, after: &State
         return Ok(());
     }
     let value = &outcome.value;
-    let detail = format!("{call:?} gives {value:?}, {free} are free, {reserve} must stay");
+    let detail = format!("{call:?} gives {value:?}; {free} are free, {reserve} must stay free");
     Err(Violation::new("ADMIT-EXACT", detail))
 }
 

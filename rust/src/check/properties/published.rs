@@ -20,8 +20,8 @@ use crate::types::ids::{BlockId, Row};
 use crate::types::values::Status;
 use crate::types::violation::Finding;
 
-/// PUBLISHED: a full block that a call may publish is findable behind it, or waits to be merged
-/// with one that is; no other block is published, and none of a request of an older epoch.
+/// PUBLISHED: a full block that a call may publish is findable after the call, or waits to be
+/// merged with one that is; no other block is published, and none of a request of an older epoch.
 pub(crate) fn published(made: &Made<'_>) -> Finding {
     let (before, after) = (made.before, made.after);
     let late = after.config.publish == Publish::Completed;
@@ -50,15 +50,15 @@ pub(crate) fn published(made: &Made<'_>) -> Finding {
                 let has_key = after.device.key(block).is_some();
                 if !after.is_null(block) && !has_key && !waits {
                     let place = format!("{position} of group {index}");
-                    return Err(format!("block {} is full at {place} and has no key", block.0));
+                    return Err(format!("block {} is full at {place}, but has no key", block.0));
                 }
                 if has_key && is_copied(block) {
-                    return Err(format!("block {} is found before it is copied", block.0));
+                    return Err(format!("block {} is findable before it is copied", block.0));
                 }
             }
             let num_cached = request.num_cached[index as usize];
             if num_cached > num_full.max(known.num_cached[index as usize]) {
-                let found = format!("{num_cached} blocks of group {index} are found");
+                let found = format!("{num_cached} blocks of group {index} count as published");
                 return Err(format!("{found}, not {num_full}"));
             }
         }
@@ -146,6 +146,6 @@ mod tests {
         };
         assert_eq!(finds(|_| ()), Ok(()));
         let said = finds(|after| after.device.unpublish(BlockId(1), &mut Effects::silent()));
-        assert_eq!(said, Err("block 1 is full at 0 of group 0 and has no key".to_owned()));
+        assert_eq!(said, Err("block 1 is full at 0 of group 0, but has no key".to_owned()));
     }
 }

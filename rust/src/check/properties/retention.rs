@@ -19,8 +19,8 @@ use crate::types::violation::Finding;
 
 type KeptBlocks = BTreeMap<BlockId, Kept>;
 
-/// WISHES: a block has what was wished for it, joined part by part with the wish of each request
-/// that released it; nothing if it was taken, or is free without a key.
+/// WISHES: a block has the retention wishes of all requests that released it, joined part by part;
+/// a block that was taken, or is free without a key, has none.
 pub(crate) fn wishes(made: &Made<'_>) -> Finding {
     let (before, after) = (made.before, made.after);
     if before.device.retention.is_none() {
@@ -40,7 +40,7 @@ pub(crate) fn wishes(made: &Made<'_>) -> Finding {
         return Ok(());
     }
     let name = made.call.transition();
-    Err(format!("{name} leaves the wishes {found:?}, must be {expected:?}"))
+    Err(format!("{name} leaves the wishes {found:?}, not {expected:?}"))
 }
 
 /// Return the wish for each block after the requests that lose it have joined theirs.
@@ -83,7 +83,7 @@ pub(crate) fn leaves_by_level(made: &Made<'_>) -> Finding {
         return Ok(());
     }
     let (name, expected) = (made.call.transition(), followed.queue);
-    Err(format!("{name} leaves the queue {queue:?}, by its commands and levels {expected:?}"))
+    Err(format!("{name} leaves the queue {queue:?}; its commands and levels give {expected:?}"))
 }
 
 /// The free queue of a pool, followed by the commands of a call.
@@ -129,7 +129,10 @@ impl<'a> Followed<'a> {
                 }
                 Command::Allocate { block } => {
                     let (name, queue) = (made.call.transition(), &self.queue);
-                    return Err(format!("{name} takes block {}, the queue is {queue:?}", block.0));
+                    return Err(format!(
+                        "{name} takes block {}, but the queue is {queue:?}",
+                        block.0
+                    ));
                 }
                 Command::Touch { block } => self.queue.retain(|each| *each != block),
                 Command::Evict { block, .. } => {

@@ -56,8 +56,8 @@ pub fn check(made: &Made<'_>, checks: &Checks) -> Result<(), Violation> {
     Ok(())
 }
 
-/// LRU: the front of the free queue is taken, freed blocks join where the policy says, the order
-/// of the others stays.
+/// LRU: a call takes the front of the free queue, or any free block if there are floors (see
+/// FLOOR); freed blocks are placed by the policy, and the others keep their order.
 fn lru(made: &Made<'_>) -> Finding {
     let (before, after) = (&made.before.device, &made.after.device);
     let mut commands = made.outcome.commands(made.after).peekable();
@@ -85,9 +85,7 @@ fn lru(made: &Made<'_>) -> Finding {
             Command::Allocate { block } => {
                 let front = queue.blocks.first();
                 let block = block.0;
-                return Err(format!(
-                    "{name} takes block {block}, the front of the queue is {front:?}"
-                ));
+                return Err(format!("{name} takes block {block}, but {front:?} is the front"));
             }
             Command::Touch { block } => queue.blocks.retain(|each| *each != block),
             Command::Free { block, cached } if !waits(block) => queue.join(block, cached),
@@ -99,11 +97,11 @@ fn lru(made: &Made<'_>) -> Finding {
         return Ok(());
     }
     let left: Vec<BlockId> = after.queue.iter().collect();
-    Err(format!("{name} leaves the queue {left:?}, by its commands {queue:?}"))
+    Err(format!("{name} leaves the queue {left:?}; its commands give {queue:?}"))
 }
 
-/// ROW-LIFE: a row becomes free when the batch is finished that was open when its request was
-/// removed; after a cancel, if no batch that is left has it.
+/// ROW-LIFE: a row becomes free when the batch that was open at its request's removal is finished;
+/// after a cancel, if no remaining batch uses it.
 fn row_life(made: &Made<'_>) -> Finding {
     let (before, after) = (made.before, made.after);
     let is_unfinished =
@@ -120,7 +118,7 @@ fn row_life(made: &Made<'_>) -> Finding {
     Ok(())
 }
 
-/// GROWN: `append` says each place of a table that it set, in the order of its commands.
+/// GROWN: `append` returns each table position that it set, in the order of its commands.
 fn grown(made: &Made<'_>) -> Finding {
     let (Value::Appended(_), Call::Append { name, .. }) = (&made.outcome.value, made.call) else {
         return Ok(());
@@ -137,10 +135,10 @@ fn grown(made: &Made<'_>) -> Finding {
     if set == said {
         return Ok(());
     }
-    Err(format!("append set places {set:?} of tables and says {said:?}"))
+    Err(format!("append set the positions {set:?} of tables, but returned {said:?}"))
 }
 
-/// HIT-PRESERVE: the blocks of a hit keep their keys, and are found as they were.
+/// HIT-PRESERVE: the blocks of a hit keep their keys and stay findable.
 fn hit_preserve(made: &Made<'_>) -> Finding {
     let after = &made.after.device;
     for (_, _, block) in hit_blocks(made) {
@@ -149,20 +147,20 @@ fn hit_preserve(made: &Made<'_>) -> Finding {
             return Err(format!("block {} was hit and lost its key", block.0));
         }
         if key.is_some_and(|key| !after.index.get(key).contains(&block)) {
-            return Err(format!("block {} was hit and is not found any more", block.0));
+            return Err(format!("block {} was hit and is no longer found", block.0));
         }
     }
     Ok(())
 }
 
-/// HIT-PINNED: the blocks of a hit stand in their request's tables, none was evicted for it.
+/// HIT-PINNED: the blocks of a hit are in their request's tables, and the call evicts none of them.
 fn hit_pinned(made: &Made<'_>) -> Finding {
     let Some((row, _)) = hit_of(made) else { return Ok(()) };
     for (group_id, position, block) in hit_blocks(made) {
         let table = made.after[row].tables.get(group_id as usize);
         if table.and_then(|table| table.get(position as usize)) != Some(&block) {
             let place = format!("{position} of group {group_id}");
-            return Err(format!("block {} was hit at {place} and is not there", block.0));
+            return Err(format!("block {} was hit at {place}, but is not there", block.0));
         }
     }
     for command in made.outcome.commands(made.after) {
@@ -175,7 +173,7 @@ fn hit_pinned(made: &Made<'_>) -> Finding {
     Ok(())
 }
 
-/// HIT-FRESH: a hit is used only where its blocks still have the request's keys.
+/// HIT-FRESH: a hit is used only if its blocks still have the request's keys.
 fn hit_fresh(made: &Made<'_>) -> Finding {
     let Some((row, _)) = hit_of(made) else { return Ok(()) };
     let request = &made.before[row];
@@ -191,7 +189,8 @@ fn hit_fresh(made: &Made<'_>) -> Finding {
     Ok(())
 }
 
-/// FULLHIT: a hit leaves a token to compute, and what is computed goes into no hit block.
+/// FULLHIT: a hit leaves at least one token to compute, and no token is written into a block of the
+/// hit.
 fn full_hit(made: &Made<'_>) -> Finding {
     let Some((row, hit)) = hit_of(made) else { return Ok(()) };
     if hit_blocks(made).next().is_none() {
@@ -216,7 +215,7 @@ fn full_hit(made: &Made<'_>) -> Finding {
     Ok(())
 }
 
-/// HASH-MONO: a block's key only comes and goes: no other one without an eviction between.
+/// HASH-MONO: a block's key changes to another key only after an eviction.
 fn hash_mono(made: &Made<'_>) -> Finding {
     let (before, after) = (&made.before.device, &made.after.device);
     for block in (0..before.num_blocks()).map(BlockId) {
@@ -244,10 +243,10 @@ pub fn determinism(made: &Made<'_>, world: &World) -> Finding {
     let outcome = perform(&mut again, made.call, world);
     let name = made.call.transition();
     if outcome != *made.outcome {
-        return Err(format!("{name} gives {outcome:?}, and gave {:?}", made.outcome));
+        return Err(format!("{name} gives {outcome:?} when repeated, not {:?}", made.outcome));
     }
     if !same_state(&again, made.after) {
-        return Err(format!("{name} gives another state"));
+        return Err(format!("{name} gives another state when repeated"));
     }
     Ok(())
 }

@@ -57,7 +57,7 @@ pub fn explore<M: Model>(
     let end = match search.run(models, limits, watch) {
         Ok(end) => end,
         Err((parent, broken)) => {
-            search.tell(&mut models[0], parent, broken);
+            search.explain(&mut models[0], parent, broken);
             End::Violation
         }
     };
@@ -269,7 +269,7 @@ impl Search {
     }
 
     /// Find the calls that lead to what broke behind a state.
-    fn tell<M: Model>(&mut self, model: &mut M, state: u32, broken: Broken) {
+    fn explain<M: Model>(&mut self, model: &mut M, state: u32, broken: Broken) {
         let mut edges = Vec::new();
         let mut node = self.first.clone();
         for edge in self.visited.edges_to(state) {

@@ -13,7 +13,7 @@ use crate::types::config::Duplicates;
 use crate::types::ids::{BlockId, Row};
 use crate::types::violation::Finding;
 
-/// QUARANTINE: a block without owner is quarantined exactly while a batch in flight uses it.
+/// QUARANTINE: an ownerless block is quarantined if and only if a batch in flight uses it.
 pub(crate) fn quarantine(state: &State, _: &mut Scratch) -> Finding {
     let known = |number: u64| {
         number == state.batch.number || state.in_flight.iter().any(|batch| batch.number == number)
@@ -36,8 +36,9 @@ pub(crate) fn quarantine(state: &State, _: &mut Scratch) -> Finding {
     Ok(())
 }
 
-/// IN-FLIGHT: batches in flight ascend up to the open one and remember only known requests, each in
-/// a place of its own, and lost places only among those that their forward pass uses.
+/// IN-FLIGHT: the numbers of batches in flight ascend to that of the open batch; a batch has
+/// entries for known requests alone, each with an order of its own, and notes replaced positions
+/// only among those that its forward pass uses.
 pub(crate) fn in_flight(state: &State, _: &mut Scratch) -> Finding {
     let most = state.config.max_in_flight as usize;
     let taken = state.in_flight.iter().map(|batch| batch.number);
@@ -53,13 +54,16 @@ pub(crate) fn in_flight(state: &State, _: &mut Scratch) -> Finding {
         };
         if let Some((row, group_id, position)) = batch.replaced.iter().find(unused) {
             let place = format!("{position} of group {group_id} of row {}", row.0);
-            return Err(format!("batch {} lost place {place}, which it did not use", batch.number));
+            return Err(format!(
+                "batch {} notes place {place} as replaced, which it did not use",
+                batch.number
+            ));
         }
     }
     let request = |row: Row| state.requests.get(row.index()).and_then(Option::as_ref);
     for batch in &state.in_flight {
         for (row, entry) in in_order(&batch.entries) {
-            let name = || format!("batch {} remembers row {}", batch.number, row.0);
+            let name = || format!("batch {} has an entry for row {}", batch.number, row.0);
             let Some(request) = request(row) else {
                 return Err(format!("{}, which has no request", name()));
             };
@@ -77,11 +81,13 @@ pub(crate) fn in_flight(state: &State, _: &mut Scratch) -> Finding {
         state.in_flight.iter().map(|batch| &batch.entries).chain([&state.batch.entries]);
     for entries in all_entries {
         if !in_order(entries).is_sorted_by(|one, next| one.1.order < next.1.order) {
-            return Err("a batch remembers two requests in one place".to_owned());
+            return Err("a batch has two entries with one order".to_owned());
         }
     }
     match in_order(&state.batch.entries).iter().find(|each| request(each.0).is_none()) {
-        Some((row, _)) => Err(format!("the open batch remembers row {}, which is free", row.0)),
+        Some((row, _)) => {
+            Err(format!("the open batch has an entry for row {}, which is free", row.0))
+        }
         None => Ok(()),
     }
 }

@@ -193,10 +193,10 @@ impl CoreModel {
         schedule: &mut Schedule,
         (row, num_tokens): (Row, u32),
     ) -> Checked {
-        let asked = state.requests[row.index()].as_ref().map(|_| row);
+        let own = state.requests[row.index()].as_ref().map(|_| row);
         let mut others = state.loads.iter().flat_map(|load| &load.reporters);
         let other = others.find(|each| each.most > num_tokens).map(|each| each.row);
-        let Some(reporter) = asked.or(other) else { return Ok(()) };
+        let Some(reporter) = own.or(other) else { return Ok(()) };
         let call = Call::Rewind { names: vec![Name::of(&state[reporter])], num_tokens };
         match self.settle(state, schedule, &call)?.value {
             Value::Misuse(error) => {

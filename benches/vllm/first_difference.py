@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Judge a run of vLLM with kvcore in the shadow: whether a rule explains the first difference.
+"""The first difference of a run of vLLM with kvcore in the shadow, and the rule that explains it.
 
 Needs no vLLM.
 """
@@ -14,7 +14,7 @@ from benches.vllm.rules import LOOK_UPS, Watch, flat, rule_of
 
 
 @attrs.define
-class Judge:
+class FirstDifference:
     """Finds the first result of a shadow's managers that differs, and the rule that explains it.
 
     rule: the rule for that result, empty if none explains it; None if nothing differs. After it the
@@ -39,16 +39,16 @@ class Judge:
         call = getattr(self.managers, name)
         setattr(self.managers, name, lambda *args: around(*args) or call(*args))
 
-    def _part(self, name: str, _: str, mine: Any, theirs: Any) -> None:
+    def _part(self, name: str, _: str, own: Any, theirs: Any) -> None:
         if name in LOOK_UPS and isinstance(theirs, tuple):
-            self._same_blocks(mine[0], theirs[0])
+            self._same_blocks(own[0], theirs[0])
         self.rule = self.rule or ""
 
-    def _same_blocks(self, mine: Any, _: Any) -> None:
+    def _same_blocks(self, own: Any, _: Any) -> None:
         # The result of an allocation may omit blocks that a connector fills.
-        name, who, ours = self.watch.calls[-1]
+        name, request_id, ours = self.watch.calls[-1]
         is_look_up = name in LOOK_UPS
-        own = flat(self.managers.own.get_blocks(who) if mine and not is_look_up else mine)
+        own = flat(self.managers.own.get_blocks(request_id) if own and not is_look_up else own)
         if self.rule is None and own != ours:
             self.rule = ""
             if own is not None and ours is not None:
