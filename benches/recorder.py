@@ -3,9 +3,9 @@
 
 Run: python -m benches.recorder [TRACE] [--blocks 16384] [--requests 1000] [--rounds 15]. Without a
 TRACE the workload is made up. The loop of `kvcore replay` is recorded once. Then the calls of its
-record are made on fresh managers, with and without a recorder in turn, and again by `kvcore
-replay`'s way of reading a record; the least of the rounds is kept, in processor time of this
-thread, because machines are noisy: only the ratios mean something.
+record are made on fresh managers, without a recorder, with one and with one by keys in turn, and
+again by `kvcore replay`'s way of reading a record; the least of the rounds is kept, in processor
+time of this thread, because machines are noisy: only the ratios mean something.
 """
 
 from __future__ import annotations
@@ -95,9 +95,8 @@ def main() -> None:
         trace = TraceReader(given.trace) if given.trace else generate("turns", given.requests, SEED)
         virtual = record_loop(islice(trace, given.requests), options, folder)
         calls, token_bytes = recorded_calls(folder, options)
-        state_bytes = sum(len(read_segment(path).state) for path in segment_files(folder))
-        size = sum(path.stat().st_size for path in segment_files(folder)) - state_bytes
-        best = measure(Path(base), calls, options, given.rounds)
+        size = num_bytes(folder)
+        best, size_by_keys = measure(Path(base), calls, options, given.rounds)
         start = time.thread_time()
         assert rerun(folder, ["rust"]).difference is None
         again = time.thread_time() - start
@@ -105,29 +104,39 @@ def main() -> None:
         config = make_config(options)
         what_if(folder, {"more": attrs.evolve(config, num_blocks=2 * config.num_blocks)}, "rust")
         variant = time.thread_time() - start
-    plain, recording = best["plain"], best["recording"]
+    plain, recording = best["plain"], best["text"]
     print(f"{len(calls):,} calls, {1e6 * plain / len(calls):.2f} us each")
     print(f"recording / not: {recording / plain:.3f}")
     print(f"more a call: {1e9 * (recording - plain) / len(calls):.0f} ns")
     print(f"bytes a call, without tokens: {(size - token_bytes) / len(calls):.1f}")
+    print(f"by keys / not: {best['keys'] / plain:.3f}, {size_by_keys / size:.2f} of the bytes")
     print(f"a variant with twice the blocks: {variant / again:.2f} of the replay of the record")
     print(f"replay of the record: {again / plain:.1f} of the calls' time, {virtual / again:,.0f} x")
 
 
-def measure(base: Path, calls: Sequence[Made], options: Options, rounds: int) -> dict[str, float]:
-    """Return the least seconds of the calls, with and without a recorder."""
-    best = {"plain": float("inf"), "recording": float("inf")}
+def num_bytes(folder: Path) -> int:
+    """Return the bytes of a record without the states in it."""
+    files = segment_files(folder)
+    return sum(path.stat().st_size - len(read_segment(path).state) for path in files)
+
+
+def measure(
+    base: Path, calls: Sequence[Made], options: Options, rounds: int
+) -> tuple[dict[str, float], int]:
+    """Return the least seconds of the calls, with and without a recorder, and the bytes by keys."""
+    best = dict.fromkeys(("plain", "text", "keys"), float("inf"))
     gc.disable()  # else a collection would burden one side
-    for number in range(2 * rounds):
-        name = list(best)[number % 2]
+    for number in range(3 * rounds):
+        name: Any = list(best)[number % 3]
         manager = KVCacheManager(make_config(options), "rust")
-        if name == "recording":
-            manager.start_recording(Recorder(base / str(number), keep_segments=2))
+        if name != "plain":
+            recorder = Recorder(base / str(number), tokens=name, keep_segments=2)
+            manager.start_recording(recorder)
         best[name] = min(best[name], seconds(manager, calls))
         manager.stop_recording()
         gc.collect()
     gc.enable()
-    return best
+    return best, num_bytes(base / str(number))
 
 
 if __name__ == "__main__":

@@ -130,6 +130,11 @@ class Manager:
         """
         The row of a request. Changes nothing.
         """
+    def give_hashes(self, request_id: str, hashes: Iterable[bytes], /) -> None:
+        """
+        Give a request the hashes of the blocks that the next call fills, when the calls of a record
+        by keys are made again.
+        """
     def has_key(self, /, block: int) -> bool:
         """
         Whether a device block is findable; the null block counts as found. Changes nothing.

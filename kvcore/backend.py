@@ -10,10 +10,12 @@ from __future__ import annotations
 import struct
 import warnings
 from _thread import allocate_lock, get_ident
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 from weakref import ref
+
+from msgspec.structs import replace
 
 from kvcore import _twin
 from kvcore.codec import decode as decoding
@@ -140,6 +142,16 @@ class PythonBackend:
                 del self.__dict__[name]
             self._tape = None
 
+    def give_hashes(self, request_id: str, hashes: Sequence[bytes]) -> None:
+        def change(state: State) -> Outcome[State, None]:
+            request = state.requests[request_id]
+            longer = replace(request, block_hashes=request.block_hashes.extend(hashes))
+            return Outcome(
+                replace(state, requests=state.requests.set(request_id, longer)), (), None
+            )
+
+        self._change(change)
+
     def rotate_recording(self) -> None:
         if self._tape is not None:
             self._tape.rotate(self.state())
@@ -249,7 +261,7 @@ class Recordable:
             if manager is not None:
                 manager._core.rotate_recording()
 
-        recorder.start(rotate)
+        recorder.start(rotate, one_way=self.config.hashing != "xxh3")
         self._core.start_recording(recorder)
 
     def stop_recording(self) -> None:

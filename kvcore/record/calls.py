@@ -23,11 +23,10 @@ from kvcore.record.fields import (
     HIT,
     ID,
     NAMED,
-    NEW_REQUEST,
     NUMBER,
+    PIN,
     REQUEST,
     REQUESTS,
-    RETENTION,
     TOKENS,
     Field,
     Known,
@@ -36,6 +35,7 @@ from kvcore.record.fields import (
     check_flag,
     put_varint,
 )
+from kvcore.record.new_request import NEW_REQUEST, RETENTION
 from kvcore.transitions import QUERIES, TRANSITIONS
 from kvcore.transitions.slot_request import SlotOptions
 from kvcore.types.arguments import read_int
@@ -58,8 +58,8 @@ KINDS = {
     "KvCacheRetentionConfig": RETENTION,
 }
 """How an argument is written, by its type in the signature of the transition."""
-OF_REQUESTS = {"request_id", "parent_id"}
-"""Arguments of type str that name an existing request."""
+NAMES_OF = {"request_id": REQUEST, "parent_id": REQUEST, "name": PIN}
+"""How the arguments of type str are written that name an existing request, or a pin."""
 
 
 @attrs.frozen
@@ -83,7 +83,7 @@ def _shape(opcode: int, name: str) -> Shape:
             hints = get_type_hints(SlotOptions)
             shape.options.update({name: KINDS[hint.__name__] for name, hint in hints.items()})
             continue
-        kind = REQUEST if each.name in OF_REQUESTS else KINDS[each.annotation]
+        kind = NAMES_OF.get(each.name) or KINDS[each.annotation]
         is_option = kind is FLAG or each.default is not each.empty
         (shape.options if is_option else shape.fields)[each.name] = kind
         if is_option and each.default is each.empty:

@@ -24,6 +24,12 @@ class NotARecord(KvcoreError):
     message = "{path} is not a record: {reason}"
 
 
+class RecordNeedsText(KvcoreError):
+    """The command needs tokens, of which the record has only hashes."""
+
+    message = '{what} needs tokens, but {path} was recorded with tokens="keys"'
+
+
 class DamagedRecord(KvcoreError):
     """The header or the first state of a segment is damaged, so it cannot be replayed at all."""
 

@@ -5,7 +5,7 @@ A number is a varint of 7 bits per byte, the lowest first; if it may be negative
 value that is not a number, or is beyond 2**60, becomes -2**61 or 2**61: no call distinguishes such
 values. A known request is 1 and its row, an unknown one 0 and its id; an id that is not text
 becomes the empty one. Tokens are u32. A hit is 1 and its length if the last look-up of the request
-found it, else 0 and its blocks. A new request is its id, its tokens, and a bit set of its parts.
+found it, else 0 and its blocks. A record by keys (names.py) has other ids, and of tokens the count.
 Twin: rust/src/record/fields.rs.
 """
 
@@ -14,23 +14,22 @@ from __future__ import annotations
 import array
 import struct
 from collections.abc import Callable, Iterable, Sequence
-from itertools import accumulate, chain
-from typing import Any, Protocol
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any, Protocol
 
 import attrs
 
 from kvcore.types.arguments import read_bool, read_int
 from kvcore.types.errors import KvcoreError
-from kvcore.types.extra_inputs import LoRA, MediaItem, PromptEmbeds
 from kvcore.types.keys import HASH_SIZE
-from kvcore.types.retention import KvCacheRetentionConfig, TokenRangeRetentionConfig
 from kvcore.types.tokens import read_named, read_tokens
-from kvcore.types.values import Hit, KVCacheBlocks, Request
+from kvcore.types.values import Hit, KVCacheBlocks
+
+if TYPE_CHECKING:
+    from kvcore.record.names import Names
 
 NEAR, FAR, SIGN = 2**60, 2**61, 2**31
 NEAR_CHANGES = tuple(byte >> 1 ^ -(byte & 1) for byte in range(128))  # those of one byte
-LORA, MEDIA, SALT, EMBEDS, HASHES, SKIP, LEVELS = 1, 2, 4, 8, 16, 32, 64
-"""The parts of a request, in the order in which they are written."""
 
 
 class NoForm(Exception):
@@ -49,20 +48,25 @@ class LastHit:
 
 
 class Known(Protocol):
-    """The recording manager's knowledge of its requests."""
+    """The recording manager's knowledge of its requests. names: those of a record by keys."""
+
+    names: Names | None
 
     def row(self, request_id: str) -> int | None:
         """Return the row of a request."""
+
+    def name(self, request_id: str) -> str:
+        """Return the id of a request as the record has it."""
 
     def last_hit(self, request_id: str) -> Hit | None:
         """Return the hit of a request's last look-up in this segment."""
 
 
 class Source:
-    """Bytes to read, and the ids of the requests by row."""
+    """Bytes to read, and the ids of the requests by row. by_keys: tokens were not recorded."""
 
-    def __init__(self, data: bytes, ids: dict[int, str]) -> None:
-        self.data, self.at, self.ids = data, 0, ids
+    def __init__(self, data: bytes, ids: dict[int, str], *, by_keys: bool = False) -> None:
+        self.data, self.at, self.ids, self.by_keys = data, 0, ids, by_keys
 
     def take(self, size: int) -> bytes:
         """Read the next `size` bytes."""
@@ -160,7 +164,7 @@ def put_request(out: bytearray, value: Any, known: Known) -> None:
     row = known.row(value)
     put_varint(out, 0 if row is None else row + 1)
     if row is None:
-        put_text(out, value)
+        put_text(out, known.name(value))
 
 
 def read_request(source: Source) -> str:
@@ -171,6 +175,11 @@ def read_request(source: Source) -> str:
     if place - 1 not in source.ids:
         raise NotReadable
     return source.ids[place - 1]
+
+
+def put_pin(out: bytearray, value: Any, known: Known) -> None:
+    """Write the name of a pin."""
+    put_text(out, value if known.names is None else known.names.pin(value))
 
 
 def put_requests(out: bytearray, ids: Sequence[Any], known: Known) -> None:
@@ -221,8 +230,10 @@ def put_named(out: bytearray, value: Any, known: Known) -> None:
         put_requests(out, ids, known)
 
 
-def put_tokens(out: bytearray, value: Any) -> None:
-    """Write tokens; the lowest bit of the count is set if ids are negative. Raises NoForm."""
+def put_tokens(out: bytearray, value: Any, known: Known) -> None:
+    """Write tokens, or their count alone; its lowest bit is set if ids are negative. Raises
+    NoForm.
+    """
     signed = 0
     try:
         tokens = read_tokens(value)
@@ -231,6 +242,9 @@ def put_tokens(out: bytearray, value: Any) -> None:
             tokens, signed = read_tokens(value, signed=True), 1
         except KvcoreError:
             raise NoForm from None
+    if known.names is not None:
+        put_varint(out, len(tokens) << 1)
+        return
     put_varint(out, len(tokens) << 1 | signed)
     out += struct.pack(f"<{len(tokens)}I", *tokens)
 
@@ -238,6 +252,10 @@ def put_tokens(out: bytearray, value: Any) -> None:
 def get_tokens(source: Source) -> Any:
     """Read tokens as a buffer, or as a list if some ids are negative."""
     head = source.varint()
+    if source.by_keys:
+        if head >> 32:
+            raise NotReadable
+        return memoryview(bytes(head >> 1))
     data = source.take(4 * (head >> 1))
     if head & 1:
         return [token - 2 * (token & SIGN) for token in struct.unpack(f"<{head >> 1}I", data)]
@@ -291,83 +309,6 @@ def read_blocks(source: Source) -> tuple[int, ...]:
     return tuple(source.number() for _ in range(source.varint()))
 
 
-def put_new_request(out: bytearray, request: Request) -> None:
-    """Write a new request. Raises NoForm."""
-    lora, embeds, hashes = request.lora, request.prompt_embeds, request.block_hashes
-    put_text(out, request.request_id)
-    put_tokens(out, request.tokens)
-    parts = LORA * (lora is not None) | MEDIA * bool(request.media)
-    parts |= SALT * (request.cache_salt is not None) | EMBEDS * (embeds is not None)
-    parts |= HASHES * (hashes is not None) | SKIP * bool(request.skip_reading_prefix_cache)
-    parts |= LEVELS * (request.retention is not None)
-    put_varint(out, parts)
-    if lora is not None:
-        put_text(out, lora.name)
-        put_text(out, lora.path)
-    if request.media:
-        put_varint(out, len(request.media))
-    for item in request.media:
-        put_text(out, item.identifier)
-        put_varint(out, item.offset)
-        put_varint(out, item.length)
-    if request.cache_salt is not None:
-        put_text(out, request.cache_salt)
-    if embeds is not None:
-        put_varint(out, embeds.bytes_per_token)
-        put_varint(out, len(embeds.data))
-        out += embeds.data
-    if hashes is not None:
-        put_hashes(out, list(hashes))
-    if request.retention is not None:
-        put_retention(out, request.retention)
-
-
-def read_new_request(source: Source) -> Request:
-    """Read a new request. Raises NotReadable."""
-    request_id, tokens, parts = source.text(), get_tokens(source), source.varint()
-    try:
-        lora = LoRA(source.text(), source.text()) if parts & LORA else None
-        count = source.varint() if parts & MEDIA else 0
-        media = [MediaItem(source.text(), source.varint(), source.varint()) for _ in range(count)]
-        salt, embeds = source.text() if parts & SALT else None, None
-        if parts & EMBEDS:
-            size = source.varint()
-            embeds = PromptEmbeds(source.sized(), size)
-    except KvcoreError:
-        raise NotReadable from None
-    return Request(
-        request_id,
-        tokens,
-        lora=lora,
-        media=media,
-        cache_salt=salt,
-        prompt_embeds=embeds,
-        block_hashes=read_hashes(source) if parts & HASHES else None,
-        skip_reading_prefix_cache=bool(parts & SKIP),
-        retention=read_retention(source) if parts & LEVELS else None,
-    )
-
-
-def put_retention(out: bytearray, levels: KvCacheRetentionConfig) -> None:
-    """Write the ranges of a retention wish (start, end, level, ms), and those of decoded tokens."""
-    ranges = levels.token_range_retention_configs
-    numbers = [(r.token_start, r.token_end, r.priority, r.duration_ms) for r in ranges]
-    decoded = (levels.decode_retention_priority, levels.decode_duration_ms)
-    for number in (len(numbers), *chain(*numbers), *decoded):
-        put_varint(out, number or 0)
-
-
-def read_retention(source: Source) -> KvCacheRetentionConfig:
-    """Read a retention wish; an end or ms of 0 means None. Raises NotReadable."""
-    numbers = [source.varint() for _ in range(4 * source.varint() + 2)]
-    parts = [*zip(*[iter(numbers[:-2])] * 4, strict=True)]
-    try:
-        ranges = [TokenRangeRetentionConfig(a, b or None, c, d or None) for a, b, c, d in parts]
-        return KvCacheRetentionConfig(ranges, numbers[-2], numbers[-1] or None)
-    except KvcoreError:
-        raise NotReadable from None
-
-
 def check_flag(value: Any) -> bool:
     """Check a flag. Raises NoForm."""
     flag = read_bool(value)
@@ -379,15 +320,14 @@ def check_flag(value: Any) -> bool:
 REQUEST = Field(lambda out, value, known, _: put_request(out, value, known), read_request)
 REQUESTS = Field(lambda out, value, known, _: put_requests(out, value, known), read_ids)
 NAMED = Field(lambda out, value, known, _: put_named(out, value, known), read_rows)
-NEW_REQUEST = Field(lambda out, value, *_: put_new_request(out, value), read_new_request)
-ID = Field(lambda out, value, *_: put_text(out, value), Source.text)
+ID = Field(lambda out, value, known, _: put_text(out, known.name(value)), Source.text)
+PIN = Field(lambda out, value, known, _: put_pin(out, value, known), Source.text)
 COUNT = Field(lambda out, value, *_: put_number(out, value), Source.number)
 NUMBER = Field(lambda out, value, *_: put_number(out, value), Source.number)
-TOKENS = Field(lambda out, value, *_: put_tokens(out, value), get_tokens)
+TOKENS = Field(lambda out, value, known, _: put_tokens(out, value, known), get_tokens)
 BLOCKS = Field(lambda out, value, *_: put_numbers(out, value), read_blocks)
 BLOCK_HASHES = Field(lambda out, value, *_: put_hashes(out, value), read_hashes)
 HIT = Field(lambda out, value, known, of: put_hit(out, value, known.last_hit(of)), read_hit)
-RETENTION = Field(lambda out, value, *_: put_retention(out, value), read_retention)
 FLAG = Field(lambda *_: None, lambda _: True)
 """The kinds of arguments. As an option a COUNT is 0 by default, and a NUMBER None; the bit that
 says that a FLAG is there is its value.

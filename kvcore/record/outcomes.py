@@ -9,6 +9,8 @@
     3 and more   misuse, by its place in ERRORS
     255          another exception
 
+In a record by keys (names.py) the hashes of new full blocks follow, if a call that adds tokens did
+not raise.
 The number of an error never changes. Twin: rust/src/record/outcomes.rs.
 """
 
@@ -20,6 +22,7 @@ import attrs
 
 from kvcore.record.checksum import crc32c
 from kvcore.record.fields import NotReadable, Source, put_varint
+from kvcore.state.state import State
 from kvcore.types.commands import Batch
 from kvcore.types.errors import KvcoreError
 from kvcore.types.values import Appended, Hit, Reason, Refused
@@ -41,6 +44,8 @@ ERRORS = (
 DONE, LATER, NEVER, FIRST_ERROR, OTHER = 0, 1, 2, 3, 255
 ROWS, BATCH = ("add_request", "fork"), "take_batch"
 NUMBERED = (*ROWS, "advance_epoch", "pin_prefix")
+EXTENDS = ("add_request", "add_tokens", "accept", "append")
+"""Calls that add tokens, whose record ends with the hashes of the blocks that they fill."""
 WITH_NUMBER = {*NUMBERED, "get_computed_blocks", "reset_prefix_cache"}
 
 
@@ -90,6 +95,23 @@ def write_error(error: BaseException) -> bytes:
     if isinstance(error, KvcoreError) and name in ERRORS:
         return bytes([FIRST_ERROR + ERRORS.index(name)])
     return bytes([OTHER])
+
+
+def put_new_hashes(out: bytearray, before: State, state: State, ids: list[str]) -> None:
+    """Write the hashes that kvcore made for requests in a call: how many requests have some; of
+    each its place in the call, their count and the hashes.
+    """
+    grown = []
+    for place, request_id in enumerate(ids):
+        request, known = state.requests[request_id], before.requests.get(request_id)
+        start = 0 if known is None else len(known.block_hashes)
+        if not request.own_hashes and len(request.block_hashes) > start:
+            grown.append((place, request.block_hashes[start:]))
+    put_varint(out, len(grown))
+    for place, hashes in grown:
+        put_varint(out, place)
+        put_varint(out, len(hashes))
+        out += b"".join(hashes)
 
 
 def read_outcome(source: Source, name: str) -> Recorded:

@@ -14,14 +14,14 @@ from collections.abc import Callable
 from contextlib import suppress
 from mmap import PAGESIZE, mmap
 from pathlib import Path
-from typing import Literal, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 from kvcore.record.checksum import crc32c
 from kvcore.record.errors import AlreadyRecording, InvalidRecorder
-from kvcore.record.segment import CONTINUES, FRAME_BYTES, HEADER_SIZE, WORDS, Header, padded
+from kvcore.record.segment import CONTINUES, FRAME_BYTES, HEADER_SIZE, KEYS, WORDS, Header, padded
 
 T = TypeVar("T")
-VARIABLE = "KVCORE_RECORD"
+VARIABLE, TOKENS_VARIABLE = "KVCORE_RECORD", "KVCORE_RECORD_TOKENS"
 SUFFIX = ".kvcrec"
 ROOM = 2 * FRAME_BYTES
 """Spare bytes of a segment, for the step that exceeds its size."""
@@ -31,7 +31,8 @@ class Recorder:
     """The files of a record, and how they are written: `manager.start_recording(Recorder(folder))`.
 
     folder: created if missing; must not contain a record yet. tokens: "text" keeps the tokens, the
-    extra keys, the ids and the seed of the hashes, which are as secret as the prompts.
+    extra keys, the ids and the seed of the hashes, which are as secret as the prompts; "keys" keeps
+    the hashes of full blocks instead, which must be SHA-256.
     segment_bytes: a file ends at the first step past this size. keep_segments: how many files are
     kept; the oldest is deleted. rotate: False if the engine itself calls `rotate`, because a new
     file begins with the state, which takes O(pool). sync: also flush each step to the disk. Raises
@@ -42,7 +43,7 @@ class Recorder:
         self,
         folder: str | os.PathLike[str],
         *,
-        tokens: Literal["text"] = "text",
+        tokens: Literal["text", "keys"] = "text",
         segment_bytes: int = 64 << 20,
         keep_segments: int = 8,
         rotate: bool = True,
@@ -53,13 +54,14 @@ class Recorder:
                 raise InvalidRecorder(
                     name=name, value=value, reason="must be between 1 and 2**31 - 1"
                 )
-        if tokens != "text":
-            raise InvalidRecorder(name="tokens", value=tokens, reason='must be "text"')
+        if tokens not in ("text", "keys"):
+            reason = 'must be "text" or "keys"'
+            raise InvalidRecorder(name="tokens", value=tokens, reason=reason)
         self.folder = Path(folder)
         self.error: Exception | None = None
         """The error that ended the record, if any."""
         self.segment_bytes, self.keep_segments = segment_bytes, keep_segments
-        self.rotates, self.sync = rotate, sync
+        self.rotates, self.sync, self.by_keys = rotate, sync, tokens == "keys"
         self._rotate: Callable[[], object] | None = None
         self._number = 0
         self._file, self._path = -1, self.folder
@@ -75,24 +77,29 @@ class Recorder:
         if self._rotate is not None:
             self._rotate()
 
-    def start(self, rotate: Callable[[], object]) -> None:
-        """Attach to a manager. Raises AlreadyRecording."""
+    def start(self, rotate: Callable[[], object], *, one_way: bool) -> None:
+        """Attach to a manager. one_way: whether tokens cannot be found from its hashes. Raises
+        AlreadyRecording, InvalidRecorder.
+        """
         if self._rotate is not None or self._number:
             raise AlreadyRecording(what=f"recorder {self.folder}", reason="create a new one")
+        self._check_hashing(one_way)
         self._rotate = rotate
 
     def open_segment(
-        self, state: bytes, first_call: int, continues: bool
+        self, state: bytes, first_call: int, continues: bool, one_way: bool
     ) -> tuple[mmap, str] | None:
         """Create a segment with its first frame and zeros after it; return its mapping and path.
         None: it failed.
         """
-        header = Header(self._number, first_call, CONTINUES * continues, _version())
+        flags = KEYS * self.by_keys | CONTINUES * continues
+        header = Header(self._number, first_call, flags, _version())
         frame = WORDS.pack(len(state), crc32c(state)) + state
         end = padded(HEADER_SIZE + len(frame))
         self._path = name = self.folder / f"{self._number:08}{SUFFIX}"
 
         def make() -> mmap:
+            self._check_hashing(one_way)
             part = name.with_suffix(".part")
             self._file = os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
             made = self._allocate(end + self.segment_bytes + ROOM)
@@ -134,6 +141,12 @@ class Recorder:
         self._map = None
         self._try(lambda: os.ftruncate(self._file, end))
         self._close_file()
+
+    def _check_hashing(self, one_way: bool) -> None:
+        """Raise InvalidRecorder if tokens could be found from the hashes of a record by keys."""
+        if self.by_keys and not one_way:
+            reason = "the hashing xxh3 is not cryptographic: tokens can be found from its hashes"
+            raise InvalidRecorder(name="tokens", value="keys", reason=reason)
 
     def _allocate(self, size: int) -> mmap:
         """Map the open file after allocating this size on the disk, so that no store can fail."""
@@ -179,12 +192,14 @@ def record_if_requested(manager: Manager) -> None:
     """Record a manager if KVCORE_RECORD names a folder, in a new folder inside it.
 
     Each manager gets a numbered folder, so that restarted or parallel processes keep existing
-    records. Raises OSError.
+    records. KVCORE_RECORD_TOKENS: what they keep of tokens, "text" or "keys". Raises OSError,
+    InvalidRecorder.
     """
     base = os.environ.get(VARIABLE)
     if not base:
         return
-    manager.start_recording(Recorder(_new_folder(Path(base))))
+    tokens: Any = os.environ.get(TOKENS_VARIABLE) or "text"
+    manager.start_recording(Recorder(_new_folder(Path(base)), tokens=tokens))
 
 
 def _new_folder(base: Path) -> Path:

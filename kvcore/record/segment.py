@@ -23,7 +23,9 @@ from kvcore.record.errors import DamagedRecord, NewerRecord, NotARecord
 MAGIC = b"KVCREC1\n"
 FORMAT = 1
 KEYS, CONTINUES = 1, 2
-"""Flags: keys instead of tokens; the state continues the one in which the segment before ends."""
+"""Flags: hashes of blocks instead of tokens; the state continues the one in which the segment
+before ends.
+"""
 HEADER = struct.Struct("<8sIIQQ28s")
 HEADER_SIZE, FRAME_SIZE = 64, 8
 WORDS = struct.Struct("<II")

@@ -20,11 +20,13 @@ from kvcore.codec.encode import encode
 from kvcore.record.calls import write_call
 from kvcore.record.checksum import crc32c
 from kvcore.record.fields import NoForm
-from kvcore.record.outcomes import write_error, write_value
+from kvcore.record.names import Names, keys_form
+from kvcore.record.outcomes import EXTENDS, put_new_hashes, write_error, write_value
 from kvcore.record.segment import FRAME_BYTES, FRAME_SIZE, HEADER_SIZE, OPEN, padded
 from kvcore.state.state import State
 from kvcore.transitions import QUERIES, TRANSITIONS, arguments
 from kvcore.types.arguments import read_once
+from kvcore.types.tokens import read_named
 from kvcore.types.values import Hit, Outcome, Request
 
 
@@ -34,11 +36,15 @@ class Files(Protocol):
     segment_bytes: int
     rotates: bool
     sync: bool
+    by_keys: bool
 
     def open_segment(
-        self, state: bytes, first_call: int, continues: bool
+        self, state: bytes, first_call: int, continues: bool, one_way: bool
     ) -> tuple[mmap, str] | None:
-        """Create a segment with its first frame and zeros after it; return its mapping and path."""
+        """Create a segment with its first frame and zeros after it; return its mapping and path.
+
+        one_way: whether tokens cannot be found from the hashes.
+        """
 
     def grow(self, size: int) -> tuple[mmap, str] | None:
         """Grow the open segment to at least this many bytes; return its mapping."""
@@ -63,12 +69,19 @@ class Tape:
         self.buffer: mmap | None = None
         self._hits: dict[int, Hit] = {}
         self._busy = False
+        self.names: Names | None = None
         self.open_segment(state, continues=False)
 
     def row(self, request_id: Any) -> int | None:
         """Return the row of a request."""
         request = self.state.requests.get(request_id) if isinstance(request_id, str) else None
         return None if request is None else request.row
+
+    def name(self, request_id: Any) -> Any:
+        """Return the id of a request as the record has it."""
+        if self.names is None:
+            return request_id
+        return self.names.request(self.row(request_id), request_id)
 
     def last_hit(self, request_id: Any) -> Hit | None:
         """Return the hit of the request's last look-up in this segment."""
@@ -101,7 +114,12 @@ class Tape:
             self._busy = False
         self._note(name, given, outcome.value)
         self.state = outcome.state
-        self._end(name, write_value(name, outcome.value))
+        told = bytearray(write_value(name, outcome.value))
+        if self.names is not None:
+            self.names.note(name, given, outcome.value, self.num_calls)
+            if name in EXTENDS:
+                put_new_hashes(told, state, outcome.state, _extended(state, name, given))
+        self._end(name, told)
         return outcome
 
     def rotate(self, state: State, *, continues: bool = True) -> None:
@@ -111,10 +129,13 @@ class Tape:
 
     def open_segment(self, state: State, *, continues: bool) -> None:
         """Begin a segment."""
-        data = encode(state)
+        if self.files.by_keys and not continues:
+            self.names = Names(state)
+        data = encode(state if self.names is None else keys_form(state, self.names))
         self.state = state
         self._hits.clear()
-        opened = self.files.open_segment(data, self.num_calls, continues)
+        one_way = state.config.hashing != "xxh3"
+        opened = self.files.open_segment(data, self.num_calls, continues, one_way)
         self.buffer = opened[0] if opened else None
         self._frame = padded(HEADER_SIZE + FRAME_SIZE + len(data))
         self._at = self._frame + FRAME_SIZE
@@ -153,7 +174,7 @@ class Tape:
         assert self.buffer is not None
         struct.pack_into("<I", self.buffer, at, value)
 
-    def _end(self, name: str, outcome: bytes) -> None:
+    def _end(self, name: str, outcome: bytes | bytearray) -> None:
         """Add the outcome of a call, and close the frame and the segment if they are full."""
         self._put(outcome)
         self.num_calls += 1
@@ -191,6 +212,14 @@ def recorded(tape: Tape, name: str) -> Callable[..., Outcome[State, Any]]:
         return tape.call(state, name, given, lambda: run(state, *args, **options))
 
     return call
+
+
+def _extended(state: State, name: str, given: Mapping[str, Any]) -> list[str]:
+    """Return the requests to which a call has added tokens."""
+    if name == "append":
+        named, rows = read_named(given["requests"])
+        return [str(state.rows[row]) for row in rows] if named is None else named
+    return [given["request"].request_id if name == "add_request" else given["request_id"]]
 
 
 def _read_once(value: Any) -> Any:

@@ -25,16 +25,24 @@ SEED = b"records"
 
 
 def record(
-    folder: Path, config: Config, calls: Sequence[Call], backend: Backend, **options: Any
+    folder: Path,
+    config: Config,
+    calls: Sequence[Call],
+    backend: Backend,
+    start: int = 0,
+    **options: Any,
 ) -> list[bytes]:
     """Record calls; the manager's state before the first and after each.
 
-    A third of the hits were looked up before, as in an engine.
+    start: how many calls are made before the record begins. A third of the hits were looked up
+    before, as in an engine.
     """
     manager = KVCacheManager(config, backend)
+    for call in calls[:start]:
+        perform_on(manager, call)
     manager.start_recording(Recorder(folder, **{"segment_bytes": 1 << 16, **options}))
     states = [manager.encode()]
-    for number, call in enumerate(calls):
+    for number, call in enumerate(calls[start:]):
         names_hit = call.name in ("allocate_slots", "load") and len(call.args) > 2
         if names_hit and call.args[2] is not None and number % 3:
             perform_on(manager, Call("get_computed_blocks", call.args[:1]))

@@ -9,8 +9,8 @@ from typing import Any
 import attrs
 
 from kvcore.record.errors import InvalidRecorder
-from kvcore.record.reader import read_calls, segment_files
-from kvcore.record.segment import CONTINUES, read_segment
+from kvcore.record.reader import read_calls, read_text, segment_files
+from kvcore.record.segment import CONTINUES
 from kvcore.replay.explain.explained import Explained
 from kvcore.replay.records.rerun import Backend, Player
 from kvcore.replay.report_text import counted
@@ -49,15 +49,15 @@ class Again:
 def explain_record(path: str | os.PathLike[str], explained: Explained, backend: Backend) -> Again:
     """Make the calls of a record again, and explain each admission.
 
-    Raises InvalidRecorder for a record that begins with requests, has a gap, or differs when its
-    calls are made again; NotARecord, NewerRecord, DamagedRecord.
+    Raises RecordNeedsText, InvalidRecorder for a record that begins with requests, has a gap, or
+    differs when its calls are made again; NotARecord, NewerRecord, DamagedRecord.
     """
 
     def refuse(reason: str) -> InvalidRecorder:
         return InvalidRecorder(name="record", value=str(path), reason=reason)
 
     player, num_calls, num_steps, follows = None, 0, 0, 0
-    for segment in map(read_segment, segment_files(path)):
+    for segment in (read_text(file, "an explanation") for file in segment_files(path)):
         if player is None:
             player, follows = Player(segment, backend), segment.header.first_call
             config, requests = player.manager.config, player.manager.state().requests

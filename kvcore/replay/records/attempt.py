@@ -22,7 +22,7 @@ from kvcore.record.calls import SHAPES
 from kvcore.record.errors import InvalidRecorder
 from kvcore.record.fields import LastHit
 from kvcore.record.outcomes import ROWS, write_value
-from kvcore.record.reader import RecordedCall, read_calls, segment_files
+from kvcore.record.reader import RecordedCall, read_calls, read_text, segment_files
 from kvcore.record.recorder import Recorder
 from kvcore.record.segment import read_segment
 from kvcore.replay.records.rerun import Backend
@@ -81,11 +81,11 @@ def read_items(
     """Read the configuration of a record and its calls, up to the one in which the process died.
 
     last: the number of the last call, which is not made; None: make all calls that returned.
-    Raises InvalidRecorder for a record that begins in the middle, NotARecord, NewerRecord,
-    DamagedRecord.
+    Raises RecordNeedsText, InvalidRecorder for a record that begins in the middle, NotARecord,
+    NewerRecord, DamagedRecord.
     """
     files = segment_files(path)
-    state = decode(read_segment(files[0]).state)
+    state = decode(read_text(files[0], "a shorter run").state)
     if state.requests or state.batch.number or any(key is not None for key in state.device.keys):
         reason = "it begins with requests, batches or cached blocks, but a trace begins with none"
         raise InvalidRecorder(name="record", value=str(path), reason=reason)

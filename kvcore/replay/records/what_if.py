@@ -22,7 +22,7 @@ from kvcore.codec.decode import decode
 from kvcore.manager import KVCacheManager
 from kvcore.record.errors import InvalidRecorder
 from kvcore.record.outcomes import write_error, write_value
-from kvcore.record.reader import RecordedCall, read_calls, segment_files
+from kvcore.record.reader import RecordedCall, read_calls, read_text, segment_files
 from kvcore.record.segment import Segment, read_segment
 from kvcore.replay.records.counterpart import AVOIDED, BY_BLOCKS, Made, Tally
 from kvcore.replay.records.follower import Follower
@@ -81,11 +81,11 @@ def what_if(
 ) -> WhatIf:
     """Make the calls of a record with each configuration, up to the first damage or gap in it.
 
-    Raises InvalidRecorder for a record whose calls give different outcomes, NotARecord,
-    NewerRecord, DamagedRecord.
+    Raises RecordNeedsText, InvalidRecorder for a record whose calls give different outcomes,
+    NotARecord, NewerRecord, DamagedRecord.
     """
     files = segment_files(path)
-    first = read_segment(files[0])
+    first = read_text(files[0], "a run with another configuration")
     state = decode(first.state)
     base = _restored(first, state, backend)
     followers = [_begin(config, first, state, backend) for config in variants.values()]

@@ -188,7 +188,7 @@ impl Manager {
     ) -> PyResult<u32> {
         let mut given = Given::default();
         let (parent, child) = (given.name(parent_id.0), given.name(child_id.0));
-        let fields = [Argument::Request(parent), Argument::Text(child)];
+        let fields = [Argument::Request(parent), Argument::Child(child)];
         let call = Call::new(calls::FORK, &fields);
         Ok(Self::change(slf, &given, call, |state| fork(state, parent, child))?.0)
     }

@@ -5,7 +5,9 @@
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
 
-use crate::bindings::errors::CallError;
+use crate::bindings::arguments;
+use crate::bindings::arguments::{HashesArg, IdArg};
+use crate::bindings::errors::{CallError, Given, raise};
 use crate::bindings::manager::Manager;
 use crate::bindings::tape::Tape;
 use crate::record::calls::Call;
@@ -76,6 +78,22 @@ impl Manager {
     fn rotate_recording(slf: &Bound<'_, Self>) -> PyResult<()> {
         let mut manager = Self::lent(slf)?;
         manager.follow(|state, tape| tape.rotate(slf.py(), state, true));
+        Ok(())
+    }
+
+    /// Give a request the hashes of the blocks that the next call fills, when the calls of a record
+    /// by keys are made again.
+    #[pyo3(signature = (request_id, hashes, /))]
+    fn give_hashes(
+        slf: &Bound<'_, Self>,
+        request_id: IdArg<'_, '_>,
+        hashes: HashesArg<'_, '_>,
+    ) -> PyResult<()> {
+        let (mut given, hashes) = (Given::default(), arguments::hashes(hashes)?);
+        let mut manager = Self::lent(slf)?;
+        let row = manager.state.request(given.name(request_id.0));
+        let row = row.map_err(|error| raise(slf.py(), error))?;
+        manager.state[row].block_hashes.extend(hashes.into_iter().flatten());
         Ok(())
     }
 

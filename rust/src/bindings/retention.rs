@@ -45,7 +45,7 @@ impl Manager {
         let mut given = Given::default();
         let (name, id) = (given.name(name.0), given.name(request_id.0));
         let count = given.count(num_tokens)?;
-        let fields = [Argument::Text(name), Argument::Request(id), Argument::Number(count)];
+        let fields = [Argument::Pin(name), Argument::Request(id), Argument::Number(count)];
         let call = Call::new(calls::PIN_PREFIX, &fields);
         Self::change(slf, &given, call, |state| pin_prefix(state, name, id, count))
     }
@@ -55,7 +55,7 @@ impl Manager {
     fn unpin_prefix<'py>(slf: &Bound<'py, Self>, name: IdArg<'_, 'py>) -> PyResult<()> {
         let mut given = Given::default();
         let name = given.name(name.0);
-        let fields = [Argument::Text(name)];
+        let fields = [Argument::Pin(name)];
         let call = Call::new(calls::UNPIN_PREFIX, &fields);
         Self::change(slf, &given, call, |state| unpin_prefix(state, name))
     }

@@ -13,10 +13,14 @@ use rustc_hash::FxHashMap;
 
 use crate::bindings::mapped::Mapped;
 use crate::codec::encode::encode;
-use crate::record::calls::{Call, GET_COMPUTED_BLOCKS, REMOVE_REQUEST, TAKE_BATCH, Written};
+use crate::record::calls::{
+    Call, GET_COMPUTED_BLOCKS, REMOVE_REQUEST, TAKE_BATCH, Written, extends,
+};
+use crate::record::names::{Known, Names, keys_form};
 use crate::record::outcomes::{Named, Outcome, put_error};
 use crate::record::pen::Pen;
 use crate::state::state::State;
+use crate::types::keys::Hashing;
 use crate::types::values::Hit;
 
 const HEADER_SIZE: usize = 64;
@@ -26,7 +30,14 @@ const OPEN: u32 = 1 << 31;
 /// Longer data are written through the file, which costs less than the faults of mapped pages.
 const MANY_BYTES: usize = 1 << 12;
 
-type Hits = FxHashMap<u32, Hit>;
+/// What the record refers to.
+#[derive(Default)]
+struct Told {
+    /// What the last look-up of each row found in this segment.
+    hits: FxHashMap<u32, Hit>,
+    /// The names of a record by keys.
+    names: Option<Names>,
+}
 
 /// The open segment and its open frame.
 pub(crate) struct Tape {
@@ -46,12 +57,18 @@ pub(crate) struct Tape {
     rotates: bool,
     sync: bool,
     num_calls: u64,
-    /// What the last look-up of each row found in this segment.
-    hits: Hits,
+    told: Told,
     /// A large buffer, kept for its pages.
     bytes: Vec<u8>,
     /// The running call, if it was recorded.
     running: Option<Written>,
+}
+
+impl Told {
+    /// The bytes of a state at the start of a segment.
+    fn encode(&self, state: &State) -> Vec<u8> {
+        self.names.as_ref().map_or_else(|| encode(state), |names| encode(&keys_form(state, names)))
+    }
 }
 
 impl Tape {
@@ -59,8 +76,10 @@ impl Tape {
     pub(crate) fn start(files: &Bound<'_, PyAny>, state: &State) -> PyResult<Option<Self>> {
         let segment_bytes = files.getattr("segment_bytes")?.extract()?;
         let (rotates, sync) = (files.getattr("rotates")?, files.getattr("sync")?);
-        let data = encode(state);
-        let Some(mapped) = open_segment(files, &data, 0, false)? else {
+        let by_keys = files.getattr("by_keys")?.is_truthy()?;
+        let told = Told { names: by_keys.then(|| Names::new(state)), ..Told::default() };
+        let data = told.encode(state);
+        let Some(mapped) = open_segment(files, state, &data, 0, false)? else {
             return Ok(None);
         };
         let mut tape = Tape {
@@ -75,7 +94,7 @@ impl Tape {
             rotates: rotates.is_truthy()?,
             sync: sync.is_truthy()?,
             num_calls: 0,
-            hits: Hits::default(),
+            told,
             bytes: Vec::new(),
             warm: 0,
             running: None,
@@ -88,8 +107,13 @@ impl Tape {
     pub(crate) fn begin(&mut self, py: Python<'_>, state: &State, call: &Call<'_>) -> PyResult<()> {
         self.end_panicked(py)?;
         self.running = if call.has_form() {
-            let write =
-                |pen: &mut Pen<'_>, hits: &Hits| call.write(pen, state, |row| hits.get(&row));
+            if let Some(names) = &mut self.told.names {
+                names.begin(state, call.pin(), &call.extended(state));
+            }
+            let write = |pen: &mut Pen<'_>, told: &Told| {
+                let known = Known { state, names: told.names.as_ref() };
+                call.write(pen, known, |row| told.hits.get(&row))
+            };
             Some(self.put(py, write)?)
         } else {
             None
@@ -107,14 +131,23 @@ impl Tape {
         let Some((opcode, row)) = self.running.take() else {
             return Ok(());
         };
-        self.put(py, |pen, _| match outcome {
-            Ok(value) => value.write(pen),
+        if let (Some(names), Ok(value)) = (&mut self.told.names, outcome) {
+            value.row().into_iter().for_each(|row| names.note_added(row, self.num_calls));
+            names.note_pin(self.num_calls);
+        }
+        self.put(py, |pen, told| match outcome {
+            Ok(value) => {
+                value.write(pen);
+                if let Some(names) = told.names.as_ref().filter(|_| extends(opcode)) {
+                    names.put_new_hashes(pen, state);
+                }
+            }
             Err(error) => put_error(pen, error.error_name()),
         })?;
         if let (Ok(value), Some(row)) = (outcome, row) {
             match (opcode, value.hit()) {
-                (GET_COMPUTED_BLOCKS, Some(hit)) => drop(self.hits.insert(row, hit.clone())),
-                (REMOVE_REQUEST, _) => drop(self.hits.remove(&row)),
+                (GET_COMPUTED_BLOCKS, Some(hit)) => drop(self.told.hits.insert(row, hit.clone())),
+                (REMOVE_REQUEST, _) => drop(self.told.hits.remove(&row)),
                 _ => {}
             }
         }
@@ -138,8 +171,11 @@ impl Tape {
     /// End the segment; the next one begins with this state.
     pub(crate) fn rotate(&mut self, py: Python<'_>, state: &State, go_on: bool) -> PyResult<()> {
         self.close(py)?;
-        let data = encode(state);
-        let opened = open_segment(self.files.bind(py), &data, self.num_calls, go_on)?;
+        if !go_on && self.told.names.is_some() {
+            self.told.names = Some(Names::new(state));
+        }
+        let data = self.told.encode(state);
+        let opened = open_segment(self.files.bind(py), state, &data, self.num_calls, go_on)?;
         self.mapped = opened.ok_or_else(ended)?;
         self.begin_frames(data.len());
         Ok(())
@@ -155,7 +191,7 @@ impl Tape {
 
     /// Open the next frame after the first one, which has this many bytes.
     fn begin_frames(&mut self, state_size: usize) {
-        self.hits.clear();
+        self.told.hits.clear();
         self.begin_frame(HEADER_SIZE + FRAME_SIZE + state_size);
         (self.full, self.warm) = (self.frame + self.segment_bytes, self.frame);
     }
@@ -176,17 +212,17 @@ impl Tape {
 
     /// Add what `write` writes to the open frame, and commit it.
     #[inline]
-    fn put<R>(&mut self, py: Python<'_>, write: impl Fn(&mut Pen<'_>, &Hits) -> R) -> PyResult<R> {
+    fn put<R>(&mut self, py: Python<'_>, write: impl Fn(&mut Pen<'_>, &Told) -> R) -> PyResult<R> {
         if self.at + MANY_BYTES > self.warm {
             self.warm = self.mapped.warm(self.warm.max(self.at));
         }
         let mut pen = Pen::new(self.mapped.room(self.at, MANY_BYTES));
-        let written = write(&mut pen, &self.hits);
+        let written = write(&mut pen, &self.told);
         let (size, fits) = (pen.size(), pen.fits());
         if fits {
             self.at += size;
         } else {
-            self.put_many(py, size, |pen, hits| drop(write(pen, hits)))?;
+            self.put_many(py, size, |pen, told| drop(write(pen, told)))?;
         }
         self.mapped.set_word(self.frame, OPEN | (self.at - self.frame - FRAME_SIZE) as u32);
         Ok(written)
@@ -197,7 +233,7 @@ impl Tape {
         &mut self,
         py: Python<'_>,
         size: usize,
-        write: impl Fn(&mut Pen<'_>, &Hits),
+        write: impl Fn(&mut Pen<'_>, &Told),
     ) -> PyResult<()> {
         let end = self.at + size;
         if end > self.mapped.len() {
@@ -208,7 +244,7 @@ impl Tape {
             self.bytes.resize(size, 0);
         }
         let bytes = &mut self.bytes[..size];
-        write(&mut Pen::new(bytes), &self.hits);
+        write(&mut Pen::new(bytes), &self.told);
         let before = self.mapped.checksum(self.checksum, self.summed, self.at - self.summed);
         self.checksum = crc32c::crc32c_append(before, bytes);
         self.mapped.write(self.at, bytes);
@@ -234,11 +270,13 @@ impl Tape {
 
 fn open_segment(
     files: &Bound<'_, PyAny>,
-    state: &[u8],
+    state: &State,
+    data: &[u8],
     first_call: u64,
     go_on: bool,
 ) -> PyResult<Option<Mapped>> {
-    let arguments = (PyBytes::new(files.py(), state), first_call, go_on);
+    let one_way = state.config.hashing != Hashing::Xxh3;
+    let arguments = (PyBytes::new(files.py(), data), first_call, go_on, one_way);
     Mapped::of(&files.call_method1("open_segment", arguments)?)
 }
 

@@ -5,10 +5,14 @@
 //! is not written. An opcode is never used again for another call, and a new option stands behind
 //! the others of its transition, which gives it the next bit. Twin: kvcore/record/calls.py.
 
+use smallvec::SmallVec;
+
 use crate::record::fields::{
-    ReadTokens, put_hashes, put_hit, put_new_request, put_number, put_numbers, put_request,
-    put_requests, put_retention, put_rows, put_text, put_tokens,
+    ReadTokens, find_rows, put_hashes, put_hit, put_number, put_numbers, put_request, put_requests,
+    put_rows, put_text, put_tokens,
 };
+use crate::record::names::Known;
+use crate::record::new_request::{put_new_request, put_retention};
 use crate::record::pen::Pen;
 use crate::state::state::State;
 use crate::transitions::append::Requests;
@@ -38,8 +42,10 @@ opcodes! {
 pub(crate) enum Argument<'a> {
     /// A request which is there.
     Request(&'a str),
-    /// A text.
-    Text(&'a str),
+    /// The id of a request to add.
+    Child(&'a str),
+    /// The name of a pin.
+    Pin(&'a str),
     /// Some requests.
     Requests(Requests<'a>),
     /// A request to add, with its tokens apart.
@@ -76,17 +82,23 @@ impl<'a> Argument<'a> {
         !matches!(self, Argument::New(_, None) | Argument::Tokens(None))
     }
 
-    fn write(self, out: &mut Pen<'_>, state: &State, last_hit: impl FnOnce() -> Option<&'a Hit>) {
+    fn write(
+        self,
+        out: &mut Pen<'_>,
+        known: Known<'a>,
+        last_hit: impl FnOnce() -> Option<&'a Hit>,
+    ) {
         match self {
-            Argument::Request(id) => drop(put_request(out, state, id)),
-            Argument::Text(text) => put_text(out, text),
+            Argument::Request(id) => drop(put_request(out, known, id)),
+            Argument::Child(id) => put_text(out, known.name(known.row(id), id)),
+            Argument::Pin(name) => put_text(out, known.pin(name)),
             Argument::Requests(Requests::Rows(rows)) => put_rows(out, rows),
-            Argument::Requests(Requests::Ids(ids)) => put_requests(out, state, ids),
+            Argument::Requests(Requests::Ids(ids)) => put_requests(out, known, ids),
             Argument::New(request, tokens) => {
-                put_new_request(out, request, tokens.unwrap_or_default());
+                put_new_request(out, known, request, tokens.unwrap_or_default());
             }
             Argument::Number(number) => put_number(out, number),
-            Argument::Tokens(tokens) => put_tokens(out, tokens.unwrap_or_default()),
+            Argument::Tokens(tokens) => put_tokens(out, known, tokens.unwrap_or_default()),
             Argument::Blocks(blocks) => put_numbers(out, blocks.iter().copied()),
             Argument::Hashes(hashes) => put_hashes(out, hashes),
             Argument::Hit(hit) => put_hit(out, hit, last_hit()),
@@ -111,6 +123,11 @@ pub(crate) struct Call<'a> {
     options: Options<'a>,
 }
 
+/// Whether a call adds tokens, so that a record by keys ends it with the hashes of new full blocks.
+pub(crate) fn extends(opcode: u8) -> bool {
+    matches!(opcode, ADD_REQUEST | ADD_TOKENS | ACCEPT | APPEND)
+}
+
 /// A call that was written: its opcode, and the row of its request.
 pub(crate) type Written = (u8, Option<u32>);
 
@@ -131,19 +148,38 @@ impl<'a> Call<'a> {
         self.fields.iter().chain(options.iter().flatten()).all(|each| each.has_form())
     }
 
+    /// The pin that it names.
+    pub(crate) fn pin(&self) -> Option<&'a str> {
+        self.fields.iter().find_map(|field| match field {
+            Argument::Pin(name) => Some(*name),
+            _ => None,
+        })
+    }
+
+    /// The rows of the requests to which it adds tokens, if all of them are known.
+    pub(crate) fn extended(&self, state: &State) -> SmallVec<[u32; 4]> {
+        let found = match (self.opcode, self.fields) {
+            (ADD_TOKENS | ACCEPT, [Argument::Request(id), ..]) => find_rows(state, &[*id]),
+            (APPEND, [Argument::Requests(Requests::Ids(ids)), ..]) => find_rows(state, ids),
+            (APPEND, [Argument::Requests(Requests::Rows(rows)), ..]) => Some((*rows).into()),
+            _ => None,
+        };
+        found.unwrap_or_default()
+    }
+
     /// Write a call that has a form.
     pub(crate) fn write<'h>(
         &self,
         out: &mut Pen<'_>,
-        state: &State,
+        known: Known<'h>,
         last_hit: impl Fn(u32) -> Option<&'h Hit>,
     ) -> Written {
         let mut row = None;
         out.put(self.opcode);
         for &field in self.fields {
             match field {
-                Argument::Request(id) => row = put_request(out, state, id),
-                other => other.write(out, state, || None),
+                Argument::Request(id) => row = put_request(out, known, id),
+                other => other.write(out, known, || None),
             }
         }
         let options = match self.options {
@@ -154,7 +190,7 @@ impl<'a> Call<'a> {
         let bit = |bits, option: &Option<_>| bits << 1 | u64::from(option.is_some());
         out.put_varint(options.iter().rev().fold(0, bit));
         for option in options.iter().flatten() {
-            option.write(out, state, || row.and_then(&last_hit));
+            option.write(out, known, || row.and_then(&last_hit));
         }
         (self.opcode, row)
     }

@@ -4,25 +4,19 @@
 //! A number is a varint of 7 bits a byte, the lowest first; one that may be negative is zigzagged.
 //! What is no number, or is beyond 2**60, stands as -2**61 or 2**61. A request is its row and 1, or
 //! 0 and its id if nobody has it. Tokens are u32. A hit is 1 and its length if it is what the last
-//! look-up of the request found, else 0 and its blocks. Twin: kvcore/record/fields.py.
+//! look-up of the request found, else 0 and its blocks. A record by keys (names.rs) has other ids,
+//! and of tokens the count. Twin: kvcore/record/fields.py.
 
+use crate::record::names::Known;
 use crate::record::pen::Pen;
 use crate::state::state::State;
 use crate::transitions::slot_request::RequestedHit;
 use crate::types::ids::BlockId;
 use crate::types::keys::BlockHash;
-use crate::types::retention::{Piece, Wish};
-use crate::types::values::{Hit, Request};
+use crate::types::values::Hit;
 
 const NEAR: u64 = 1 << 60;
 const FAR: i64 = 1 << 61;
-const LORA: u64 = 1;
-const MEDIA: u64 = 2;
-const SALT: u64 = 4;
-const EMBEDS: u64 = 8;
-const HASHES: u64 = 16;
-const SKIP: u64 = 32;
-const LEVELS: u64 = 64;
 
 /// Tokens that were read, and whether ids below 0 are among them; None if they could not be.
 pub(crate) type ReadTokens<'a> = Option<(&'a [u32], bool)>;
@@ -59,11 +53,11 @@ pub(crate) fn put_rows(out: &mut Pen<'_>, rows: &[u32]) {
 
 /// Write which request; returns its row.
 #[inline]
-pub(crate) fn put_request(out: &mut Pen<'_>, state: &State, name: &str) -> Option<u32> {
-    let row = state.rows.get(name).map(|row| row.0);
+pub(crate) fn put_request(out: &mut Pen<'_>, known: Known<'_>, name: &str) -> Option<u32> {
+    let row = known.row(name);
     out.put_varint(row.map_or(0, |row| u64::from(row) + 1));
     if row.is_none() {
-        put_text(out, name);
+        put_text(out, known.name(None, name));
     }
     row
 }
@@ -74,18 +68,21 @@ pub(crate) fn find_rows<T: FromIterator<u32>>(state: &State, ids: &[&str]) -> Op
 }
 
 /// Write requests: as rows if all are known, else flagged in the count, and one by one.
-pub(crate) fn put_requests(out: &mut Pen<'_>, state: &State, ids: &[&str]) {
-    if let Some(rows) = find_rows::<Vec<u32>>(state, ids) {
+pub(crate) fn put_requests(out: &mut Pen<'_>, known: Known<'_>, ids: &[&str]) {
+    if let Some(rows) = find_rows::<Vec<u32>>(known.state, ids) {
         return put_rows(out, &rows);
     }
     out.put_varint((ids.len() as u64) << 1 | 1);
     for id in ids {
-        put_request(out, state, id);
+        put_request(out, known, id);
     }
 }
 
-/// Write tokens: their count, twice, and 1 if ids below 0 are among them.
-pub(crate) fn put_tokens(out: &mut Pen<'_>, (tokens, signed): (&[u32], bool)) {
+/// Write tokens: their count, twice, and 1 if ids below 0 are among them; or their count alone.
+pub(crate) fn put_tokens(out: &mut Pen<'_>, known: Known<'_>, (tokens, signed): (&[u32], bool)) {
+    if known.names.is_some() {
+        return out.put_varint((tokens.len() as u64) << 1);
+    }
     out.put_varint((tokens.len() as u64) << 1 | u64::from(signed));
     out.put_words(tokens);
 }
@@ -122,64 +119,4 @@ fn is_same(hit: &RequestedHit, last: &Hit) -> bool {
     hit.num_tokens == i64::from(last.num_tokens)
         && hit.blocks.len() == groups.len()
         && hit.blocks.iter().zip(groups).all(same)
-}
-
-/// Write a request that is added.
-pub(crate) fn put_new_request(out: &mut Pen<'_>, request: &Request<'_>, tokens: (&[u32], bool)) {
-    let keys = &request.extra_keys;
-    put_text(out, request.request_id);
-    put_tokens(out, tokens);
-    let parts = [
-        (LORA, keys.lora.is_some()),
-        (MEDIA, !keys.media.is_empty()),
-        (SALT, keys.cache_salt.is_some()),
-        (EMBEDS, keys.prompt_embeds.is_some()),
-        (HASHES, request.block_hashes.is_some()),
-        (SKIP, request.skip_reading_prefix_cache),
-        (LEVELS, request.retention.is_some()),
-    ];
-    out.put_varint(parts.iter().map(|(bit, is_there)| bit * u64::from(*is_there)).sum());
-    if let Some(lora) = &keys.lora {
-        put_text(out, &lora.name);
-        put_text(out, &lora.path);
-    }
-    if !keys.media.is_empty() {
-        out.put_varint(keys.media.len() as u64);
-    }
-    for item in &keys.media {
-        put_text(out, &item.identifier);
-        out.put_varint(item.offset.into());
-        out.put_varint(item.length.into());
-    }
-    if let Some(salt) = keys.cache_salt {
-        put_text(out, salt);
-    }
-    if let Some(embeds) = &keys.prompt_embeds {
-        out.put_varint(embeds.bytes_per_token.into());
-        out.put_varint(embeds.data.len() as u64);
-        out.put_all(embeds.data);
-    }
-    if let Some(hashes) = &request.block_hashes {
-        put_hashes(out, hashes);
-    }
-    if let Some(pieces) = &request.retention {
-        put_retention(out, pieces);
-    }
-}
-
-/// Write the ranges of a retention wish (start, end, level, ms), and those of decoded tokens.
-pub(crate) fn put_retention(out: &mut Pen<'_>, pieces: &[Piece]) {
-    let Some(((_, _, decoded), ranges)) = pieces.split_last() else { return };
-    out.put_varint(ranges.len() as u64);
-    for (start, end, wish) in ranges {
-        out.put_varint((*start).into());
-        out.put_varint(end.unwrap_or(0).into());
-        put_wish(out, wish);
-    }
-    put_wish(out, decoded);
-}
-
-fn put_wish(out: &mut Pen<'_>, wish: &Wish) {
-    out.put_varint(if wish.duration > 0 { wish.level } else { wish.base }.into());
-    out.put_varint(wish.duration);
 }

@@ -4,5 +4,7 @@
 
 pub(crate) mod calls;
 pub(crate) mod fields;
+pub(crate) mod names;
+pub(crate) mod new_request;
 pub(crate) mod outcomes;
 pub(crate) mod pen;

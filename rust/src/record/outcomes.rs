@@ -94,6 +94,11 @@ pub(crate) trait Outcome {
     fn hit(&self) -> Option<&Hit> {
         None
     }
+
+    /// The row of a request that was added.
+    fn row(&self) -> Option<u32> {
+        None
+    }
 }
 
 impl Outcome for () {}
@@ -109,6 +114,10 @@ impl Outcome for Row {
     fn write(&self, out: &mut Pen<'_>) {
         out.put(DONE);
         out.put_varint(self.0.into());
+    }
+
+    fn row(&self) -> Option<u32> {
+        Some(self.0)
     }
 }
 
