@@ -17,9 +17,9 @@ from collections.abc import Sequence
 
 import attrs
 
-from kvcore_runtime.far.errors import UnknownTicket
-from kvcore_runtime.far.page import check_page
-from kvcore_runtime.far.tier import BlockingStore, Done, FarStatus, View
+from kvcore.far.errors import UnknownTicket
+from kvcore.far.page import check_page
+from kvcore.far.tier import BlockingStore, Done, FarStatus, View
 
 NUM_THREADS = {"find": 1, "get": 2, "put": 1}
 NUM_WAITING_MAX = 64

@@ -8,13 +8,13 @@ import attrs
 import pytest
 from kvcore_runtime.engine.engine import Engine
 from kvcore_runtime.engine.sequence import GenerationRequest
-from kvcore_runtime.far.errors import EpochHasWeights
-from kvcore_runtime.far.fetches import FetchState
 from kvcore_runtime.far.manual import ManualTier
-from kvcore_runtime.far.options import FarOptions
-from kvcore_runtime.far.tier import FarStatus
 
 from kvcore.errors import InOpenBatch
+from kvcore.far.errors import EpochHasWeights
+from kvcore.far.fetches import FetchState
+from kvcore.far.options import FarOptions
+from kvcore.far.tier import FarStatus
 from tests.conftest import Backend
 from tests.runtime.far.adversary import HandClock, far, make_engine, run, spoil, told
 from tests.runtime.model import questions

@@ -15,8 +15,8 @@ from collections.abc import Iterable
 import attrs
 import xxhash
 
+from kvcore.far.tier import FarStatus, View
 from kvcore.types.keys import KEY_SIZE
-from kvcore_runtime.far.tier import FarStatus, View
 
 MAGIC = b"kvpage02"
 OLD_MAGIC = b"kvblock1"
