@@ -178,6 +178,8 @@ class Fetches:
                 if status is FarStatus.OK:
                     fetch.found.add(name)
                     self._known.add(name)
+                else:
+                    self._known.discard(name)
             self._fetch(fetch)
             return
         for name, slot, status in zip(ticket.names, ticket.slots, statuses, strict=True):

@@ -159,7 +159,8 @@ class Stores:
         place = self._link.place
         assert place is not None
         name = place.name(key)
-        if name in self._known:
+        under_way = (*self._operations.values(), *self._copied)
+        if name in self._known or any(each.name == name for each in under_way):
             return True
         block = self._engine.manager.get_cached_block(key)
         others = any(each.place != place for each in self._operations.values())

@@ -246,6 +246,18 @@ def test_what_was_not_kept_is_stored_again(
     assert len(tier.entries) >= len(one().prompt) // 16
 
 
+def test_a_page_that_the_tier_lost_is_stored_again(
+    backend: Backend, tier: ManualTier, clock: HandClock
+) -> None:
+    """The engine believed that the tier had it; a find tells that it is gone."""
+    engine = answers(make_engine("full", backend, tier, clock), tier, [one()])
+    stored = set(tier.entries)
+    tier.entries.clear()
+    assert engine.manager.reset_prefix_cache()
+    answers(engine, tier, [one()])
+    assert set(tier.entries) == stored
+
+
 def test_three_slots_are_enough(backend: Backend, tier: ManualTier, clock: HandClock) -> None:
     options = FarOptions(staging_pages=3, min_fetch_tokens=16, weights="tiny")
     answers(make_engine("windowed", backend, tier, clock), tier, [one()])
