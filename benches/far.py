@@ -14,11 +14,11 @@ import time
 from collections.abc import Callable
 
 from kvcore_runtime.errors import load_extra
-from kvcore_runtime.far.page import PAYLOAD_START, Place, begin_page, seal_page
 from kvcore_runtime.far.redis_store import RedisStore
 from kvcore_runtime.far.threaded import ThreadedTier
-from kvcore_runtime.far.tier import FarStatus
 
+from kvcore.far.page import PAYLOAD_START, Place, begin_page, seal_page
+from kvcore.far.tier import FarStatus
 from kvcore.types.keys import make_key
 
 PORT = 16_379

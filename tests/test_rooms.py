@@ -28,6 +28,7 @@ ROOMS = (
     *(
         "scheduler",
         "event_index",
+        "far",
         "trace",
         "fuzz",
         "compat",

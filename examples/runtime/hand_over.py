@@ -21,13 +21,13 @@ from kvcore_runtime.engine.engine import Engine
 from kvcore_runtime.engine.sequence import GenerationRequest
 from kvcore_runtime.far.directory import DirectoryStore
 from kvcore_runtime.far.exchange import FarExchange
-from kvcore_runtime.far.options import FarOptions
 from kvcore_runtime.far.threaded import ThreadedTier
 from kvcore_runtime.model.identity import identify
 from kvcore_runtime.model.model import tiny_model
 from kvcore_runtime.model.sampling import Sampling
 
 from kvcore import Config, Group
+from kvcore.far.options import FarOptions
 
 GROUPS, FAR = (Group(block_size=16),), FarOptions(min_fetch_tokens=16, fetch_timeout_s=10)
 PROMPT = tuple(b"Sixty bytes are a prompt of sixty tokens: 3 blocks and a bit")

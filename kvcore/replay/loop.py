@@ -19,7 +19,7 @@ from kvcore.replay.arrivals import Arrivals
 from kvcore.replay.costs import MEASURED, Meter
 from kvcore.replay.errors import InvalidReplayOption
 from kvcore.replay.expand import outputs, prompt_tokens
-from kvcore.replay.far.far_tier import FarTier
+from kvcore.replay.far.replay_tier import ReplayTier
 from kvcore.replay.record import Record
 from kvcore.replay.request_trace import TraceReader
 from kvcore.replay.results import BackendName, Options, Result, Sample
@@ -184,7 +184,7 @@ class Batcher(Scheduler[Sequence]):
         self._arrivals = arrivals
         self._record = record
         self._was_refused = False
-        self.far = FarTier(manager, options)
+        self.far = ReplayTier(manager, options)
         self.decoding: list[Sequence] = []
         self.now = 0.0
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 from functools import cache
 
 from kvcore_runtime.errors import KvcoreRuntimeError
-from kvcore_runtime.far.page import PAYLOAD_START, Place, begin_page, check_page, seal_page
-from kvcore_runtime.far.tier import FarStatus
 from kvcore_runtime.generate.prompts import read_prompts
 from kvcore_runtime.model.sampling import Sampling
 
+from kvcore.far.page import PAYLOAD_START, Place, begin_page, check_page, seal_page
+from kvcore.far.tier import FarStatus
 from kvcore.types.keys import make_key
 from tests.bytes.damage import Damager, split_at, split_words
 from tests.bytes.doors import Door, raised

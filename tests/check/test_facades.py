@@ -14,6 +14,7 @@ from kvcore.check.cli.command import main
 from kvcore.check.facades.model import FacadeModel
 from kvcore.check.facades.mutants import LONGEST_RUN, MUTANTS, FacadeMutant, hunt
 from kvcore.check.facades.profiles import FACADES, make_engine
+from kvcore.check.properties.facts import FAR_PROPERTIES
 from kvcore.check.properties.registry import PROPERTIES
 from kvcore.check.search.report import Report
 from kvcore.check.search.search import check
@@ -46,7 +47,7 @@ COUNTS = {
 FACT = re.compile(r"S00[0-4]-\d\d|X-\d\d")
 OF_THE_CHECKER = {"POLICY", "SCHEDULER", "MANAGER", "DETERMINISM", "REFINE", "EVT-COPY", "CROSS"}
 OF_THE_CHECKER |= {"EPOCHS", "EPOCH-FIRST", "WISHES", "RANK-ORDER", "LEVEL-CHAIN"}
-OF_THE_CHECKER |= {"NAMED-PINS", "PIN-HIT", "FLOOR"}
+OF_THE_CHECKER |= {"NAMED-PINS", "PIN-HIT", "FLOOR", *FAR_PROPERTIES}
 """What no fact lifts: users bring it, other tests check it, or no fact speaks of it."""
 
 

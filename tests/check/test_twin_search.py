@@ -16,7 +16,7 @@ from kvcore import Config, Group, Request, _twin
 from kvcore.check import Symmetry, World, check, pytest_text, render
 from kvcore.check.profiles.registry import PROFILES
 from kvcore.check.search.report import Report
-from tests.check.test_command import SLOW
+from tests.check.test_command import SLOW, language
 from tests.check.worlds import world
 from tests.conftest import need_twin
 
@@ -139,7 +139,7 @@ def test_a_world_of_an_engine_is_right_on_every_edge(
 @pytest.mark.parametrize("name", SLOW)
 def test_the_first_states_of_a_slow_named_world_are_right(name: str) -> None:
     need_twin()
-    report = check(PROFILES[name].world, backend="rust", max_states=FIRST_STATES)
+    report = check(PROFILES[name].world, backend=language(name), max_states=FIRST_STATES)
     assert (report.verdict, report.violation) == ("bounded by states", None)
 
 
@@ -173,3 +173,8 @@ def test_encoders_in_flight_are_refused() -> None:
     where = World(config=config, num_requests=1, num_tokens=2, num_prompt=2, num_encoder=2)
     with pytest.raises(ValueError, match="encoders are not explored with batches in flight"):
         check(where)
+
+
+def test_a_far_tier_is_explored_by_python_alone() -> None:
+    with pytest.raises(ValueError, match="client of a far tier is Python's alone"):
+        check(PROFILES["far"].world, backend="rust")

@@ -16,6 +16,7 @@ import attrs
 from kvcore.check.facades.caching import CachingEngine, CachingWorld
 from kvcore.check.facades.engine import FacadeEngine, FacadeWorld
 from kvcore.check.facades.space import SpaceEngine, SpaceWorld
+from kvcore.check.properties.facts import FAR_PROPERTIES
 from kvcore.check.properties.registry import PROPERTIES, Property
 
 FORK, NONE = frozenset({"fork"}), frozenset[str]()
@@ -67,6 +68,7 @@ LIFTED: Mapping[str, str] = {
     **dict.fromkeys(("WISHES", "RANK-ORDER", "LEVEL-CHAIN"), NO_LEVELS),
     **dict.fromkeys(("LOAD-FAILED", "UNCONFIRMED", "PINS"), NO_LOADS),
     **dict.fromkeys(("POLICY", "SCHEDULER", "MANAGER"), OWN_KINDS),
+    **dict.fromkeys(FAR_PROPERTIES, "no manager of that time has a far tier"),
     "DETERMINISM": "a node is its calls made again, so it could not be explored else",
     "REFINE": "tests/legacy compare both backends call by call",
 }

@@ -8,6 +8,7 @@ from kvcore.check.mutants import (
     claims,
     contents,
     epochs,
+    far,
     index,
     inflight,
     loads,
@@ -23,7 +24,7 @@ from kvcore.check.mutants.seeding import MUTANTS, Mutant, Patcher
 
 FILES = (
     *(index, owners, contents, windows, tiers, loads, requests, progress, inflight, ahead),
-    *(epochs, policies, retention, claims),
+    *(epochs, policies, retention, claims, far),
 )
 
 __all__ = ["FILES", "MUTANTS", "Mutant", "Patcher"]

@@ -115,8 +115,6 @@ NOT_EXPRESSED: dict[int, str] = {
     61: "it is the runtime's: commands are values, and no transition reads memory",
     64: "a transition changes a copy that nobody else sees, so no call meets another half way",
     79: "there are no groups of recurrent state; for keys and values, row 13 is the same mistake",
-    83: "what an outer store lists is the store's own: a store that failed changes nothing here",
-    87: "a look-up is a query: it changes no state, so there is no lock that it could leave",
     94: "the core announces what it does, and knows nobody who follows; row 91 is its own part",
 }
 """Why no seeded bug of the Python core stands for a row."""

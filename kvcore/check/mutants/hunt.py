@@ -61,7 +61,7 @@ def observe(mutant: Mutant) -> MutantHunt:
     if named and mutant.shows in (None, mutant.world):
         return hunt(mutant, where, named)
     most = OBSERVED_STATES_MAX if mutant.costs is None else HARMLESS_STATES
-    if where.config.max_in_flight:
+    if where.config.max_in_flight or where.far is not None:
         return _hunt(mutant, where, properties=OBSERVABLE, max_states=most)
     return _hunt(mutant, ObservedModel(where), max_states=most)
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from kvcore.check.profiles.ahead import RUN_AHEAD
 from kvcore.check.profiles.claims import CLAIMS
 from kvcore.check.profiles.epochs import EPOCHS
+from kvcore.check.profiles.far import FAR
 from kvcore.check.profiles.features import FEATURES, NEVER_REFUSED
 from kvcore.check.profiles.loads import LOADS_FAIL
 from kvcore.check.profiles.policies import POLICIES
@@ -228,4 +229,5 @@ PROFILES: dict[str, Profile] = {
     **POLICIES,
     **RETENTION,
     **CLAIMS,
+    **FAR,
 }

@@ -105,6 +105,12 @@ FACTS: dict[str, Fact] = {
     "NO-THRASH": Fact("progress", (69,), observable=True),
     "SWAP-RETURN": Fact("progress", (70,), observable=True),
     "DRAIN": Fact("leak", (23, 26, 28, 30, 36), observable=True),
+    "STAGING": Fact("wrong KV", (86,)),
+    "FAR-KV": Fact("wrong KV", (75, 85)),
+    "FAR-HINT": Fact("wrong KV", (84,)),
+    "LEASE": Fact("leak", (86, 87), observable=True),
+    "NEVER-STUCK": Fact("progress", observable=True),
+    "HEAL": Fact("quality", (83,)),
 }
 
 SENTENCES: dict[str, str] = {
@@ -127,7 +133,17 @@ SENTENCES: dict[str, str] = {
     " engine expects",
     "CMD-INFLIGHT": "no block that a batch in flight reads or writes is free, and quarantine"
     " holds only such blocks",
+    "STAGING": "each slot of the staging memory is free, or of one ticket, one ready page, one"
+    " store or one load",
+    "FAR-KV": "what a verified page holds is the content that its name stands for",
+    "FAR-HINT": "a far tier adds to computed counts only by pages that were verified and loaded",
+    "LEASE": "no ticket, slot or look-up of a far tier outlives what it was for",
+    "NEVER-STUCK": "every request can end though the far tier never answers again",
+    "HEAL": "a page that is damaged, or is not where it is believed to be, becomes right by use",
 }
+
+FAR_PROPERTIES = ("STAGING", "FAR-KV", "FAR-HINT", "LEASE", "NEVER-STUCK", "HEAL")
+"""Properties of worlds with a far tier."""
 
 OF_OUR_NAME = (
     *("REF", "PARTITION", "FQ-UNIQ", "NULL", "IDX-SOUND", "IDX-COMPLETE", "TABLEN", "NO-ALIAS"),

@@ -17,7 +17,7 @@ from typing import Any, Literal, get_args
 import attrs
 
 from kvcore.check.properties import closure, fair_scheduler, liveness, schedulers, transitions
-from kvcore.check.properties.facts import FACTS, SENTENCES, Fact, Severity
+from kvcore.check.properties.facts import FACTS, FAR_PROPERTIES, SENTENCES, Fact, Severity
 from kvcore.check.properties.outcomes import OUTCOME_PROPERTIES
 from kvcore.invariants import pool_and_state
 from kvcore.oracle import hazards
@@ -181,7 +181,7 @@ FOLLOWED: dict[str, Scope] = {
         ("NOCRASH", "OUTPUT-ONCE", "REFINE", "POLICY", "SCHEDULER", "MANAGER", *OUTCOME_PROPERTIES),
         "transition",
     ),
-    **dict.fromkeys(PREFIX_PROPERTIES, "state"),
+    **dict.fromkeys((*PREFIX_PROPERTIES, *FAR_PROPERTIES), "state"),
 }
 """Properties that the search checks by the contents that it follows along an edge."""
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import attrs
 
+from kvcore.check.properties.facts import FAR_PROPERTIES
 from kvcore.check.properties.registry import PROPERTIES, Property, select
 from kvcore.check.properties.schedulers import Guarded
 from kvcore.check.world.world import World
@@ -65,6 +66,8 @@ def out_of_reach(world: World, *, parity: bool = False) -> dict[str, str]:
     found = {"MANAGER": "a world has kvcore's own manager"}
     if not callable(world.moves):
         found["SCHEDULER"] = "the moves are kvcore's own"
+    if world.far is None:
+        found |= dict.fromkeys(FAR_PROPERTIES, "the world has no far tier")
     if not parity:
         found["REFINE"] = "it compares both languages, so explore with the backend both"
     if world.config.max_in_flight:

@@ -20,6 +20,7 @@ from typing import Any
 
 import attrs
 
+from kvcore.check.far.model import FarModel
 from kvcore.check.names.fingerprints import Fingerprints
 from kvcore.check.properties.checker import Watch
 from kvcore.check.properties.registry import PROPERTIES, Property
@@ -90,6 +91,8 @@ def check(
     if isinstance(what, World) and what.config.max_in_flight and crosses(what):
         raise ValueError("groups of encoders are not explored with batches in flight")
     both = backend == "both"
+    if isinstance(what, World) and what.far is not None and backend != "python":
+        raise ValueError("the client of a far tier is Python's alone: leave backend out")
     checked, left_out = checked_in(what, chosen, parity=both)
     if backend == "rust":
         where = world_for_twin(what, chosen)
@@ -141,6 +144,7 @@ def make_expander(
         return Expander(what, full_keys=full_keys)
     kind = FlightModel if what.config.max_in_flight else CoreModel
     kind = AheadModel if what.num_output_placeholders else kind
+    kind = FarModel if what.far is not None else kind
     seen = Parity(what.config) if both else watch
     model = kind(what, symmetry=symmetry, properties=properties, watch=seen, full_keys=full_keys)
     return Expander(model, full_keys=full_keys)

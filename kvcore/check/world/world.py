@@ -91,6 +91,22 @@ def closed(state: State) -> State:
 
 
 @attrs.frozen(kw_only=True)
+class Far:
+    """A far tier below a world, and what goes wrong with it. A prompt then has all its tokens.
+
+    num_slots: of the staging memory. num_tickets: most without an answer. num_faults: answers that
+    are wrong or late, and entries that are lost or damaged, along one run. stored: tokens of which
+    the tier has every page at first. num_epochs: weights that follow the first.
+    """
+
+    num_slots: int = 1
+    num_tickets: int = 1
+    num_faults: int = 1
+    stored: tuple[int, ...] = ()
+    num_epochs: int = 0
+
+
+@attrs.frozen(kw_only=True)
 class World:
     """How far an exploration goes, and by which moves.
 
@@ -107,7 +123,8 @@ class World:
     moves between two `take_batch`. loads_fail: every load of external tokens also fails, from each
     of its tokens on. calls: names of the transitions to try. moves: "calls" tries each call by
     itself; "engine" what an engine does at once: admit, resume, decode, fork, finish, preempt,
-    abort; or a function that gives the moves of a state.
+    abort; or a function that gives the moves of a state. far: the far tier below, whose client then
+    makes the stores and loads; None for none.
     """
 
     config: Config
@@ -127,3 +144,4 @@ class World:
     loads_fail: bool = False
     calls: frozenset[str] = BASIC_CALLS
     moves: Literal["calls", "engine"] | Moves = "calls"
+    far: Far | None = None

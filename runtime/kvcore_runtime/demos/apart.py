@@ -18,6 +18,7 @@ import time
 import torch
 
 from kvcore import Config
+from kvcore.far.options import FarOptions
 from kvcore_runtime.demos.models import load_model
 from kvcore_runtime.demos.processes import WAIT_S, make_store, page_store, python_process
 from kvcore_runtime.engine.engine import Engine, EngineOptions
@@ -25,7 +26,6 @@ from kvcore_runtime.engine.sequence import GenerationRequest
 from kvcore_runtime.errors import KvcoreRuntimeError
 from kvcore_runtime.far.exchange import FarExchange
 from kvcore_runtime.far.handover import as_decode, as_prefill, hand_over, read_handover
-from kvcore_runtime.far.options import FarOptions
 from kvcore_runtime.far.threaded import ThreadedTier
 from kvcore_runtime.model.sampling import Sampling
 

@@ -25,6 +25,7 @@ import attrs
 import torch
 
 from kvcore import Config, KVCacheManager, Request
+from kvcore.far.options import FarOptions
 from kvcore.sanitizer.hunter.adapter import peer_python
 from kvcore.types.commands import Batch
 from kvcore_runtime.demos.models import load_model, load_tokenizer
@@ -42,7 +43,6 @@ from kvcore_runtime.errors import KvcoreRuntimeError
 from kvcore_runtime.events.event_source import EventSource
 from kvcore_runtime.events.publisher import EventPublisher
 from kvcore_runtime.far.exchange import FarExchange
-from kvcore_runtime.far.options import FarOptions
 from kvcore_runtime.far.threaded import ThreadedTier
 from kvcore_runtime.model.sampling import Sampling
 from kvcore_runtime.prometheus import Exporter

@@ -13,10 +13,10 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from kvcore.far.tier import BlockingStore
 from kvcore_runtime.cache.errors import TierUnusable
 from kvcore_runtime.far.directory import DirectoryStore
 from kvcore_runtime.far.redis_store import RedisStore
-from kvcore_runtime.far.tier import BlockingStore
 
 WAIT_S = 10.0
 

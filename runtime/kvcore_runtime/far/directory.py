@@ -10,7 +10,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from kvcore_runtime.far.errors import InvalidTier
+from kvcore.far.errors import InvalidTier
+from kvcore.far.tier import FarStatus, View
 from kvcore_runtime.far.private_files import (
     is_file,
     make_private,
@@ -18,7 +19,6 @@ from kvcore_runtime.far.private_files import (
     remove_old,
     write_file,
 )
-from kvcore_runtime.far.tier import FarStatus, View
 
 SUFFIX = ".kv"
 SHARE_KEPT = 0.9

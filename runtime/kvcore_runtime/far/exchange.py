@@ -1,11 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Keeps an engine's blocks in a far tier, and loads them from there for later prompts.
 
-Fetch first, load later: a far tier never sees a cache block. It fills and drains staging slots; the
-manager then loads the pages that have arrived and were verified. That is a copy from a slot, which
-no network can make fail. So a tier that is slow, wrong or dead costs tokens that are computed
-instead, never a block and never a wrong byte. None of its failures raises here.
-Invariants: STAGING, FAR-KV, FAR-HINT, NEVER-STUCK.
+What is asked for, believed and loaded is decided in kvcore/far/client.py; the memory of the slots,
+the names of the pages, and the waiting are here.
 """
 
 from __future__ import annotations
@@ -13,28 +10,25 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from kvcore import Hit, Refused
+from kvcore.far.client import FarClient
+from kvcore.far.engine import Clock
+from kvcore.far.errors import EpochHasWeights, InvalidTier
+from kvcore.far.options import FarOptions
+from kvcore.far.page import Place, identify_pages
+from kvcore.far.tier import FarTier
 from kvcore_runtime.engine.exchange import Exchange
-from kvcore_runtime.far.errors import EpochHasWeights, InvalidTier
-from kvcore_runtime.far.fetches import Fetches
-from kvcore_runtime.far.known import KnownNames
-from kvcore_runtime.far.link import Clock, TierLink
-from kvcore_runtime.far.options import FarCounts, FarOptions
-from kvcore_runtime.far.page import Place, identify_pages
+from kvcore_runtime.events.endpoints import Warnings
 from kvcore_runtime.far.staging import Staging
-from kvcore_runtime.far.stores import Stores
-from kvcore_runtime.far.tier import FarTier
 from kvcore_runtime.model.identity import identify
 
 if TYPE_CHECKING:
     from kvcore_runtime.engine.engine import Engine
-    from kvcore_runtime.engine.sequence import Sequence
 
 NAP_S = 0.0005
 CLOSE_S = 2.0
 
 
-class FarExchange(Exchange):
+class FarExchange(FarClient, Exchange):
     """An engine's stores to, and loads from, one far tier.
 
     clock: with the functions of the module `time`. Raises InvalidTier.
@@ -51,26 +45,17 @@ class FarExchange(Exchange):
         config, options = engine.manager.config, options or FarOptions()
         if not config.enable_caching:
             raise InvalidTier(name="enable_caching", value=False, expected="True: pages have keys")
-        self._engine = engine
+        self._engine: Engine = engine
         self._options = options
         self._clock = clock
-        page_bytes = engine.runtime.cache.layout.page_size_bytes
-        self.staging = Staging(options.staging_pages, page_bytes)
-        self._link = TierLink(
-            tier, self.staging, self._epoch, clock, options.fetch_timeout_s, engine.spans
-        )
+        staging = Staging(options.staging_pages, engine.runtime.cache.layout.page_size_bytes)
+        tier.attach(staging.memory)
+        warn = Warnings().warn
+        super().__init__(engine, tier, staging, options, clock, engine.spans.end, warn)
         weights = options.weights or identify(engine.model, config.groups)
         self._weights = self._epoch(), weights
         self.set_weights(weights)
-        known = KnownNames(2 * config.num_blocks)
-        self._fetches = Fetches(engine, self._link, self.staging, options, clock, known)
-        self._stores = Stores(engine, self._link, self.staging, options, known)
-        engine.runtime.external = self.staging
-
-    @property
-    def counts(self) -> FarCounts:
-        """The counts so far."""
-        return self._link.counts
+        engine.runtime.external = staging
 
     @property
     def identity(self) -> str | None:
@@ -78,57 +63,10 @@ class FarExchange(Exchange):
         place = self._link.place
         return None if place is None else place.identity.hex()
 
-    @property
-    def is_up(self) -> bool:
-        """Whether the tier is used, because it answers."""
-        return self._link.is_up
-
-    @property
-    def is_busy(self) -> bool:
-        """See `Exchange`. Nothing waits for stores that the tier has not answered."""
-        fetches = self._fetches
-        return self._stores.is_copying or fetches.is_waiting or fetches.is_loading
-
-    def is_fetching(self, sequence: Sequence) -> bool:
-        """See `Exchange`."""
-        return self._fetches.is_fetching(sequence)
-
-    def begin(self, sequence: Sequence, hit: Hit) -> int | Refused:
-        """See `Exchange`."""
-        return self._fetches.begin(sequence, hit)
-
-    def poll(self) -> list[Sequence]:
-        """See `Exchange`."""
-        for each in self._engine.take_finished():
-            self._engine.manager.complete_operation(each.operation, each.done)
-            owner = self._stores if self._stores.owns(each.operation) else self._fetches
-            owner.end(each.operation, each.done)
-        self._hear()
-        for sequence in self._engine.scheduler.running:
-            self._stores.look(sequence)
-        return self._fetches.take_loaded()
-
     def idle(self) -> None:
         """See `Exchange`."""
         if self._fetches.is_waiting:
             self._clock.sleep(NAP_S)
-
-    def cancelled(self, number: int) -> list[Sequence]:
-        """See `Exchange`. `poll` reports the operations that have run; the others failed."""
-        reported = {each.operation for each in self._engine.finished}
-        lost, failed = self._fetches.cancelled(number, reported)
-        for operation in (*failed, *self._stores.cancelled(number, reported)):
-            self._engine.manager.complete_operation(operation, False)
-        return lost
-
-    def finished(self, sequence: Sequence) -> None:
-        """See `Exchange`."""
-        self._stores.look(sequence)
-
-    def forget(self, sequence: Sequence) -> None:
-        """See `Exchange`."""
-        self._fetches.forget(sequence)
-        self._stores.forget(sequence.sequence_id)
 
     def set_weights(self, weights: str | None) -> None:
         """Set the digest of the weights of this epoch. With None the tier is not used any more.
@@ -157,25 +95,6 @@ class FarExchange(Exchange):
     def close(self, timeout_s: float = CLOSE_S) -> None:
         """Close the tier; tickets that it has not answered within timeout_s are given up."""
         self._link.close(timeout_s)
-
-    def check(self) -> None:
-        """Raise AssertionError unless each slot is free or has one user (STAGING)."""
-        held = [*self._link.held, *self._fetches.held, *self._stores.held]
-        assert len(held) == len(set(held)), f"slots {sorted(held)} have two users"
-        assert set(held) == self.staging.used, f"{self.staging.used} used, {sorted(held)} held"
-
-    def _epoch(self) -> int:
-        return self._engine.manager.epoch
-
-    def _hear(self) -> None:
-        """Process the tier's answers."""
-        for ended in self._link.poll():
-            if ended.ticket.operation == "store":
-                self._stores.answered(ended)
-            else:
-                self._fetches.answered(ended)
-        self._fetches.settle()
-        self._stores.submit()
 
     def _place(self, weights: str) -> Place:
         """Return the place of pages: all that decides their bytes apart from their keys."""

@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 
 import attrs
 
-from kvcore_runtime.far.errors import UnknownTicket
-from kvcore_runtime.far.page import check_page
-from kvcore_runtime.far.tier import Done, FarStatus, View
+from kvcore.far.errors import UnknownTicket
+from kvcore.far.page import check_page
+from kvcore.far.tier import Done, FarStatus, View
 
 Fault = Callable[[bytearray], "FarStatus | None"]
 """A fault that befalls a page: it may change the page, or end its name with a status."""

@@ -15,8 +15,8 @@ import time
 import uuid
 from pathlib import Path
 
+from kvcore.far.tier import FarStatus, View
 from kvcore_runtime.cache.errors import TierUnusable
-from kvcore_runtime.far.tier import FarStatus, View
 
 TEMPORARY = ".new-"
 OLD_S = 3600.0

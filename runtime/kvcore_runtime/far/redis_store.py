@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from kvcore.far.errors import InvalidTier
+from kvcore.far.tier import FarStatus, View
 from kvcore_runtime.cache.errors import TierUnusable
 from kvcore_runtime.errors import load_extra
-from kvcore_runtime.far.errors import InvalidTier
-from kvcore_runtime.far.tier import FarStatus, View
 
 LOOPBACK = "redis://127.0.0.1:6379/0"
 GET_BYTES_MAX = 8 << 20

@@ -17,9 +17,9 @@ from collections.abc import Sequence
 
 import attrs
 
-from kvcore_runtime.far.errors import UnknownTicket
-from kvcore_runtime.far.page import check_page
-from kvcore_runtime.far.tier import BlockingStore, Done, FarStatus, View
+from kvcore.far.errors import UnknownTicket
+from kvcore.far.page import check_pages
+from kvcore.far.tier import BlockingStore, Done, FarStatus, View
 
 NUM_THREADS = {"find": 1, "get": 2, "put": 1}
 NUM_WAITING_MAX = 64
@@ -127,15 +127,5 @@ class ThreadedTier:
         return self._store.put(job.names, job.views)
 
     def _get(self, job: _Job) -> list[FarStatus]:
-        statuses = [
-            got if isinstance(got, FarStatus) else check_page(view, name, got)
-            for name, view, got in zip(
-                job.names, job.views, self._store.get(job.names, job.views), strict=True
-            )
-        ]
-        pairs = zip(job.names, statuses, strict=True)
-        damaged = [name for name, status in pairs if status is FarStatus.DAMAGED]
-        if damaged:
-            with contextlib.suppress(Exception):  # the page is damaged all the same
-                self._store.remove(damaged)
-        return statuses
+        got = self._store.get(job.names, job.views)
+        return check_pages(job.names, job.views, got, self._store.remove)

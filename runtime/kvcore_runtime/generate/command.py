@@ -22,13 +22,13 @@ from tqdm import tqdm
 
 from kvcore import InvariantViolation, KvcoreError
 from kvcore.cli.pipes import INTERRUPTED, ends_cleanly
+from kvcore.far.options import FarOptions
 from kvcore_runtime.engine.engine import Engine
 from kvcore_runtime.engine.errors import ExecutorDied, ExecutorNotStarted
 from kvcore_runtime.engine.exchange import Exchange
 from kvcore_runtime.errors import KvcoreRuntimeError
 from kvcore_runtime.far.directory import DirectoryStore
 from kvcore_runtime.far.exchange import FarExchange
-from kvcore_runtime.far.options import FarOptions
 from kvcore_runtime.far.threaded import ThreadedTier
 from kvcore_runtime.generate.arguments import Arguments, read_arguments
 from kvcore_runtime.generate.conversation import Held, hold_conversations

@@ -18,10 +18,10 @@ from kvcore_runtime.engine.engine import Engine, EngineOptions
 from kvcore_runtime.engine.exchange import Exchange
 from kvcore_runtime.engine.sequence import Completion, Sequence
 from kvcore_runtime.far.exchange import FarExchange
-from kvcore_runtime.far.options import FarCounts, FarOptions
 from kvcore_runtime.model.model import Llama
 
 from kvcore import Config
+from kvcore.far.options import FarCounts, FarOptions
 from tests.conftest import Backend
 from tests.runtime.engine.spoiled import Spoiled
 from tests.runtime.far.adversary import Adversary, HandClock

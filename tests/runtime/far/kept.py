@@ -7,9 +7,10 @@ from kvcore_runtime.engine.engine import Engine
 from kvcore_runtime.engine.exchange import Exchange
 from kvcore_runtime.far.directory import DirectoryStore
 from kvcore_runtime.far.exchange import FarExchange
-from kvcore_runtime.far.options import FarCounts, FarOptions
 from kvcore_runtime.far.threaded import ThreadedTier
-from kvcore_runtime.far.tier import BlockingStore
+
+from kvcore.far.options import FarCounts, FarOptions
+from kvcore.far.tier import BlockingStore
 
 OPTIONS = FarOptions(min_fetch_tokens=1, fetch_timeout_s=30, store_timeout_s=30, weights="tiny")
 

@@ -13,11 +13,11 @@ import pytest
 from kvcore_runtime.cache.errors import TierUnusable
 from kvcore_runtime.far import private_files
 from kvcore_runtime.far.directory import DirectoryStore
-from kvcore_runtime.far.errors import InvalidTier, UnknownTicket
-from kvcore_runtime.far.page import PAYLOAD_START, Place, begin_page, seal_page
 from kvcore_runtime.far.threaded import NUM_WAITING_MAX, ThreadedTier
-from kvcore_runtime.far.tier import Done, FarStatus
 
+from kvcore.far.errors import InvalidTier, UnknownTicket
+from kvcore.far.page import PAYLOAD_START, Place, begin_page, seal_page
+from kvcore.far.tier import Done, FarStatus
 from kvcore.types.keys import make_key
 
 PLACE = Place(bytes(range(32)))

@@ -8,13 +8,13 @@ import attrs
 import pytest
 from kvcore_runtime.engine.engine import Engine
 from kvcore_runtime.engine.sequence import GenerationRequest
-from kvcore_runtime.far.errors import EpochHasWeights
-from kvcore_runtime.far.fetches import FetchState
 from kvcore_runtime.far.manual import ManualTier
-from kvcore_runtime.far.options import FarOptions
-from kvcore_runtime.far.tier import FarStatus
 
 from kvcore.errors import InOpenBatch
+from kvcore.far.errors import EpochHasWeights
+from kvcore.far.fetches import FetchState
+from kvcore.far.options import FarOptions
+from kvcore.far.tier import FarStatus
 from tests.conftest import Backend
 from tests.runtime.far.adversary import HandClock, far, make_engine, reported, run, spoil
 from tests.runtime.model import questions
@@ -246,6 +246,18 @@ def test_what_was_not_kept_is_stored_again(
     tier.takes = True
     answers(engine, tier, [one()])
     assert len(tier.entries) >= len(one().prompt) // 16
+
+
+def test_a_page_that_the_tier_lost_is_stored_again(
+    backend: Backend, tier: ManualTier, clock: HandClock
+) -> None:
+    """The engine believed that the tier had it; a find tells that it is gone."""
+    engine = answers(make_engine("full", backend, tier, clock), tier, [one()])
+    stored = set(tier.entries)
+    tier.entries.clear()
+    assert engine.manager.reset_prefix_cache()
+    answers(engine, tier, [one()])
+    assert set(tier.entries) == stored
 
 
 def test_three_slots_are_enough(backend: Backend, tier: ManualTier, clock: HandClock) -> None:

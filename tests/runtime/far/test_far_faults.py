@@ -9,8 +9,8 @@ import pytest
 from kvcore_runtime.engine.engine import Engine
 from kvcore_runtime.engine.sequence import GenerationRequest
 from kvcore_runtime.far.manual import ManualTier
-from kvcore_runtime.far.options import FarOptions
 
+from kvcore.far.options import FarOptions
 from tests.conftest import Backend
 from tests.runtime.far.adversary import Adversary, HandClock, far, make_engine, run
 from tests.runtime.model import questions

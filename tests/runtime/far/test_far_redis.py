@@ -11,14 +11,14 @@ import pytest
 from kvcore_runtime.cache.errors import TierUnusable
 from kvcore_runtime.engine.engine import Engine
 from kvcore_runtime.errors import PackageMissing
-from kvcore_runtime.far.errors import InvalidTier
 from kvcore_runtime.far.exchange import FarExchange
-from kvcore_runtime.far.options import FarOptions
 from kvcore_runtime.far.redis_store import RedisStore
 from kvcore_runtime.far.threaded import ThreadedTier
-from kvcore_runtime.far.tier import FarStatus
 
 from kvcore import Config
+from kvcore.far.errors import InvalidTier
+from kvcore.far.options import FarOptions
+from kvcore.far.tier import FarStatus
 from tests.runtime.far.servers import Proxy, Redis, find_redis, redis
 from tests.runtime.far.test_far_directory import SIZE, empty, name, page, wait
 from tests.runtime.model import questions

@@ -11,9 +11,9 @@ from collections.abc import Callable
 from types import FunctionType, ModuleType
 
 import pytest
-from kvcore_runtime.far import fetches, link, page, stores
 from kvcore_runtime.far.manual import ManualTier
 
+from kvcore.far import fetches, link, page, stores
 from tests.conftest import Backend
 from tests.runtime.far import test_far_engine, test_page
 from tests.runtime.far.adversary import HandClock

@@ -11,10 +11,10 @@ from kvcore_runtime.engine.engine import Engine, EngineOptions
 from kvcore_runtime.engine.spans import Attributes
 from kvcore_runtime.far.exchange import FarExchange
 from kvcore_runtime.far.manual import ManualTier
-from kvcore_runtime.far.options import FarOptions
-from kvcore_runtime.far.tier import FarStatus
 
 from kvcore import Config
+from kvcore.far.options import FarOptions
+from kvcore.far.tier import FarStatus
 from tests.conftest import Backend
 from tests.runtime.far.adversary import BLOCK_SIZE, HandClock, far, reported, run
 from tests.runtime.model.questions import DEEP_MODELS, model_of, requests

@@ -6,7 +6,8 @@ import struct
 
 import pytest
 import xxhash
-from kvcore_runtime.far.page import (
+
+from kvcore.far.page import (
     HEADER,
     PAYLOAD_START,
     Place,
@@ -15,8 +16,7 @@ from kvcore_runtime.far.page import (
     identify_pages,
     seal_page,
 )
-from kvcore_runtime.far.tier import FarStatus
-
+from kvcore.far.tier import FarStatus
 from kvcore.types.keys import make_key
 
 PAYLOAD = bytes(range(40))

@@ -14,12 +14,12 @@ from typing import Any, get_args
 
 import pytest
 from kvcore_runtime.errors import PackageMissing
-from kvcore_runtime.far.options import FarCounts
 from kvcore_runtime.prometheus import Exporter
 from kvcore_runtime.prometheus.errors import InvalidLabel, InvalidNames, NamesTaken
 from kvcore_runtime.prometheus.exporter import Names
 
 from kvcore import Config, Group, KVCacheManager, Request
+from kvcore.far.options import FarCounts
 from kvcore.types.errors import WrongArgument
 from tests.conftest import Backend
 

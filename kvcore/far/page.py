@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 
 import attrs
 import xxhash
 
+from kvcore.far.tier import FarStatus, View
 from kvcore.types.keys import KEY_SIZE
-from kvcore_runtime.far.tier import FarStatus, View
 
 MAGIC = b"kvpage02"
 OLD_MAGIC = b"kvblock1"
@@ -87,6 +88,28 @@ def check_page(view: View, name: str, num_bytes: int) -> FarStatus:
     if identity[:_SHOWN_SIZE].hex() != shown:
         return FarStatus.FOREIGN
     return FarStatus.OK if key.hex() == named_key else FarStatus.DAMAGED
+
+
+def check_pages(
+    names: Sequence[str],
+    views: Sequence[View],
+    got: Sequence[int | FarStatus],
+    remove: Callable[[Sequence[str]], object],
+) -> list[FarStatus]:
+    """Verify the slots that a store filled, and remove its damaged entries: no put replaces them.
+
+    got: the size of each entry, or why there is none.
+    """
+    statuses = [
+        each if isinstance(each, FarStatus) else check_page(view, name, each)
+        for name, view, each in zip(names, views, got, strict=True)
+    ]
+    pairs = zip(names, statuses, strict=True)
+    damaged = [name for name, status in pairs if status is FarStatus.DAMAGED]
+    if damaged:
+        with suppress(Exception):  # of a client library: the page is damaged all the same
+            remove(damaged)
+    return statuses
 
 
 def _digest(view: View) -> bytes:

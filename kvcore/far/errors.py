@@ -3,22 +3,22 @@
 
 from __future__ import annotations
 
-from kvcore_runtime.errors import KvcoreRuntimeError
+from kvcore.types.errors import KvcoreError
 
 
-class InvalidTier(KvcoreRuntimeError):
+class InvalidTier(KvcoreError):
     """An option of a far tier, or of its exchange, outside its range."""
 
     message = "{name} is {value!r}, expected {expected}"
 
 
-class UnknownTicket(KvcoreRuntimeError):
+class UnknownTicket(KvcoreError):
     """A ticket that was never given, or has ended."""
 
     message = "ticket {ticket} is not on its way"
 
 
-class EpochHasWeights(KvcoreRuntimeError):
+class EpochHasWeights(KvcoreError):
     """Other weights were named within an epoch, whose blocks were computed with its own."""
 
     message = "epoch {epoch} has weights {weights!r}: call advance_epoch before {others!r} are set"

@@ -9,7 +9,7 @@ from kvcore.replay.results import Options
 from kvcore.types.values import Hit, Refused
 
 
-class FarTier:
+class ReplayTier:
     """A far tier below a manager; without `Options.far_blocks` it is empty and stores nothing."""
 
     def __init__(self, manager: KVCacheManager, options: Options) -> None:

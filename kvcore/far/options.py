@@ -8,7 +8,7 @@ from typing import Literal
 
 import attrs
 
-from kvcore_runtime.far.errors import InvalidTier
+from kvcore.far.errors import InvalidTier
 
 StorePolicy = Literal["publication", "second_use"]
 POLICIES = ("publication", "second_use")

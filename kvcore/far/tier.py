@@ -13,7 +13,7 @@ from typing import Protocol
 
 import attrs
 
-View = memoryview
+View = memoryview | bytearray
 """One staging slot: writable bytes."""
 
 

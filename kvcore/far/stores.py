@@ -8,24 +8,19 @@ depend on the tier, whose answer only changes the counts. A block without a slot
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import TYPE_CHECKING
 
 import attrs
 
 from kvcore.errors import KvcoreError
+from kvcore.far.engine import FarEngine, FarSequence
+from kvcore.far.fetches import BATCH_PAGES
+from kvcore.far.known import KnownNames
+from kvcore.far.link import Ended, TierLink
+from kvcore.far.options import FarOptions
+from kvcore.far.page import Place
+from kvcore.far.slots import Slots
+from kvcore.far.tier import FarStatus
 from kvcore.types.groups import skipped_blocks
-from kvcore_runtime.far.fetches import BATCH_PAGES
-from kvcore_runtime.far.known import KnownNames
-from kvcore_runtime.far.link import Ended, TierLink
-from kvcore_runtime.far.options import FarOptions
-from kvcore_runtime.far.page import Place
-from kvcore_runtime.far.staging import Staging
-from kvcore_runtime.far.tier import FarStatus
-
-if TYPE_CHECKING:
-    from kvcore_runtime.engine.engine import Engine
-    from kvcore_runtime.engine.sequence import Sequence
-
 
 NUM_SEEN_MAX = 32
 """Number of keys per block of the pool that the policy "second_use" remembers."""
@@ -46,9 +41,9 @@ class Stores:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: FarEngine,
         link: TierLink,
-        staging: Staging,
+        staging: Slots,
         options: FarOptions,
         known: KnownNames,
     ) -> None:
@@ -79,7 +74,7 @@ class Stores:
         """Return whether an operation is a store."""
         return operation in self._operations
 
-    def look(self, sequence: Sequence) -> None:
+    def look(self, sequence: FarSequence) -> None:
         """Store the new blocks of a running sequence, none of which the open batch may write."""
         place, manager, name = self._link.place, self._engine.manager, sequence.sequence_id
         if place is None or not self._link.is_up:
@@ -148,7 +143,7 @@ class Stores:
         """Forget a sequence that ends, or that computes its blocks again."""
         self._next.pop(name, None)
 
-    def _take(self, key: bytes, sequence: Sequence) -> bool:
+    def _take(self, key: bytes, sequence: FarSequence) -> bool:
         """Store the block of a key if the policy says so. Returns False to try again later."""
         if self._options.store_policy == "second_use":
             first = self._seen.setdefault(key, sequence.age)
@@ -164,7 +159,8 @@ class Stores:
         place = self._link.place
         assert place is not None
         name = place.name(key)
-        if name in self._known:
+        under_way = (*self._operations.values(), *self._copied)
+        if name in self._known or any(each.name == name for each in under_way):
             return True
         block = self._engine.manager.get_cached_block(key)
         others = any(each.place != place for each in self._operations.values())

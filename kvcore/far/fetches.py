@@ -11,22 +11,18 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import attrs
 
 from kvcore import Hit, Refused
+from kvcore.far.engine import Clock, FarEngine, FarSequence
+from kvcore.far.known import KnownNames
+from kvcore.far.link import Ended, Ticket, TierLink
+from kvcore.far.options import FarOptions
+from kvcore.far.page import Place
+from kvcore.far.slots import Slots
+from kvcore.far.tier import FarStatus
 from kvcore.types.groups import skipped_blocks
-from kvcore_runtime.far.known import KnownNames
-from kvcore_runtime.far.link import Clock, Ended, Ticket, TierLink
-from kvcore_runtime.far.options import FarOptions
-from kvcore_runtime.far.page import Place
-from kvcore_runtime.far.staging import Staging
-from kvcore_runtime.far.tier import FarStatus
-
-if TYPE_CHECKING:
-    from kvcore_runtime.engine.engine import Engine
-    from kvcore_runtime.engine.sequence import Sequence
 
 BATCH_PAGES = 32
 """The greatest number of names in one ticket."""
@@ -51,7 +47,7 @@ class Fetch:
     have not ended.
     """
 
-    sequence: Sequence
+    sequence: FarSequence
     deadline: float
     state: FetchState = FetchState.FINDING
     tickets: set[Ticket] = attrs.field(factory=set)
@@ -76,9 +72,9 @@ class Fetches:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: FarEngine,
         link: TierLink,
-        staging: Staging,
+        staging: Slots,
         options: FarOptions,
         clock: Clock,
         known: KnownNames,
@@ -92,7 +88,7 @@ class Fetches:
         self._fetches: dict[str, Fetch] = {}
         self._by_ticket: dict[Ticket, Fetch] = {}
         self._loads: dict[int, Load] = {}  # by operation
-        self._loaded: list[Sequence] = []
+        self._loaded: list[FarSequence] = []
 
     @property
     def is_waiting(self) -> bool:
@@ -110,14 +106,14 @@ class Fetches:
         pages = [slot for each in self._fetches.values() for slot in each.pages.values()]
         return pages + [each.slot for each in self._loads.values() if each.slot is not None]
 
-    def is_fetching(self, sequence: Sequence) -> bool:
+    def is_fetching(self, sequence: FarSequence) -> bool:
         """Return whether a sequence must keep waiting; for a new one, the fetch begins."""
         name = sequence.sequence_id
         if name not in self._fetches:
             self._fetches[name] = self._begin(sequence)
         return self._fetches[name].state in (FetchState.FINDING, FetchState.FETCHING)
 
-    def begin(self, sequence: Sequence, hit: Hit) -> int | Refused:
+    def begin(self, sequence: FarSequence, hit: Hit) -> int | Refused:
         """See `Exchange`: load the ready pages behind a hit."""
         fetch = self._fetches.get(sequence.sequence_id)
         if fetch is None or fetch.state is not FetchState.READY:
@@ -165,7 +161,7 @@ class Fetches:
         """Return whether an operation is a load."""
         return operation in self._loads
 
-    def take_loaded(self) -> list[Sequence]:
+    def take_loaded(self) -> list[FarSequence]:
         """Take the sequences whose loads have ended."""
         loaded, self._loaded = self._loaded, []
         return [each for each in loaded if not each.is_gone]
@@ -182,6 +178,8 @@ class Fetches:
                 if status is FarStatus.OK:
                     fetch.found.add(name)
                     self._known.add(name)
+                else:
+                    self._known.discard(name)
             self._fetch(fetch)
             return
         for name, slot, status in zip(ticket.names, ticket.slots, statuses, strict=True):
@@ -206,7 +204,7 @@ class Fetches:
             if fetch.state in (FetchState.FINDING, FetchState.FETCHING) and not fetch.tickets:
                 fetch.state = FetchState.READY
 
-    def cancelled(self, number: int, reported: set[int]) -> tuple[list[Sequence], list[int]]:
+    def cancelled(self, number: int, reported: set[int]) -> tuple[list[FarSequence], list[int]]:
         """Give up the loads of the batches from this number on: their pages are ready again.
 
         reported: operations whose end will still be reported. Returns the sequences of the loads,
@@ -231,7 +229,7 @@ class Fetches:
                 failed.append(operation)
         return lost, failed
 
-    def forget(self, sequence: Sequence) -> None:
+    def forget(self, sequence: FarSequence) -> None:
         """Forget a sequence; slots that a load still reads are given back when it ends."""
         fetch = self._fetches.pop(sequence.sequence_id, None)
         if fetch is None:
@@ -241,7 +239,7 @@ class Fetches:
             self._loads[operation].fetch = None
         self._leave(fetch, FetchState.OVER)
 
-    def _begin(self, sequence: Sequence) -> Fetch:
+    def _begin(self, sequence: FarSequence) -> Fetch:
         """Ask the tier which pages of a sequence it has."""
         now, place = self._clock.monotonic(), self._link.place
         fetch = Fetch(sequence, now + self._options.fetch_timeout_s, FetchState.OVER)
@@ -319,7 +317,7 @@ class Fetches:
             self._staging.give_back(slot)
 
     def _reach(
-        self, sequence: Sequence, keys: Keys, start: int, has: Callable[[bytes], bool]
+        self, sequence: FarSequence, keys: Keys, start: int, has: Callable[[bytes], bool]
     ) -> int:
         """Return the greatest end behind start for which no page is missing, or start."""
         config = self._engine.manager.config

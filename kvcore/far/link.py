@@ -8,30 +8,19 @@ quarantine until its `Done`. Any exception of the tier counts as a failure of th
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Literal, Protocol
+from typing import Literal
 
 import attrs
 
+from kvcore.far.breaker import Breaker
+from kvcore.far.engine import Clock, Tell, Warn
+from kvcore.far.options import FarCounts
+from kvcore.far.page import Place
+from kvcore.far.slots import Slots
+from kvcore.far.tier import Done, FarStatus, FarTier
 from kvcore.types.keys import KEY_SIZE
-from kvcore_runtime.engine.spans import Spans
-from kvcore_runtime.events.endpoints import Warnings
-from kvcore_runtime.far.breaker import Breaker
-from kvcore_runtime.far.options import FarCounts
-from kvcore_runtime.far.page import Place
-from kvcore_runtime.far.staging import Staging
-from kvcore_runtime.far.tier import Done, FarStatus, FarTier
 
 Operation = Literal["find", "load", "store"]
-
-
-class Clock(Protocol):
-    """The functions of the module `time` that are used here."""
-
-    def monotonic(self) -> float:
-        """Return seconds since any fixed moment."""
-
-    def sleep(self, seconds: float, /) -> None:
-        """Wait this many seconds."""
 
 
 @attrs.define(eq=False)
@@ -62,25 +51,25 @@ class TierLink:
     def __init__(
         self,
         tier: FarTier,
-        staging: Staging,
+        staging: Slots,
         epoch: Callable[[], int],
         clock: Clock,
         probe_timeout_s: float,
-        spans: Spans,
+        tell: Tell,
+        warn: Warn,
     ) -> None:
         self._tier = tier
         self._staging = staging
         self._epoch = epoch
         self._clock = clock
         self._probe_timeout_s = probe_timeout_s
-        self._spans = spans
+        self._tell_span = tell
+        self._warn = warn
         self._breaker = Breaker()
         self._tickets: dict[int, Ticket] = {}
-        self._warnings = Warnings()
         self._place: Place | None = None
         self._place_epoch = 0
         self.counts = FarCounts()
-        tier.attach(staging.memory)
 
     @property
     def place(self) -> Place | None:
@@ -204,7 +193,7 @@ class TierLink:
             self._failed(now, probe=ticket.is_probe)
         else:
             if self._breaker.is_down:
-                self._warnings.warn("the far tier is up")
+                self._warn("the far tier is up")
             self._breaker.worked()
         self._report_span(ticket, now, num_ok=statuses.count(FarStatus.OK))
         ended.append(Ended(ticket, statuses))
@@ -212,7 +201,7 @@ class TierLink:
     def _report_span(self, ticket: Ticket, now: float, *, num_ok: int) -> None:
         """Report the span of a ticket: from its submit until nobody waits for it any more."""
         if not ticket.is_probe:
-            self._spans.end(
+            self._tell_span(
                 f"kvcore.far.{ticket.operation}",
                 now - ticket.started,
                 {
@@ -226,7 +215,7 @@ class TierLink:
         was_up = self.is_up
         self._breaker.failed(now, probe=probe)
         if was_up and not self.is_up:
-            self._warnings.warn("the far tier is down: its tickets failed or were too late")
+            self._warn("the far tier is down: its tickets failed or were too late")
 
     def _is_probing(self) -> bool:
         return any(each.is_probe and not each.is_given_up for each in self._tickets.values())
