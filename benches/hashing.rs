@@ -9,7 +9,7 @@
 use std::hint::black_box;
 use std::time::Instant;
 
-use kvcore::hashing::block_hash::{hash_blocks, root_hash};
+use kvcore::hashing::block_hash::{extend_chain, root_hash};
 use kvcore::types::extra_inputs::{ExtraKeys, LoRA, MediaItem};
 use kvcore::types::keys::{BlockHash, Hashing};
 use sha2::{Digest, Sha256};
@@ -58,9 +58,10 @@ fn case<'a>(
 ) -> Case<'a> {
     let root = root_hash(b"bench", hashing);
     let run = move || {
-        hash_blocks(root, black_box(tokens), BLOCK_SIZE, 0, extra_keys, hashing)
-            .last()
-            .expect("the prompt has full blocks")
+        let mut hashes = Vec::new();
+        let tokens = black_box(tokens);
+        extend_chain(&mut hashes, root, tokens, (BLOCK_SIZE, 0), extra_keys, hashing);
+        hashes.pop().expect("the prompt has full blocks")
     };
     Case { name, run: Box::new(run) }
 }
@@ -68,13 +69,12 @@ fn case<'a>(
 /// Hash the chain of a decoding request: each block when its last token arrives.
 fn block_by_block(tokens: &[u32]) -> BlockHash {
     let (none, hashing) = (ExtraKeys::default(), Hashing::Sha256Cbor);
-    let (mut parent, mut start) = (root_hash(b"bench", hashing), 0);
-    for block in black_box(tokens).chunks_exact(BLOCK_SIZE as usize) {
-        let mut hashes = hash_blocks(parent, block, BLOCK_SIZE, start, &none, hashing);
-        parent = hashes.next().expect("a block is full");
-        start += BLOCK_SIZE;
+    let mut hashes = vec![root_hash(b"bench", hashing)];
+    for (place, block) in (0..).zip(black_box(tokens).chunks_exact(BLOCK_SIZE as usize)) {
+        let (parent, start) = (hashes[place], place as u32 * BLOCK_SIZE);
+        extend_chain(&mut hashes, parent, block, (BLOCK_SIZE, start), &none, hashing);
     }
-    parent
+    hashes.pop().expect("the root is there")
 }
 
 fn bare_chain(tokens: &[u32]) -> BlockHash {

@@ -123,6 +123,8 @@ RUST_ONLY = {
     "check/tests/checked_progress": "tests of the properties, which Python has under tests/",
     "check/tests/checked_states": "tests of the properties, which Python has under tests/",
     "check/tests/search": "tests of the search, which Python has under tests/",
+    "hashing/hash_chain": "whole chains: Python's libraries hash block by block",
+    "hashing/sha_ni": "instructions of processors, for which Python has no word",
     "hashing/hash_message": "the bytes that Python's libraries lay out, without an object for each",
     "lib": "the list of rooms",
     "mutants": "Python's seeded bugs are patches, in kvcore/check/mutants/",

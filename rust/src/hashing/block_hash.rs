@@ -42,7 +42,8 @@
 
 use twox_hash::XxHash3_128;
 
-use crate::hashing::hash_message::{Message, USUAL_TOKENS, cbor_chain, xxh3_chain};
+use crate::hashing::hash_chain::{USUAL_TOKENS, cbor_chain, xxh3_chain};
+use crate::hashing::hash_message::Message;
 use crate::types::extra_inputs::{ExtraKey, ExtraKeys, MAX_EXTRA_KEYS};
 use crate::types::keys::{BlockHash, HASH_SIZE, Hashing};
 use crate::types::values::room_for;
@@ -117,7 +118,7 @@ pub fn hash_blocks<'a>(
 }
 
 /// Add the hashes of `hash_blocks` to those that a request has.
-pub(crate) fn extend_chain(
+pub fn extend_chain(
     hashes: &mut Vec<BlockHash>,
     parent: BlockHash,
     tokens: &[u32],
@@ -127,14 +128,14 @@ pub(crate) fn extend_chain(
 ) {
     let room = if hashes.is_empty() { room_for(tokens.len()) } else { tokens.len() };
     hashes.reserve(room / block_size as usize);
-    let is_usual = block_size as usize == USUAL_TOKENS && extra_keys.is_empty();
+    let is_plain = extra_keys.is_empty();
     match hashing {
-        Hashing::Xxh3 if is_usual => {
+        Hashing::Xxh3 if is_plain && block_size as usize == USUAL_TOKENS => {
             let found = |digest| hashes.push(xxh3_hash(digest));
             xxh3_chain(xxh3_digest(&parent), tokens.as_chunks().0, found);
         }
-        Hashing::Sha256Cbor if is_usual => {
-            cbor_chain(parent, tokens.as_chunks().0, |hash| hashes.push(hash));
+        Hashing::Sha256Cbor if is_plain => {
+            cbor_chain(parent, tokens, block_size as usize, |hash| hashes.push(hash));
         }
         _ => hashes.extend(hash_blocks(parent, tokens, block_size, start, extra_keys, hashing)),
     }

@@ -8,14 +8,13 @@
 use sha2::compress256;
 use sha2::digest::generic_array::GenericArray;
 use smallvec::SmallVec;
-use twox_hash::XxHash3_128;
 
 use crate::types::extra_inputs::{CACHE_SALT, CUT_EMBEDS, CUT_MEDIA, LORA, MEDIA};
 
 /// Bytes that SHA-256 takes at a time.
 const CHUNK: usize = 64;
 /// The state that SHA-256 starts from (FIPS 180-4, 5.3.3).
-const SHA256_START: [u32; 8] = [
+pub(crate) const SHA256_START: [u32; 8] = [
     0x6a09_e667,
     0xbb67_ae85,
     0x3c6e_f372,
@@ -33,17 +32,20 @@ const PADDING_ROOM: usize = CHUNK + PADDING_MIN;
 /// Bytes of which `put_head` writes all, whatever the head's size.
 const HEAD_ROOM: usize = 8;
 /// Room for all of a block's encoding but its tokens and extra keys, and for the padding.
-const CBOR_ROOM: usize = 48 + PADDING_ROOM;
+pub(crate) const CBOR_ROOM: usize = 48 + PADDING_ROOM;
 
-const UNSIGNED: u8 = 0x00;
+pub(crate) const UNSIGNED: u8 = 0x00;
 const NEGATIVE: u8 = 0x20;
 const BYTES: u8 = 0x40;
 const TEXT: u8 = 0x60;
-const ARRAY: u8 = 0x80;
-const NULL: u8 = 0xf6;
+pub(crate) const ARRAY: u8 = 0x80;
+pub(crate) const NULL: u8 = 0xf6;
+
+/// What is before a parent in vLLM's encoding.
+pub(crate) const CBOR_HEAD: [u8; 3] = [ARRAY | 3, BYTES | 24, 32];
 
 /// Bytes that a block of few tokens takes with its padding: it needs no room on the heap.
-const USUAL_ROOM: usize = 256;
+pub(crate) const USUAL_ROOM: usize = 256;
 
 /// A message to a hash function.
 #[derive(Debug)]
@@ -111,7 +113,7 @@ impl Message {
     /// it: stores of a fixed size and one check of the room are most of the speed.
     pub(crate) fn push_cbor(&mut self, parent: &[u8; 32], tokens: &[u32], extra_keys: &[u8]) {
         let room = self.reserve(CBOR_ROOM + 5 * tokens.len());
-        room[..3].copy_from_slice(&[ARRAY | 3, BYTES | 24, 32]);
+        room[..3].copy_from_slice(&CBOR_HEAD);
         room[3..35].copy_from_slice(parent);
         let mut end = 35 + put_head(&mut room[35..], ARRAY, tokens.len() as u32);
         for token in tokens {
@@ -202,72 +204,10 @@ impl Message {
     }
 }
 
-/// Tokens of a block of the usual size, and the bytes of its default encoding behind a digest.
-pub(crate) const USUAL_TOKENS: usize = 16;
-const USUAL_BYTES: usize = 16 + 4 + 4 * USUAL_TOKENS + 1;
-
-/// Call with the XXH3-128 digest of each block of the usual size without extra keys, in order.
-///
-/// The same digests as those of the default encoding. The size is known when it is compiled, and
-/// the next block is laid out before the last one's digest is there: its bytes are stored by then.
-pub(crate) fn xxh3_chain(
-    mut digest: [u8; 16],
-    tokens: &[[u32; USUAL_TOKENS]],
-    mut found: impl FnMut([u8; 16]),
-) {
-    let mut room = [[0; USUAL_BYTES]; 2];
-    room.iter_mut().for_each(|message| message[16..20].copy_from_slice(&16_u32.to_le_bytes()));
-    let lay_out = |message: &mut [u8; USUAL_BYTES], tokens: &[u32; USUAL_TOKENS]| {
-        for (place, token) in message[20..].as_chunks_mut().0.iter_mut().zip(tokens) {
-            *place = token.to_le_bytes();
-        }
-    };
-    let Some(first) = tokens.first() else { return };
-    lay_out(&mut room[0], first);
-    for (number, _) in tokens.iter().enumerate() {
-        if let Some(next) = tokens.get(number + 1) {
-            lay_out(&mut room[(number + 1) % 2], next);
-        }
-        let message = &mut room[number % 2];
-        message[..16].copy_from_slice(&digest);
-        digest = XxHash3_128::oneshot(message).to_be_bytes();
-        found(digest);
-    }
-}
-
-/// Bytes of vLLM's encoding of such a block before its tokens.
-const CBOR_TOKENS: usize = 36;
-const USUAL_CBOR: usize = CBOR_TOKENS + 5 * USUAL_TOKENS + 1 + PADDING_ROOM;
-
-/// Call with the hash of each block of the usual size without extra keys in vLLM's encoding.
-pub(crate) fn cbor_chain(
-    mut parent: [u8; 32],
-    tokens: &[[u32; USUAL_TOKENS]],
-    mut found: impl FnMut([u8; 32]),
-) {
-    let mut room = [0; USUAL_CBOR];
-    room[..3].copy_from_slice(&[ARRAY | 3, BYTES | 24, 32]);
-    room[CBOR_TOKENS - 1] = ARRAY | USUAL_TOKENS as u8;
-    for block in tokens {
-        room[3..CBOR_TOKENS - 1].copy_from_slice(&parent);
-        let mut end = CBOR_TOKENS;
-        for token in block {
-            end += put_head(&mut room[end..], UNSIGNED, *token);
-        }
-        room[end] = NULL;
-        parent = sha256(&mut room, end + 1);
-        found(parent);
-    }
-}
-
 /// SHA-256 of the first bytes; what is behind them, at least `PADDING_ROOM`, is overwritten.
-fn sha256(room: &mut [u8], end: usize) -> [u8; 32] {
-    let padded = (end + PADDING_MIN).next_multiple_of(CHUNK);
-    room[end..end + PADDING_ROOM].fill(0);
-    room[end] = 0x80;
-    room[padded - 8..padded].copy_from_slice(&(8 * end as u64).to_be_bytes());
+pub(crate) fn sha256(room: &mut [u8], end: usize) -> [u8; 32] {
     let mut state = SHA256_START;
-    for chunk in room[..padded].chunks_exact(CHUNK) {
+    for chunk in pad(room, end) {
         compress256(&mut state, std::slice::from_ref(GenericArray::from_slice(chunk)));
     }
     let mut digest = [0; 32];
@@ -275,9 +215,19 @@ fn sha256(room: &mut [u8], end: usize) -> [u8; 32] {
     digest
 }
 
+/// Pad a message as SHA-256 demands; returns all of its chunks.
+#[inline]
+pub(crate) fn pad(room: &mut [u8], end: usize) -> &[[u8; CHUNK]] {
+    let padded = (end + PADDING_MIN).next_multiple_of(CHUNK);
+    room[end..end + PADDING_ROOM].fill(0);
+    room[end] = 0x80;
+    room[padded - 8..padded].copy_from_slice(&(8 * end as u64).to_be_bytes());
+    room[..padded].as_chunks().0
+}
+
 /// Write the head of a kind and a number; returns its size. No branches, which the mixed sizes of
 /// token ids would mislead.
-fn put_head(room: &mut [u8], kind: u8, number: u32) -> usize {
+pub(crate) fn put_head(room: &mut [u8], kind: u8, number: u32) -> usize {
     let [one, two, four] = [23, 0xff, 0xffff].map(|most| u64::from(number > most));
     let num_bytes = one + two + 2 * four;
     let first = u64::from(kind) | (0x18 * one + two + four);

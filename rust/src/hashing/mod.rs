@@ -3,4 +3,7 @@
 
 pub mod block_hash;
 pub mod extra_keys;
+pub(crate) mod hash_chain;
 pub(crate) mod hash_message;
+#[cfg(target_arch = "x86_64")]
+mod sha_ni;

@@ -7,9 +7,10 @@
 //! has several blocks, they form a ring of links, so each step is O(1) however many there are; the
 //! links of a block that is alone are not read.
 //! Why: everything is in columns by block: the keys, and the chain of the first blocks whose keys
-//! fall into one bucket. There are twice as many buckets as blocks, so nothing grows or is
-//! rehashed. The bits of a link above the block id hold a tag of the block's key, so most blocks of
-//! a bucket are ruled out without reading their keys.
+//! fall into one bucket. There are twice as many buckets as blocks, so nothing is rehashed, and
+//! nothing grows but the memory for keys in a large pool. The bits of a link above the block id
+//! hold a tag of the block's key, so most blocks of a bucket are ruled out without reading their
+//! keys.
 //! Twin: kvcore/pool/hash_index.py.
 
 use crate::mutants::{Mutant, seeded};
@@ -20,13 +21,18 @@ use crate::types::keys::{KEY_SIZE, Key};
 
 /// Set in the chain's link of a block whose key has several.
 const SEVERAL: u32 = 1 << 31;
+/// Blocks whose keys have mapped memory from the start, so that no step waits for its pages. The
+/// largest column is not mapped further before blocks get keys.
+const NUM_TOUCHED: usize = 1 << 17;
+/// The place of a key before the first.
+const NO_KEY: Key = Key([0; KEY_SIZE]);
 /// Odd, so that it spreads a key over all bits: 2 to the 64 over the golden ratio.
 const SPREAD: u64 = 0x9e37_79b9_7f4a_7c15;
 
 /// Key to blocks.
 #[derive(Debug)]
 pub struct HashIndex {
-    /// The last key of each block.
+    /// The last key of each block; beyond `NUM_TOUCHED`, only up to the last block that had one.
     keys: Vec<Key>,
     /// For each bucket the link to its newest block: the block's number plus one, below its tag; 0
     /// for none.
@@ -64,9 +70,11 @@ impl HashIndex {
     pub fn new(num_blocks: u32) -> Self {
         let named = u32::MAX >> num_blocks.max(1).leading_zeros();
         let num_blocks = num_blocks as usize;
+        let mut keys = Vec::with_capacity(num_blocks);
+        keys.resize(num_blocks.min(NUM_TOUCHED), NO_KEY);
         HashIndex {
             named,
-            keys: vec![Key([0; KEY_SIZE]); num_blocks],
+            keys,
             heads: touched_zeros((2 * num_blocks).next_power_of_two().max(2)),
             chain: touched_zeros(num_blocks),
             following: vec![0; num_blocks],
@@ -128,6 +136,9 @@ impl HashIndex {
     pub fn insert(&mut self, key: Key, block: BlockId) {
         let (bucket, tag) = self.place_of(&key);
         let head = self.heads[bucket];
+        if self.keys.len() <= block.index() {
+            self.extend_keys(block);
+        }
         self.keys[block.index()] = key;
         if self.num_ended > 0 {
             self.ended_before[block.index()] = self.num_ended;
@@ -140,6 +151,12 @@ impl HashIndex {
         self.chain[block.index()] = head;
         self.heads[bucket] = tag | (block.0 + 1);
         self.length += 1;
+    }
+
+    /// Map memory for the keys up to that of a block.
+    #[cold]
+    fn extend_keys(&mut self, block: BlockId) {
+        self.keys.resize(block.index() + 1, NO_KEY);
     }
 
     /// Put a block behind the others of the key whose first one is given.
@@ -225,7 +242,7 @@ impl HashIndex {
         self.num_ended = 1;
         self.ended_before.fill(1);
         for &block in blocks {
-            self.insert(Key([0; KEY_SIZE]), block);
+            self.insert(NO_KEY, block);
             self.ended_before[block.index()] = 0;
             self.length -= 1;
         }

@@ -128,3 +128,23 @@ fn a_cleared_index_forgets_its_rings() {
     assert_eq!(ids(&index), [2]);
     assert!(index.remove(BlockId(2)));
 }
+
+#[test]
+fn the_memory_of_keys_grows_up_to_the_last_block_that_had_one() {
+    let num_blocks = NUM_TOUCHED as u32 + 4;
+    let mut index = HashIndex::new(num_blocks);
+    assert_eq!(index.keys.len(), NUM_TOUCHED);
+    let [low, high, last] = [1, num_blocks - 3, num_blocks - 1].map(BlockId);
+    for (block, num_keys) in [(low, NUM_TOUCHED), (high, NUM_TOUCHED + 2)] {
+        index.insert(KEY, block);
+        assert_eq!(index.keys.len(), num_keys);
+    }
+    index.insert(OTHER, last);
+    assert_eq!((index.get(&KEY), index.get(&OTHER)), (vec![low, high], vec![last]));
+    assert!(!index.remove(low) && index.remove(high) && index.remove(last));
+    index.insert(OTHER, BlockId(high.0 + 1));
+    assert_eq!(
+        (index.keys.len(), index.keys.capacity()),
+        (num_blocks as usize, num_blocks as usize)
+    );
+}
