@@ -15,7 +15,7 @@ from hypothesis import settings
 from kvcore import Config, Group, KVCacheManager, LoRA, MediaItem, PromptEmbeds, Request, _twin
 from kvcore.record.errors import InvalidRecorder, RecordNeedsText
 from kvcore.record.reader import read_calls, segment_files
-from kvcore.record.recorder import Recorder, record_if_asked
+from kvcore.record.recorder import Recorder, record_if_requested
 from kvcore.record.segment import KEYS, read_segment
 from kvcore.replay.explain.command import main as explain
 from kvcore.replay.records.attempt import read_items
@@ -239,7 +239,7 @@ def test_an_engine_is_asked_for_keys(
     for tokens, flags in (("keys", KEYS), ("text", 0), ("", 0)):
         monkeypatch.setenv("KVCORE_RECORD_TOKENS", tokens)
         manager = KVCacheManager(CONFIG, backend)
-        record_if_asked(manager)
+        record_if_requested(manager)
         perform_on(manager, story()[0])
         manager.stop_recording()
         *_, folder = sorted(tmp_path.iterdir())
@@ -247,4 +247,4 @@ def test_an_engine_is_asked_for_keys(
         assert read_segment(file).header.flags == flags
     monkeypatch.setenv("KVCORE_RECORD_TOKENS", "none")
     with pytest.raises(InvalidRecorder, match='must be "text" or "keys"'):
-        record_if_asked(KVCacheManager(CONFIG, backend))
+        record_if_requested(KVCacheManager(CONFIG, backend))
