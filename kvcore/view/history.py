@@ -2,8 +2,8 @@
 """Derives what happened to each block from a record's calls and the commands of their batches.
 
 Owners follow from the tables that commands set, and free and cached blocks from commands too, so
-the cost of a step depends only on what it changed. Only the host tier is queried, in steps that
-changed it.
+the cost of a step depends only on what it changed. The state is queried only in steps that changed
+the host tier, and after a cancel, which drops commands that freed blocks.
 Invariants: after each batch, owners and findable free blocks equal those of the manager's state.
 """
 
@@ -96,6 +96,8 @@ class History:
         self._freed: dict[int, bool] = {}
         self._touched: set[int] = set()
         self._evicted: int | None = None
+        self._dropped: set[int] = set()
+        self._cancelled = False
         self.events.add(columns.RESET)
         keys, counts = state.device.keys, state.device.ref_counts
         self._fresh = {
@@ -120,6 +122,7 @@ class History:
         if result is None or call.name in NOT_SHOWN:
             return
         self.is_open = True
+        self._cancelled |= call.name == "cancel"
         named, count = 0, _count(arguments)
         if "request_id" in arguments:
             named = self._number(arguments["request_id"]) + 1
@@ -177,6 +180,10 @@ class History:
 
     def _end_batch(self, number: int, call: int, manager: KVCacheManager, *, moved: bool) -> None:
         self._settle_all()
+        if self._cancelled:
+            self._free_dropped(manager.state())
+        self._dropped.clear()
+        self._cancelled = False
         if manager.config.num_host_blocks:
             if moved or manager.num_free_host_blocks != self._num_free_host:
                 self._follow_host(manager.state())
@@ -226,6 +233,8 @@ class History:
         """
         cached = self._freed.pop(block, None)
         kind = (columns.FREED, columns.FREED_CACHED)[cached] if cached is not None else columns.DROP
+        if cached is None:
+            self._dropped.add(block)
         self.events.add(kind, 0 if implied else block + 1, request, place)
 
     def _free(self, block: int, *, cached: bool) -> None:
@@ -240,7 +249,14 @@ class History:
     def _leave_replaced(self) -> None:
         if self._replaced is not None:
             self.events.add(columns.DROP, *self._replaced)
+            self._dropped.add(self._replaced[0] - 1)
             self._replaced = None
+
+    def _free_dropped(self, state: State) -> None:
+        """Free the blocks that requests have dropped in this step and that have no owner now."""
+        for block in sorted(self._dropped):
+            if not state.device.ref_counts[block]:
+                self.events.add(columns.FREE, block, 0, state.device.keys[block] is not None)
 
     def _settle(self, block: int, *, held: bool = True) -> None:
         """Write the pending event of a block, since no later command can change it.

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from kvcore import KVCacheManager, Request, _twin
+from kvcore import Config, KVCacheManager, Request, _twin
 from kvcore.codec.decode import decode
 from kvcore.record.errors import InvalidRecorder
 from kvcore.record.reader import segment_files
 from kvcore.record.recorder import Recorder
-from kvcore.trace.calls import perform_on
+from kvcore.trace.calls import Call, perform_on
 from kvcore.view import columns
 from kvcore.view.recording import watch
 from tests.conftest import Backend
@@ -48,6 +48,20 @@ def test_a_story_is_followed_step_by_step(tmp_path: Path, backend: Backend) -> N
     record(tmp_path / "record", CONFIG, story(), backend)
     num_batches = sum(call.name == "take_batch" for call in story())
     assert check_steps(tmp_path / "record", backend) == num_batches + 1
+
+
+def test_a_block_whose_free_was_cancelled_is_free(tmp_path: Path, backend: Backend) -> None:
+    config = Config(3, 1, null_block=False, hash_seed=b"tests", max_in_flight=1)
+    calls = [
+        *(Call("add_request", (Request(name, [0]),)) for name in "ab"),
+        *(Call("allocate_slots", (name, 1)) for name in "ab"),
+        Call("take_batch"),
+        Call("free", ("a",)),
+        Call("cancel", (0,)),
+        Call("take_batch"),
+    ]
+    record(tmp_path / "record", config, calls, backend)
+    assert check_steps(tmp_path / "record", backend) == 3
 
 
 def test_who_wrote_hit_and_evicted_is_told(tmp_path: Path, backend: Backend) -> None:
