@@ -16,7 +16,7 @@ from kvcore import Config, Group, Request, _twin
 from kvcore.check import Symmetry, World, check, pytest_text, render
 from kvcore.check.profiles.registry import PROFILES
 from kvcore.check.search.report import Report
-from tests.check.test_command import SLOW, language
+from tests.check.test_named_worlds import SLOW, language
 from tests.check.worlds import world
 from tests.conftest import need_twin
 
