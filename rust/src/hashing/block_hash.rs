@@ -262,17 +262,23 @@ mod tests {
     #[test]
     fn the_chain_of_a_request_is_that_of_its_blocks() {
         let tokens: Vec<u32> = (0_u32..150).map(|each| each.wrapping_mul(0x9e37_79b9)).collect();
+        let salted = ExtraKeys { cache_salt: Some("s".to_owned()), ..ExtraKeys::default() };
         let none = ExtraKeys::default();
-        for hashing in HASHINGS {
+        let cases = HASHINGS.into_iter().flat_map(|each| [(each, &none), (each, &salted)]);
+        for (hashing, keys) in cases {
             let root = root_hash(b"seed", hashing);
             for (size, num_tokens) in [(16, 15), (16, 16), (16, 150), (3, 8), (64, 150), (70, 150)]
             {
                 let tokens = &tokens[..num_tokens];
                 let mut hashes = vec![root];
-                extend_chain(&mut hashes, root, tokens, (size, 0), &none, hashing);
+                extend_chain(&mut hashes, root, tokens, (size, 0), keys, hashing);
                 let mut expected = vec![root];
-                for block in tokens.chunks_exact(size as usize) {
-                    expected.push(hash_block(&expected[expected.len() - 1], block, &[], hashing));
+                for (block, start) in
+                    tokens.chunks_exact(size as usize).zip((0..).step_by(size as usize))
+                {
+                    let extra_keys = keys.of_block(start, start + size, size);
+                    let parent = expected[expected.len() - 1];
+                    expected.push(hash_block(&parent, block, &extra_keys, hashing));
                 }
                 assert_eq!(hashes, expected);
             }
