@@ -102,6 +102,7 @@ def test_a_place_has_one_form_in_the_bytes(backend: Backend) -> None:
         manager.allocate_slots(name, 1)
         manager.take_batch()
         manager.free(name)
+        manager.remove_request(name)
     data = bytearray(manager.encode())
     place = len(data) - 16  # the order of the last content that left, before the next number
     assert data[place - 1 : place + 8] == bytes(9)
