@@ -30,12 +30,13 @@ batch's computation begins, behind hits and external tokens.
 class Steps:
     """Closes the core's batches.
 
-    keep_commands: whether closed batches are kept for `take`, at most MAX_UNREAD_BATCHES. are_told:
-    whether the engine reports the end of each step, so that it need not be found by counts. first:
-    the request that the open batch scheduled first, if any. mark: stands for the open batch.
-    waiting: requests of the batch that each get a slot in a block of their own, not yet passed to
-    the core, with their new tokens (all or none). hashes: own hashes of the blocks that these fill.
-    noted_later: requests of the batch whose token the core already has, to be noted the same way.
+    keep_commands: whether closed batches are kept for `take`, at most MAX_UNREAD_BATCHES.
+    are_reported: whether the engine reports the end of each step, so that it need not be found by
+    counts. first: the request that the open batch scheduled first, if any. mark: stands for the
+    open batch. waiting: requests of the batch that each get a slot in a block of their own, not yet
+    passed to the core, with their new tokens (all or none). hashes: own hashes of the blocks that
+    these fill. noted_later: requests of the batch whose token the core already has, to be noted the
+    same way.
     """
 
     def __init__(self, core: Core, *, keep_commands: bool, are_reported: bool) -> None:

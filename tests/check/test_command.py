@@ -97,7 +97,7 @@ def test_a_report_says_what_it_is_of(capsys: pytest.CaptureFixture[str]) -> None
     assert "allocate_slots" in world["calls"]
     assert found["symmetry"] == {"requests": True, "blocks": True, "tokens": False}
     assert [each["name"] for each in found["properties"]] == ["KV-READ", "NOCRASH"]
-    assert found["properties"][1]["sentence"].startswith("no call fails in another way")
+    assert found["properties"][1]["sentence"].startswith("a call fails only with")
     assert (found["properties"][1]["scope"], found["properties"][1]["severity"]) == (
         "transition",
         "crash",

@@ -36,8 +36,14 @@ def main(arguments: Sequence[str]) -> int:
     given = parse(_parser(), arguments)
     backends: list[Backend] = ["python", "rust"] if given.backend == "both" else [given.backend]
     try:
-        options = {"keep_if": given.keep_if, "seconds": given.seconds, "tell": _report}
-        done = shrink(given.record, backends, given.keep, **options)
+        done = shrink(
+            given.record,
+            backends,
+            given.keep,
+            keep_if=given.keep_if,
+            seconds=given.seconds,
+            report_line=_report,
+        )
         if done is not None and given.out is not None:
             write_record(done, given.out, backends[-1])
     except (KvcoreError, OSError) as error:
