@@ -114,12 +114,13 @@ def hunt(twin: ModuleType, bug: str, world: str, *, observed: bool) -> tuple[str
     observed: whether only properties that users observe count.
     """
     from kvcore.check import check
-    from kvcore.check.mutants.observed import OBSERVABLE
+    from kvcore.check.mutants.observed import observable_in
     from kvcore.check.profiles.registry import PROFILES
 
-    names = OBSERVABLE if observed else None
+    where = PROFILES[world].world
+    names = observable_in(where) if observed else None
     twin.seed(bug)
-    report = check(PROFILES[world].world, backend="rust", max_states=STATES_MAX, properties=names)
+    report = check(where, backend="rust", max_states=STATES_MAX, properties=names)
     twin.seed(None)
     if report.violation is None:
         return None, 0, report.num_states

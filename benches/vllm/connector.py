@@ -140,4 +140,4 @@ class Loads(KVConnectorBase_V1):  # type: ignore[misc] # vLLM has no types here
     def _dice(self, name: str, what: str) -> random.Random:
         """Return a generator whose draws depend on the seed, the question and its repetition."""
         self._requested[f"{what} {name}"] += 1
-        return random.Random(f"{self._seed}/{what}/{name}/{self._asked[f'{what} {name}']}")
+        return random.Random(f"{self._seed}/{what}/{name}/{self._requested[f'{what} {name}']}")

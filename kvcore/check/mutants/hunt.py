@@ -14,9 +14,8 @@ from typing import Any
 
 import attrs
 
-from kvcore.check.mutants.observed import OBSERVABLE, ObservedModel
+from kvcore.check.mutants.observed import OBSERVABLE, ObservedModel, observable_in
 from kvcore.check.mutants.seeding import Mutant, Patcher
-from kvcore.check.search.scope import out_of_reach
 from kvcore.check.search.search import check
 from kvcore.check.world.model import Model
 from kvcore.check.world.world import World
@@ -63,8 +62,7 @@ def observe(mutant: Mutant) -> MutantHunt:
         return hunt(mutant, where, named)
     most = OBSERVED_STATES_MAX if mutant.costs is None else HARMLESS_STATES
     if where.config.max_in_flight or where.far is not None:
-        names = set(OBSERVABLE) - out_of_reach(where).keys()
-        return _hunt(mutant, where, properties=names, max_states=most)
+        return _hunt(mutant, where, properties=observable_in(where), max_states=most)
     return _hunt(mutant, ObservedModel(where), max_states=most)
 
 

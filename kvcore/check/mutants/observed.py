@@ -21,6 +21,7 @@ from kvcore.check.properties.outcomes import check_outcome
 from kvcore.check.properties.registry import PROPERTIES
 from kvcore.check.search.core_model import Steps, failures, follow
 from kvcore.check.search.moves import moves
+from kvcore.check.search.scope import out_of_reach
 from kvcore.check.world.ghost import Ghost
 from kvcore.check.world.model import Broken, CheckedCall, Edge
 from kvcore.check.world.world import Move, World, by_row, closed, proceed, script_of
@@ -38,6 +39,12 @@ from kvcore.types.values import Outcome
 
 OBSERVABLE = tuple(name for name, each in PROPERTIES.items() if each.observable)
 """Properties that a user sees break: wrong content, a crash, lost blocks or stuck requests."""
+
+
+def observable_in(world: World) -> list[str]:
+    """Return those of them that an exploration of a world checks."""
+    beyond = out_of_reach(world)
+    return [name for name in OBSERVABLE if name not in beyond]
 
 
 @attrs.frozen
