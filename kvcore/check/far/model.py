@@ -188,8 +188,8 @@ class FarModel(FlightModel):
                 for fault in FAULTS[each.operation]:
                     args = (each.operation, at, fault, place)
                     yield "answer", args, partial(answer, at=at, fault=fault, place=place)
-            if each.number not in given_up:
-                yield "late", (each.operation, at), partial(FarRun.late, number=each.number)
+            if each.ticket not in given_up:
+                yield "late", (each.operation, at), partial(FarRun.late, number=each.ticket)
         for at, name in enumerate(sorted(run.tier.entries)):
             yield "damage", (at,), lambda run, name=name: run.tier.damage(name)
             yield "evict", (at,), lambda run, name=name: run.tier.remove([name])

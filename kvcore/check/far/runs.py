@@ -55,7 +55,7 @@ def _leases(run: FarRun) -> None:
     left = [name for name in fetches if name not in run.engine.sequences]
     if left:
         raise InvariantViolation("LEASE", f"the fetch of {left[0]!r} outlives its request")
-    pending = {each.number for each in run.tier.pending}
+    pending = {each.ticket for each in run.tier.pending}
     if run.client._link._tickets.keys() != pending:
         raise InvariantViolation("LEASE", "the client knows other tickets than the tier")
 

@@ -10,12 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import attrs
-
 from kvcore.far import page
 from kvcore.far.page import PAYLOAD_START, Place, identify_pages
+from kvcore.far.pending import PendingTier, PendingTransfer
 from kvcore.far.slots import MARK_SIZE, Slots
-from kvcore.far.tier import Done, FarStatus, View
+from kvcore.far.tier import FarStatus, View
 from kvcore.oracle.contents import Content
 from kvcore.oracle.prefixes import EPOCH, Letter, Prefixes, in_epoch
 from kvcore.types.keys import KEY_SIZE
@@ -26,41 +25,17 @@ UNDEFINED = b"\xff" * 8
 """The payload of a page whose slots hold no prefix."""
 
 
-@attrs.define(eq=False)
-class Transfer:
-    """A ticket without an answer."""
+class Adversary(PendingTier):
+    """See `PendingTier`. num_tickets: the most that it has without an answer."""
 
-    number: int
-    operation: str
-    names: tuple[str, ...]
-    views: tuple[View, ...]
+    def __init__(self, num_tickets: int) -> None:
+        super().__init__()
+        self.num_tickets = num_tickets
 
-
-@attrs.define(eq=False)
-class Adversary:
-    """See `FarTier`. num_tickets: the most that it has without an answer. entries: its pages."""
-
-    num_tickets: int
-    entries: dict[str, bytes] = attrs.field(factory=dict)
-    pending: list[Transfer] = attrs.field(factory=list)
-    _done: list[Done] = attrs.field(factory=list)
-    _next: int = 0
-
-    def submit_find(self, names: Sequence[str], lease_s: float) -> int | None:
-        """See `FarTier`."""
-        del lease_s
-        return self._submit("find", names, ())
-
-    def submit_load(self, names: Sequence[str], views: Sequence[View]) -> int | None:
-        """See `FarTier`."""
-        return self._submit("load", names, views)
-
-    def submit_store(self, names: Sequence[str], views: Sequence[View]) -> int | None:
-        """See `FarTier`."""
-        return self._submit("store", names, views)
-
-    def attach(self, memory: View) -> None:
-        """See `FarTier`."""
+    @property
+    def accepts(self) -> bool:
+        """See `PendingTier`."""
+        return len(self.pending) < self.num_tickets
 
     def cancel(self, ticket: int) -> None:
         """See `FarTier`: the answer still comes, at any later moment."""
@@ -68,43 +43,28 @@ class Adversary:
     def close(self, timeout_s: float) -> None:
         """See `FarTier`."""
 
-    def poll(self) -> list[Done]:
-        """See `FarTier`."""
-        done, self._done = self._done, []
-        return done
-
-    def answer(self, transfer: Transfer, fault: str = "", at: int = 0) -> None:
+    def answer(self, transfer: PendingTransfer, fault: str = "", at: int = 0) -> None:
         """End a ticket. fault: what goes wrong with the name at a place; nothing if it is empty."""
-        self.pending.remove(transfer)
         faults = [fault if place == at else "" for place in range(len(transfer.names))]
         answers = {"find": self._found, "load": self._got, "store": self._put}
-        statuses = answers[transfer.operation](transfer, faults)
-        self._done.append(Done(transfer.number, tuple(statuses)))
+        self._end(transfer, answers[transfer.operation](transfer, faults))
 
     def kill(self) -> None:
         """Lose all entries, and fail what is under way; then start again."""
         self.entries.clear()
-        for each in self.pending:
-            self._done.append(Done(each.number, (FarStatus.FAILED,) * len(each.names)))
-        self.pending.clear()
+        for each in list(self.pending):
+            self._end(each, (FarStatus.FAILED,) * len(each.names))
 
     def damage(self, name: str) -> None:
         """Flip a bit of an entry."""
         self.entries[name] = torn(self.entries[name])
 
-    def _submit(self, operation: str, names: Sequence[str], views: Sequence[View]) -> int | None:
-        if len(self.pending) >= self.num_tickets:
-            return None
-        self.pending.append(Transfer(self._next, operation, tuple(names), tuple(views)))
-        self._next += 1
-        return self._next - 1
-
-    def _found(self, transfer: Transfer, faults: list[str]) -> Iterator[FarStatus]:
+    def _found(self, transfer: PendingTransfer, faults: list[str]) -> Iterator[FarStatus]:
         for name, fault in zip(transfer.names, faults, strict=True):
             says = (name in self.entries) != (fault == "lies")
             yield FarStatus.OK if says else FarStatus.MISSING
 
-    def _got(self, transfer: Transfer, faults: list[str]) -> list[FarStatus]:
+    def _got(self, transfer: PendingTransfer, faults: list[str]) -> list[FarStatus]:
         got: list[int | FarStatus] = []
         for name, view, fault in zip(transfer.names, transfer.views, faults, strict=True):
             held = self.entries.get(name)
@@ -122,7 +82,7 @@ class Adversary:
         for name in names:
             self.entries.pop(name, None)
 
-    def _put(self, transfer: Transfer, faults: list[str]) -> Iterator[FarStatus]:
+    def _put(self, transfer: PendingTransfer, faults: list[str]) -> Iterator[FarStatus]:
         for name, view, fault in zip(transfer.names, transfer.views, faults, strict=True):
             if fault in ("", "torn"):
                 self.entries.setdefault(name, torn(view) if fault else bytes(view))

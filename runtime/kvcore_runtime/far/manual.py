@@ -3,55 +3,28 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Sequence
-
-import attrs
 
 from kvcore.far.errors import UnknownTicket
 from kvcore.far.page import check_page
-from kvcore.far.tier import Done, FarStatus, View
+from kvcore.far.pending import PendingTier, PendingTransfer
+from kvcore.far.tier import FarStatus
 
 Fault = Callable[[bytearray], "FarStatus | None"]
 """A fault that befalls a page: it may change the page, or end its name with a status."""
 
 
-@attrs.define(eq=False)
-class PendingTransfer:
-    """A ticket without an answer yet. operation: "find", "load" or "store"."""
-
-    ticket: int
-    operation: str
-    names: tuple[str, ...]
-    views: tuple[View, ...]
-    is_cancelled: bool = False
-
-
-class ManualTier:
-    """See `FarTier`. entries: the pages that it holds. takes: whether it accepts tickets."""
+class ManualTier(PendingTier):
+    """See `PendingTier`. takes: whether it accepts tickets."""
 
     def __init__(self) -> None:
-        self.entries: dict[str, bytes] = {}
-        self.pending: list[PendingTransfer] = []
+        super().__init__()
         self.takes = True
-        self._numbers = itertools.count()
-        self._done: list[Done] = []
 
-    def attach(self, memory: View) -> None:
-        """See `FarTier`."""
-
-    def submit_find(self, names: Sequence[str], lease_s: float) -> int | None:
-        """See `FarTier`."""
-        del lease_s
-        return self._submit("find", names, ())
-
-    def submit_load(self, names: Sequence[str], views: Sequence[View]) -> int | None:
-        """See `FarTier`."""
-        return self._submit("load", names, views)
-
-    def submit_store(self, names: Sequence[str], views: Sequence[View]) -> int | None:
-        """See `FarTier`."""
-        return self._submit("store", names, views)
+    @property
+    def accepts(self) -> bool:
+        """See `PendingTier`."""
+        return self.takes
 
     def cancel(self, ticket: int) -> None:
         """See `FarTier`."""
@@ -61,11 +34,6 @@ class ManualTier:
                 return
         raise UnknownTicket(ticket=ticket)
 
-    def poll(self) -> list[Done]:
-        """See `FarTier`."""
-        done, self._done = self._done, []
-        return done
-
     def close(self, timeout_s: float) -> None:
         """See `FarTier`."""
         del timeout_s
@@ -73,25 +41,17 @@ class ManualTier:
 
     def answer(self, pending: PendingTransfer, faults: Sequence[Fault | None] = ()) -> None:
         """End a ticket. faults: for its first names, in order; None for no fault."""
-        self.pending.remove(pending)
         by_name = [*faults, *[None] * (len(pending.names) - len(faults))]
         statuses = [
             self._answer(pending, index, fault)
             for index, fault in zip(range(len(pending.names)), by_name, strict=True)
         ]
-        self._done.append(Done(pending.ticket, tuple(statuses)))
+        self._end(pending, statuses)
 
     def answer_all(self) -> None:
         """End all tickets without faults."""
         for each in list(self.pending):
             self.answer(each)
-
-    def _submit(self, operation: str, names: Sequence[str], views: Sequence[View]) -> int | None:
-        if not self.takes:
-            return None
-        pending = PendingTransfer(next(self._numbers), operation, tuple(names), tuple(views))
-        self.pending.append(pending)
-        return pending.ticket
 
     def _answer(self, pending: PendingTransfer, index: int, fault: Fault | None) -> FarStatus:
         name = pending.names[index]

@@ -9,10 +9,11 @@ from collections.abc import Callable, Sequence
 from kvcore_runtime.cache.layer_groups import make_groups
 from kvcore_runtime.engine.engine import Engine, EngineOptions
 from kvcore_runtime.far.exchange import FarExchange
-from kvcore_runtime.far.manual import Fault, ManualTier, PendingTransfer
+from kvcore_runtime.far.manual import Fault, ManualTier
 
 from kvcore import Config
 from kvcore.far.options import FarOptions
+from kvcore.far.pending import PendingTransfer
 from kvcore.far.tier import Done, FarStatus, View
 from tests.conftest import Backend
 from tests.runtime.model.questions import DEEP_MODELS, model_of
