@@ -112,7 +112,7 @@ class RequestState(Struct, frozen=True, gc=False):
             made.append((batch, most))
         if made == [(self.output_from, count)] and not self.num_output_placeholders:
             made = []
-        return replace(self, samplers=tuple(made))
+        return self if not made and not self.samplers else replace(self, samplers=tuple(made))
 
     def awaiting_before(self, number: int, known: RequestState) -> RequestState:
         """Return the request with the batches before this one that `known` awaits."""
