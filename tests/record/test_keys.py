@@ -214,7 +214,7 @@ def test_hashes_that_are_not_one_way_are_refused(tmp_path: Path, backend: Backen
     assert isinstance(recorder.error, InvalidRecorder)
     assert len(contents(tmp_path / "ended")) == 1
     with pytest.raises(InvalidRecorder, match='must be "text" or "keys"'):
-        Recorder(tmp_path / "wrong", tokens="none")  # type: ignore[arg-type]
+        Recorder(tmp_path / "wrong", tokens="none")  # type: ignore[arg-type] # a wrong word
 
 
 def test_a_record_by_keys_is_viewed_but_not_explained_or_varied(
