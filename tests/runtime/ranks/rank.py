@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One rank of the tests' engines: `python -m tests.runtime.ranks.rank FOLDER RANK WORLD STORY`.
+"""One rank of the tests' engines, in a process of its own.
 
-Writes its final state into the folder. STORY: `whole` answers all requests; `endless` goes on until
-something is wrong; `small` has followers whose cache lacks blocks.
+Writes what it reports and its final state into a folder. Stories: `whole` answers all requests;
+`endless` goes on until something is wrong; `small` has followers whose cache lacks blocks.
 """
 
 from __future__ import annotations
 
+import logging
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import attrs
@@ -40,7 +42,15 @@ def model_requests() -> list[GenerationRequest]:
     ]
 
 
-def main(folder: Path, rank: int, world: int, story: str) -> None:
+def run(folder: Path, rank: int, world: int, story: str) -> None:
+    """Be one rank in this process, which may be a fork of the tests' process."""
+    sys.stderr = (folder / f"errors{rank}").open("w")
+    logging.getLogger("kvcore_runtime").addHandler(logging.StreamHandler())
+    with ThreadPoolExecutor(1) as thread:  # a new thread has no threads of torch from before a fork
+        thread.submit(_follow, folder, rank, world, story).result()
+
+
+def _follow(folder: Path, rank: int, world: int, story: str) -> None:
     """Be one rank until the end of its story."""
     torch.set_num_threads(1)
     links = connect(rank, world, f"file://{folder}/meet", timeout_s=TIMEOUT_S)
@@ -70,7 +80,3 @@ def main(folder: Path, rank: int, world: int, story: str) -> None:
         reported = leader.num_steps, leader.num_bytes
     torch.save((answers, counts, reported), folder / "answers.pt")
     torch.save(engine.runtime.tables.blocks, folder / "tables0.pt")
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4])

@@ -4,12 +4,14 @@
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
 import os
 import signal
-import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import pytest
@@ -17,51 +19,57 @@ import torch
 from kvcore_runtime.engine.engine import Engine
 from kvcore_runtime.model.model import tiny_model
 
-from tests.runtime.ranks.rank import CONFIG, OPTIONS, SHAPE, TIMEOUT_S, model_requests
+from tests.runtime.ranks.rank import CONFIG, OPTIONS, SHAPE, TIMEOUT_S, model_requests, run
 
-ROOT = Path(__file__).parents[3]
 WAIT_S = 120.0
+# A fork has torch already, whose import takes seconds.
+PROCESSES = (
+    multiprocessing.get_context("fork")
+    if sys.platform == "linux"
+    else multiprocessing.get_context("spawn")
+)
 
 
 @contextlib.contextmanager
-def ranks(folder: Path, world: int, story: str) -> Iterator[list[subprocess.Popen[str]]]:
+def ranks(folder: Path, world: int, story: str) -> Iterator[list[BaseProcess]]:
     """Yield the processes of all ranks; none is left behind."""
-    command = [sys.executable, "-m", "tests.runtime.ranks.rank", str(folder)]
-    path = os.pathsep.join([str(ROOT), str(ROOT / "runtime"), os.environ.get("PYTHONPATH", "")])
-    started = [
-        subprocess.Popen(
-            [*command, str(rank), str(world), story],
-            cwd=ROOT,
-            env=os.environ | {"PYTHONPATH": path},
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(world)
+    started: list[BaseProcess] = [
+        PROCESSES.Process(target=run, args=(folder, rank, world, story)) for rank in range(world)
     ]
     try:
+        with warnings.catch_warnings():
+            # Python warns about the threads that a fork lacks; it does not wait for any of them.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            for each in started:
+                each.start()
         yield started
     finally:
         for each in started:
-            each.kill()
-            each.wait()
-            if each.stderr is not None:
-                each.stderr.close()
+            if each.pid is not None:
+                each.kill()
+                each.join()
+            each.close()
 
 
-def wait_for(folder: Path, name: str, processes: list[subprocess.Popen[str]]) -> None:
+def errors(folder: Path, rank: int) -> str:
+    """Return what a rank has reported."""
+    return (folder / f"errors{rank}").read_text()
+
+
+def wait_for(folder: Path, name: str, processes: list[BaseProcess]) -> None:
     end = time.monotonic() + WAIT_S
     while not (folder / name).exists():
-        ended = [each.communicate()[1] for each in processes if each.poll() is not None]
-        assert not ended, ended
+        for rank, each in enumerate(processes):
+            assert each.is_alive(), errors(folder, rank)
         assert time.monotonic() < end
         time.sleep(0.01)
 
 
 def test_answers_and_tables_are_those_of_one_process(tmp_path: Path) -> None:
     with ranks(tmp_path, 2, "whole") as processes:
-        for each in processes:
-            _, errors = each.communicate(timeout=WAIT_S)
-            assert each.returncode == 0, errors
+        for rank, each in enumerate(processes):
+            each.join(WAIT_S)
+            assert each.exitcode == 0, errors(tmp_path, rank)
     answers, counts, (num_steps, num_bytes) = torch.load(tmp_path / "answers.pt")
     engine = Engine(tiny_model(config=SHAPE), CONFIG, OPTIONS)
     for request in model_requests():
@@ -75,12 +83,13 @@ def test_answers_and_tables_are_those_of_one_process(tmp_path: Path) -> None:
     assert num_bytes / num_steps < 1000
 
 
-def kill(process: subprocess.Popen[str]) -> None:
+def kill(process: BaseProcess) -> None:
     process.kill()
 
 
-def stop(process: subprocess.Popen[str]) -> None:
-    process.send_signal(signal.SIGSTOP)
+def stop(process: BaseProcess) -> None:
+    assert process.pid is not None
+    os.kill(process.pid, signal.SIGSTOP)
 
 
 @pytest.mark.parametrize(
@@ -94,7 +103,7 @@ def stop(process: subprocess.Popen[str]) -> None:
 def test_a_lost_rank_is_an_error_on_every_survivor(
     world: int,
     victim: int,
-    hurt: Callable[[subprocess.Popen[str]], None],
+    hurt: Callable[[BaseProcess], None],
     seconds: float,
     tmp_path: Path,
 ) -> None:
@@ -103,16 +112,16 @@ def test_a_lost_rank_is_an_error_on_every_survivor(
         hurt(processes[victim])
         for number, each in enumerate(processes):
             if number != victim:
-                _, errors = each.communicate(timeout=seconds)
-                assert each.returncode == 1
-                assert "RankLost: a rank was lost at batch " in errors
+                each.join(seconds)
+                assert each.exitcode == 1
+                assert "RankLost: a rank was lost at batch " in errors(tmp_path, number)
 
 
-@pytest.mark.slow  # each process imports torch: most of these tests are for the long run
 def test_a_batch_that_a_follower_cannot_apply_is_an_error_of_the_leader(tmp_path: Path) -> None:
     with ranks(tmp_path, 2, "small") as processes:
-        errors = [each.communicate(timeout=WAIT_S)[1] for each in processes]
-    assert "StepFailed: batch " in errors[0]
-    assert "rank 1 says why" in errors[0]
-    assert "rank 1 cannot apply batch" in errors[1]
-    assert processes[0].returncode == 1
+        for each in processes:
+            each.join(WAIT_S)
+        assert processes[0].exitcode == 1
+    assert "StepFailed: batch " in errors(tmp_path, 0)
+    assert "rank 1 says why" in errors(tmp_path, 0)
+    assert "rank 1 cannot apply batch" in errors(tmp_path, 1)
