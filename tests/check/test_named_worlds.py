@@ -52,7 +52,8 @@ def check_named(capsys: pytest.CaptureFixture[str], name: str, *backends: str) -
     """Explore a named world completely; assert its pinned counts and what it is meant to show."""
     wanted = PROFILES[name]
     for backend in backends:
-        code, out, _ = run(capsys, "--profile", name, "--json", "--backend", backend)
+        words = ("--profile", name, "--json", "--backend", backend, "--workers", "1")
+        code, out, _ = run(capsys, *words)
         found = json.loads(out)
         assert (code, found["verdict"], found["missed"]) == (command.FINE, "complete", []), out
         assert (found["states"], found["edges"]) == (wanted.num_states, wanted.num_edges)

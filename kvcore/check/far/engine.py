@@ -9,6 +9,7 @@ client as bytes.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import attrs
@@ -18,7 +19,7 @@ from kvcore.check.names.in_flight import Node
 from kvcore.check.world.model import CheckedCall
 from kvcore.check.world.world import by_row
 from kvcore.far.client import FarClient
-from kvcore.far.options import FarOptions
+from kvcore.far.options import FarCounts, FarOptions
 from kvcore.state.state import State
 from kvcore.trace.calls import Call, Misuse
 from kvcore.transitions import queries
@@ -147,6 +148,29 @@ class FarNode(Node):
     num_moves: int = 0
 
 
+class Uncounted(FarCounts):
+    """Counts that no node keeps, since no decision depends on them."""
+
+    def __reduce__(self) -> str:
+        return "UNCOUNTED"
+
+
+class Options(FarOptions):
+    """Options that a node keeps as the number of slots."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return options_of, (self.staging_pages,)
+
+
+UNCOUNTED = Uncounted()
+
+
+@cache
+def options_of(num_slots: int) -> Options:
+    """Return the options of the worlds with this number of slots."""
+    return Options(staging_pages=num_slots, min_fetch_tokens=1, weights="")
+
+
 class FarRun:
     """An engine, its client and its tier: what a search changes along an edge."""
 
@@ -155,9 +179,10 @@ class FarRun:
         self.tier = Adversary(num_tickets)
         self.slots = FarSlots(num_slots)
         self.wake(state, perform)
-        options = FarOptions(staging_pages=num_slots, min_fetch_tokens=1, weights="")
         engine: Any = self.engine
+        options = options_of(num_slots)
         self.client = FarClient(engine, self.tier, self.slots, options, self.engine)
+        self.client._link.counts = UNCOUNTED
         self.client._fetches._known._num_names_max = MANY
         self.client._link.set_place(place_of(state.epoch))
 

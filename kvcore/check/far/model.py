@@ -285,7 +285,9 @@ class FarModel(FlightModel):
     def _run(self, node: Any, closing: list[CheckedCall]) -> Any:
         """Take the open batch, execute it, and let the client hear of it."""
         taken = self._fill(attrs.evolve(node, num_moves=0), (), False, closing)
-        return self._finish(self._execute_far(taken, closing), closing)
+        run = self._awake(taken)
+        executed = self._execute_with(run, taken, [])
+        return self._heard(attrs.evolve(executed, pending=()), run, closing)
 
     def _is_full(self, node: Any) -> bool:
         return bool(self.world.config.max_in_flight) and super()._is_full(node)
@@ -293,21 +295,25 @@ class FarModel(FlightModel):
     def _execute_far(self, node: Any, closing: list[CheckedCall]) -> Any:
         """Execute the oldest batch, with the slots of the client."""
         run = self._awake(node)
+        after = self._execute_with(run, node, closing)
+        return attrs.evolve(after, far=pickle.dumps(run))
+
+    def _execute_with(self, run: FarRun, node: Any, closing: list[CheckedCall]) -> Any:
+        """Execute the oldest batch, with the slots of a run."""
         self._ghost.far = run
         try:
-            in_flight = self.world.config.max_in_flight > 0
-            after: Any = self._execute(node, (None, ()), closing if in_flight else [])
+            return self._execute(node, (None, ()), closing)
         finally:
             self._ghost.far = None
-        return attrs.evolve(after, far=pickle.dumps(run))
 
     def _finish(self, node: Any, closing: list[CheckedCall]) -> Any:
         """Complete the oldest batch, and let the client hear of it."""
-        if self.world.config.max_in_flight:
-            node = self._complete_batch(node, closing)
-        else:
-            node = attrs.evolve(node, pending=())
-        run = self._awake(node)
+        after = self._complete_batch(node, closing)
+        return self._heard(after, self._awake(after), closing)
+
+    def _heard(self, node: Any, run: FarRun, closing: list[CheckedCall]) -> Any:
+        """Return the node after the client of a run has heard what has ended."""
+        run.wake(node.state, self.checker.perform)
         try:
             run.poll()
         finally:
