@@ -85,8 +85,9 @@ class Meter:
         return value
 
     def end_step(self) -> None:
-        """End a step: all calls since the last end count as one cost."""
-        self._steps.add(self._in_step)
+        """End a step: all calls since the last end count as one cost, if any is measured."""
+        if self._names:
+            self._steps.add(self._in_step)
         self._in_step = 0
 
     def costs(self) -> tuple[Cost, ...]:

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The replay: continuous batching (`kvcore.scheduler`) over the real manager, in virtual time.
 
-Only the costs depend on real time. A step takes `base_seconds`, plus a time per prompt token and
-per decoding request.
+Only costs depend on real time. A step takes `base_seconds`, and a time per prompt token and decode.
 """
 
 from __future__ import annotations
@@ -44,17 +43,19 @@ def replay(
     watch: Watch | None = None,
     apply: Apply | None = None,
     observe: Observe | None = None,
+    costs: bool = True,
 ) -> Result:
     """Run the requests through a manager; return the result.
 
     requests: in the order of their arrival; a `TraceReader` also provides the name and the count of
     skipped lines. watch: called with a sample after each step. apply: called with each step's batch
-    before the next step. observe: returns the manager for the loop, around the real one. A
-    KeyboardInterrupt ends the run, and the result contains what was done.
+    before the next step. observe: returns the manager for the loop, around the real one. costs:
+    measure the calls, which can take half of the run's time. A KeyboardInterrupt ends the run, and
+    the result contains what was done.
     Raises InvalidReplayOption, InvalidConfig, InvalidCount, and what reading the requests raises.
     """
     config = make_config(options)
-    loop = Loop(requests, options, KVCacheManager(config, backend), apply, observe)
+    loop = Loop(requests, options, KVCacheManager(config, backend), apply, observe, costs)
     try:
         while (sample := loop.step()) is not None:
             if watch is not None:
@@ -283,12 +284,13 @@ class Loop:
         manager: KVCacheManager,
         apply: Apply | None = None,
         observe: Observe | None = None,
+        costs: bool = True,
     ) -> None:
         self.record = Record(options, manager.config)
         self._options = options
         self._manager = manager
         self._meter = Meter()
-        self._metered = measured(manager, self._meter.call, MEASURED)
+        self._metered = measured(manager, self._meter.call, MEASURED) if costs else manager
         if observe is not None:
             self._metered = observe(self._metered)
         self._apply = apply
@@ -394,5 +396,5 @@ class Loop:
 
 def _decode(sequence: Sequence) -> ScheduledChunk[Sequence]:
     """Note the position that a decoding sequence got."""
-    end = sequence.num_tokens
-    return ScheduledChunk(sequence=sequence, start=end - 1, end=end)
+    last = sequence.num_tokens - 1
+    return ScheduledChunk(sequence=sequence, start=last, end=last + 1)

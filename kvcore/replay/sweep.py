@@ -101,6 +101,7 @@ def run_sizes(
                 watch=_both(watching, observer),
                 apply=apply,
                 observe=None if observer is None else observer.observe,
+                costs=place == 0,
             )
         except KeyboardInterrupt:
             if not done:

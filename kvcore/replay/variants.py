@@ -44,7 +44,9 @@ def run_variants(
     context = multiprocessing.get_context("fork")
     pool = ProcessPoolExecutor(cores, context, initializer=_keep, initargs=(requests,))
     try:
-        waiting = {pool.submit(_run, plan, backend): place for place, plan in enumerate(plans)}
+        waiting = {
+            pool.submit(_run, plan, backend, place == 0): place for place, plan in enumerate(plans)
+        }
         for future in as_completed(waiting):
             result = future.result()
             if result.interrupted:
@@ -68,5 +70,5 @@ def _keep(requests: list[TraceRequest]) -> None:
     _requests[:] = requests
 
 
-def _run(plan: Options, backend: BackendName | None) -> Result:
-    return replay(_requests, plan, backend=backend)
+def _run(plan: Options, backend: BackendName | None, costs: bool) -> Result:
+    return replay(_requests, plan, backend=backend, costs=costs)

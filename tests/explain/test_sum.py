@@ -45,7 +45,7 @@ POOLS = [
 def explain(requests: Any, options: Options) -> tuple[Explained, Result]:
     """Replay and check every explanation."""
     explained = Explained(lambda _: True)
-    result = loop.replay(requests, options, observe=explained.observe)
+    result = loop.replay(requests, options, observe=explained.observe, costs=False)
     for each in explained.kept:
         check(each)
     totals = explained.totals

@@ -156,6 +156,9 @@ def test_two_runs_are_equal_but_for_the_costs() -> None:
     need_twin()
     first, second = (replay(made(), TIGHT, backend="rust") for _ in range(2))
     assert without_costs(first) == without_costs(second)
+    unmeasured = replay(made(), TIGHT, backend="rust", costs=False)
+    assert without_costs(unmeasured) == without_costs(first)
+    assert not any(each.count for each in unmeasured.costs)
 
 
 def test_a_request_larger_than_the_pool_is_named_and_the_rest_goes_on(

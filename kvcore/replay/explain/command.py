@@ -153,6 +153,7 @@ def _run(call: Arguments, explained: Explained, optimum: bool) -> tuple[Result, 
             backend=call.backend,
             watch=watch,
             observe=explained.observe,
+            costs=False,
         )
     finally:
         progress.end()
