@@ -2,9 +2,9 @@
 """The model of a facade in a small world: all runs of an engine around it.
 
 A node is the list of calls that led to it; they are made again when its edges are tried, since a
-facade changes in place. Nodes are folded if tables, owners, keys, priorities, the order of free
-blocks and all contents are equal, after renaming blocks if the facade does not depend on their ids.
-A refused call is checked, but is not an edge.
+facade changes in place, and each edge begins with a copy. Nodes are folded if tables, owners, keys,
+priorities, the order of free blocks and all contents are equal, after renaming blocks if the facade
+does not depend on their ids. A refused call is checked, but is not an edge.
 """
 
 from __future__ import annotations
@@ -60,6 +60,7 @@ class FacadeModel:
         self.known = known
         self._make = make
         self._engine: tuple[Path, FacadeEngine] | None = None
+        self._copied: tuple[Path, bytes] | None = None
 
     def start(self) -> Path:
         """Return the node without calls."""
@@ -67,7 +68,9 @@ class FacadeModel:
 
     def edges(self, node: Path) -> Iterator[Edge]:
         """Yield each call that an engine may make next, unless it is refused."""
-        for call in list(self._at(node).moves()):
+        first = self._at(node)
+        self._copy(node, first)
+        for call in list(first.moves()):
             engine = self._at(node)
             try:
                 done = engine.make(call)
@@ -110,10 +113,20 @@ class FacadeModel:
             engine = self._engine[1]
             self._engine = None
             return engine
+        if self._copied is not None and self._copied[0] is node:
+            copied: FacadeEngine = pickle.loads(self._copied[1])
+            return copied
         engine = self._make()
         for call in node:
             engine.repeat(call)
         return engine
+
+    def _copy(self, node: Path, engine: FacadeEngine) -> None:
+        """Keep a copy of the engine at a node, unless it has compiled blocks."""
+        try:
+            self._copied = (node, pickle.dumps(engine, pickle.HIGHEST_PROTOCOL))
+        except TypeError:
+            self._copied = None
 
 
 def _renamed(engine: FacadeEngine) -> object:
