@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import gc
 import importlib
 import json
 import os
@@ -195,32 +194,6 @@ def test_a_wrong_adapter_ends_with_3_and_is_no_report(
     text = json.loads(capsys.readouterr().out)["findings"][0]["text"]
     assert "the adapter is wrong, not the engine" in text
     assert not list(tmp_path.iterdir())
-
-
-def test_an_engine_that_is_not_there_ends_with_2(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("KVCORE_PEERS", str(tmp_path))
-    monkeypatch.delenv("KVCORE_NANO_VLLM", raising=False)
-    for engine, reported in {
-        "nano-vllm": "Set KVCORE_NANO_VLLM to the folder of its source",
-        "transformers": "Run: python -m benches.peers.install transformers",
-        "nobody": "no adapter for 'nobody'; known are nano-vllm, mini-sglang",
-        "nobody:Adapter": "No module named 'nobody'",
-    }.items():
-        assert main([engine, "--runs", "1"]) == 2
-        assert reported in capsys.readouterr().err
-
-
-def test_an_engine_that_is_not_there_leaves_no_pipe_open(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("KVCORE_PEERS", str(tmp_path))
-    gc.collect()  # files of earlier tests would be closed in between
-    before = len(list(Path("/proc/self/fd").iterdir()))
-    for _ in range(3):
-        assert main(["transformers"]) == 2
-    assert len(list(Path("/proc/self/fd").iterdir())) <= before
 
 
 def test_a_hunt_that_is_terminated_ends_its_engine_and_leaves_no_folder(tmp_path: Path) -> None:

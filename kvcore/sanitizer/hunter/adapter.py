@@ -158,7 +158,7 @@ def load(name: str) -> Adapter:
     try:
         found: Adapter = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError) as error:
-        raise NotInstalled(f"{name}: {error}. {how_to_install(name)}".strip()) from error
+        raise NotInstalled(unusable(name, str(error))) from error
     found.version()
     return found
 
@@ -210,6 +210,19 @@ def how_to_install(name: str) -> str:
     if known.peer:
         return f"Run: python -m benches.peers.install {known.peer}"
     return ""
+
+
+def is_peer(name: str) -> bool:
+    """Return whether an engine has an environment of its own."""
+    return name in KNOWN and KNOWN[name].peer is not None
+
+
+def unusable(name: str, reason: str) -> str:
+    """Return the message that an engine cannot be run, with the reason and how to repair that."""
+    if is_peer(name):
+        folder = peers_home() / str(KNOWN[name].peer)
+        reason = f"{folder} cannot run it: {reason}. Remove that folder"
+    return f"{name}: {reason}. {how_to_install(name)}".strip()
 
 
 def _check_checkout(name: str) -> None:

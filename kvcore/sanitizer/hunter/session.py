@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import kvcore
-from kvcore.sanitizer.hunter.adapter import python_of
+from kvcore.sanitizer.hunter.adapter import NotInstalled, is_peer, python_of, unusable
 
 SILENT_SECONDS = 60.0
 """A run of this length counts as hanging, since normal runs take milliseconds."""
@@ -55,11 +55,11 @@ def events(job: Mapping[str, Any]) -> Generator[Event]:
             if ended is None:
                 return
             if job["do"] == "again":
-                yield _lost(job, ended, job["world"]) if started else _before_any_run(ended)
+                yield _lost(job, ended, job["world"]) if started else _no_start(job, ended)
                 return
             num_runs, world = _unfinished(Path(job["unfinished"]))
             left -= num_runs if unit == "runs" else max(used, 1.0)
-            lost = list(_death(job, ended, world))
+            lost = list(_death(job, ended, world)) if started else [_no_start(job, ended)]
             Path(job["unfinished"]).unlink(
                 missing_ok=True
             )  # this world does not belong to the next process
@@ -97,6 +97,14 @@ def _before_any_run(ended: Event) -> Event:
     return {"event": "unsupported", "text": f"{ended['name']} before any run: {ended['text']}"}
 
 
+def _no_start(job: Mapping[str, Any], ended: Event) -> Event:
+    """Return the event of a process that ended before it had imported the engine."""
+    if not is_peer(job["engine"]):
+        return _before_any_run(ended)
+    *_, reason = ended["text"].strip().splitlines()
+    return {"event": "unsupported", "text": unusable(job["engine"], reason)}
+
+
 def _lost(job: Mapping[str, Any], ended: Event, world: Mapping[str, Any]) -> Event:
     """Return the finding of a process that died before it could report."""
     facts = {"where": "", "needs": [], "world": world, "muted": [], "engine": job["engine"]}
@@ -108,17 +116,23 @@ def _one_process(job: Mapping[str, Any]) -> Iterator[Event]:
     command = [python_of(job["engine"]), "-m", "kvcore.sanitizer.hunter.worker"]
     reads, writes = os.pipe()
     prints, printed = os.pipe()
-    child = subprocess.Popen(
-        [*command, json.dumps({**job, "events": writes})],
-        stdin=subprocess.DEVNULL,
-        stdout=printed,
-        stderr=printed,
-        pass_fds=(writes,),
-        env=_environment(),
-        start_new_session=True,  # so that it ends with all its children
-    )
-    os.close(writes)
-    os.close(printed)
+    try:
+        child = subprocess.Popen(
+            [*command, json.dumps({**job, "events": writes})],
+            stdin=subprocess.DEVNULL,
+            stdout=printed,
+            stderr=printed,
+            pass_fds=(writes,),
+            env=_environment(),
+            start_new_session=True,  # so that it ends with all its children
+        )
+    except OSError as error:
+        os.close(reads)
+        os.close(prints)
+        raise NotInstalled(unusable(job["engine"], error.strerror or str(error))) from error
+    finally:
+        os.close(writes)
+        os.close(printed)
     try:
         yield from _followed(child, reads, prints, Path(job["unfinished"]))
     finally:

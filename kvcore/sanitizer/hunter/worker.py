@@ -17,7 +17,7 @@ from typing import Any
 import attrs
 
 from kvcore.sanitizer.errors import UnsupportedEngine
-from kvcore.sanitizer.hunter.adapter import NotInstalled, load
+from kvcore.sanitizer.hunter.adapter import NotInstalled, is_peer, load, unusable
 from kvcore.sanitizer.hunter.hunt import Hunt, Tally, warm_up
 from kvcore.sanitizer.hunter.isolated import outcome_of
 from kvcore.sanitizer.hunter.run import run
@@ -44,8 +44,11 @@ def main(job: dict[str, Any]) -> int:
     except (NotInstalled, UnsupportedEngine, ValueError) as error:
         send({"event": "unsupported", "text": str(error)})
         return 2
-    except Exception:
-        send({"event": "unsupported", "text": traceback.format_exc(limit=-3)})
+    except Exception as error:
+        text = traceback.format_exc(limit=-3)
+        if is_peer(job["engine"]):
+            text = unusable(job["engine"], f"{type(error).__name__}: {error}")
+        send({"event": "unsupported", "text": text})
         return 2
     send({"event": "start", "engine": adapter.NAME, "version": adapter.version()})
     if job["do"] == "hunt":
