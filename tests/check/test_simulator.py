@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -155,13 +156,21 @@ def test_a_failure_is_shrunk_to_a_trace_that_both_backends_read() -> None:
     assert held is None
 
 
-def test_the_command_says_what_was_done(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_says_what_was_done(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     arguments = ["--seed", "3", "--steps", "20", "--runs", "2", "--backend", BACKEND, "--json"]
     assert command.main(arguments) == command.FINE
     said = json.loads(capsys.readouterr().out)
     assert (said["runs"], said["steps"], said["failure"]) == (2, 40, None)
+    monkeypatch.setenv("COLUMNS", "70")
     assert command.main(arguments[:-1]) == command.FINE
-    assert "2 runs, 40 steps" in capsys.readouterr().out
+    first, *table, last = capsys.readouterr().out.splitlines()
+    assert first.startswith("2 runs, 40 steps")
+    assert last == "no property was broken"
+    assert max(map(len, table)) <= 70
+    cells = re.findall(r"(\d+) (\S+(?: \S+)*)", "\n".join(table))
+    assert {name: int(number) for number, name in cells} == said["goals"]
 
 
 def test_the_command_tells_a_failure_with_its_trace_and_how_to_repeat_it(

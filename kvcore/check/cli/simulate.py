@@ -14,9 +14,10 @@ import json
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from shutil import get_terminal_size
 from typing import Any
 
 import attrs
@@ -203,13 +204,22 @@ def _as_text(options: argparse.Namespace, tally: Tally, small: str | None) -> st
         f"{done}{tally.num_runs} run{'s' * (tally.num_runs != 1)}, {tally.num_steps} steps, "
         f"{tally.num_requests} requests, {tally.num_calls} calls in {tally.num_seconds:.1f} s"
     )
-    goals = ", ".join(f"{name} {count}" for name, count in sorted(tally.goals.items()))
-    lines += [goals] if goals else []
+    lines += _in_columns(tally.goals)
     if tally.cut_off:
         lines.append(tally.cut_off)
     if tally.failed is None:
         lines.append("no property was broken")
     return "\n".join(lines)
+
+
+def _in_columns(counts: Mapping[str, int]) -> list[str]:
+    """Lay out counts by name, down each column, in as many columns as the terminal has room for."""
+    cells = [f"{number:>9,} {name}" for name, number in sorted(counts.items())]
+    width = max(map(len, cells), default=0)
+    num_columns = max(1, get_terminal_size().columns // (width + 1))
+    num_rows = -(-len(cells) // num_columns)
+    rows = (cells[row::num_rows] for row in range(num_rows))
+    return [" ".join(f"{cell:<{width}}" for cell in row).rstrip() for row in rows]
 
 
 def _check(options: argparse.Namespace) -> MakeDevices:
