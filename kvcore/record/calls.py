@@ -42,7 +42,7 @@ from kvcore.types.arguments import read_int
 
 CALLS = [*TRANSITIONS]
 """The recorded calls by their opcodes, from 1 on: the table of transitions, and the look-up."""
-CALLS.insert(30, "get_computed_blocks")
+CALLS.insert(CALLS.index("advance_epoch"), "get_computed_blocks")  # recorded before epochs were
 KINDS = {
     "Request": NEW_REQUEST,
     "str": ID,
