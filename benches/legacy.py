@@ -6,7 +6,7 @@ facade once to record the core calls of each phase; then the story and the recor
 turn, in CPU time of this thread, and the least of the rounds is kept. A phase has some hundred
 calls, so that reading the clock does not matter.
 
-Beneath a call are the transitions that it makes, and hashing where the core does it: the ratio is
+Beneath a call are the transitions that it makes, and hashing if the core does it: the ratio is
 the call's time by theirs, and `MOST` is what it may be. What a call reads of the core is told
 beside it and counts as the facade's own, so that asking less makes a facade cheaper. Phases that
 change nothing have no ratio and are listed by themselves. Microseconds are those of one call; only

@@ -7,7 +7,7 @@ turns in one process, and the figure is the median over rounds of (time without 
 hits. Each step has the same requests in all engines. "At best" is the gain of one batch in flight
 if only batches and forward passes took time. Random weights, greedy. Goals for one batch in flight:
 0.95 at hidden 512, 1.2 with the tiny model from 8 requests on. With overlap the passes have a core
-of their own, so torch has `--threads` there, and `--threads-without` where nothing overlaps. The
+of their own, so torch has `--threads` there, and `--threads-without` if nothing overlaps. The
 two processes keep to a core each, the last two that are allowed, and the engine without overlap
 runs on either; `--floating` leaves all to the system, as `--threads 2` needs. On a CUDA device
 (`--device cuda`) the last model has 8 layers of the shape of Llama 3 8B's; bfloat16.

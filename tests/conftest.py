@@ -70,7 +70,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 def need_twin() -> None:
-    """Skip where the compiled twin is missing, with the reason; on CI that is a failure."""
+    """Skip if the compiled twin is missing, with the reason; on CI that is a failure."""
     if not _twin.available():
         reason = "the compiled twin kvcore._rust is not built: `make setup` builds it"
         if os.environ.get("CI"):

@@ -35,7 +35,7 @@ WORLD = World(
 WIDTH, LEFT, CARD, CELL = 780, 250, 245, 74
 TOP, CALL_HEIGHT, WORDS_HEIGHT, BOX = 92, 70, 26, 24
 MARKS = (
-    "0,0 is what a token 0 behind a token 0 left; ? is what nobody counts on; "
+    "0,0 is what a token 0 behind a token 0 left; ? is what is not known;  "
     "r1[0] is first in r1's table; free 1 is taken next"
 )
 STYLE = (

@@ -48,7 +48,7 @@ class Holder:
     block, an operation or a batch. blocks: device blocks that it holds. alone: blocks that become
     available at once if only this holder leaves; 0 if it cannot leave now. A batch leaves when it
     is completed; for a later batch, `alone` counts what it adds to the batches before it. stale: a
-    pin of an older epoch, which nobody can hit any more.
+    pin of an older epoch, which no request can hit any more.
     """
 
     kind: HolderKind

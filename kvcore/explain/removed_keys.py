@@ -42,7 +42,7 @@ class RemovedKeys(Sequence[Removal]):
     def __len__(self) -> int:
         return len(self._calls)
 
-    def __getitem__(self, place: int) -> Removal:  # type: ignore[override] # nobody slices it
+    def __getitem__(self, place: int) -> Removal:  # type: ignore[override] # it is never sliced
         return Removal(
             self._names[self._takers[place]],
             self._calls[place],

@@ -199,7 +199,7 @@ class TierLink:
         ended.append(Ended(ticket, statuses))
 
     def _report_span(self, ticket: Ticket, now: float, *, num_ok: int) -> None:
-        """Report the span of a ticket: from its submit until nobody waits for it any more."""
+        """Report the span of a ticket: from its submit until no request waits for it any more."""
         if not ticket.is_probe:
             self._tell_span(
                 f"kvcore.far.{ticket.operation}",

@@ -82,5 +82,5 @@ class Spare:
 
 
 def make_floors(sizes: Sequence[int], num_blocks: int) -> Floors:
-    """Return the floors of a pool from which nobody has taken a block."""
+    """Return the floors of a pool from which no block has been taken."""
     return Floors(tuple(sizes), pvector([NO_TENANT] * num_blocks))

@@ -14,7 +14,7 @@ const isDrop = (kind) => kind === KIND.drop || kind === KIND.freed || kind === K
 const count = (number, what) => `${number.toLocaleString("en")} ${what}${number === 1 ? "" : "s"}`;
 const escaped = (text) => text.replace(/[&<>"]/g, (each) => `&#${each.charCodeAt(0)};`);
 
-// The events: kind, x, y, z, and whose content it was (a request + 1, 0 for nobody's).
+// The events: kind, x, y, z, and whose content it was (a request + 1, 0 for none's).
 let K, X, Y, Z, whose, ofBlock, ofRequest, keyframes = [], ends = [], now = null, nowStep = -1;
 let used, cached, evicted, refused, selected = null, step = 0, timer = 0;
 

@@ -228,7 +228,7 @@ class History:
         del table.blocks[length:]
 
     def _drop(self, block: int, request: int, place: int, *, implied: bool = True) -> None:
-        """Note that a request has dropped a block. If nobody has it, its Free command came
+        """Note that a request has dropped a block. If no request has it, its Free command came
         before.
         """
         cached = self._freed.pop(block, None)

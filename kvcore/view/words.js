@@ -44,7 +44,7 @@ function callWords(at) {
 const WORDS = { // of an event, before its blocks and behind them
   take: ["takes"], take_evicting: ["takes"], hit: ["hits"], drop: ["gives up", ", which others keep"],
   freed: ["gives back"], freed_cached: ["gives back", ", still cached"], free: ["no pin or operation holds"],
-  hold: ["a pin or an operation holds"], forget: ["nobody can find"], copy: ["copied to"],
+  hold: ["a pin or an operation holds"], forget: ["no look-up can find"], copy: ["copied to"],
   swap_out: ["swapped out:"], swap_in: ["swapped in:"], store: ["stored:"], load: ["loaded:"],
 };
 

@@ -72,7 +72,7 @@ class Engine:
             for chunk in chunks
             if not self.worker.is_right(chunk.request, chunk.tokens, chunk.first, chunk.end)
         ]
-        assert self._lost or not wrong, f"{wrong} read what nobody wrote for them"
+        assert self._lost or not wrong, f"{wrong} read what was never written for them"
         return wrong
 
     def _schedule(self) -> list[Chunk]:

@@ -38,7 +38,7 @@ def test_drafts_are_published_when_they_were_accepted(
     request = drafted(manager)
     table = manager.get_block_ids("r")[0]
     assert num_found(manager, [1, 2, 3, 4, 5, 6, 7, 8, 9]) == 4
-    # The model goes on with 0 where it does not repeat a draft.
+    # The model goes on with 0 if it does not repeat a draft.
     request.output += [*[6, 7, 8][:num_accepted], 0]
     request.num_computed_tokens -= 3 - num_accepted
     request.spec_token_ids = []

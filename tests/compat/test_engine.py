@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """An engine of vLLM's kind over `kvcore.compat`: random loads, and every answer is right.
 
-The worker keeps its own tables, so a block that moved, or a key that stayed on what nobody wrote,
-gives a wrong answer.
+The worker keeps its own tables, so a block that moved, or a key that stayed on what was never
+written, gives a wrong answer.
 """
 
 from __future__ import annotations

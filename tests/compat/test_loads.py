@@ -83,7 +83,7 @@ def test_nothing_that_was_to_be_computed_again_stays_findable(manager: KVCacheMa
     assert manager.allocate_slots(request, 1, num_external_computed_tokens=6) is not None
     request.num_computed_tokens = 7
     manager.new_step_starts()
-    # Removed before the load is confirmed: nobody can report the two tokens that are left of it.
+    # Removed before the load is confirmed: its other two tokens can no longer be reported.
     request.num_computed_tokens = 2
     finish(manager, request)
     assert num_found(manager, [1, 2, 3, 4, 5, 6, 9]) == 0

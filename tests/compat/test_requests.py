@@ -141,7 +141,7 @@ def test_decoded_tokens_that_are_not_kept_are_not_read(backend: Backend) -> None
     for number in range(6, 10):
         request.num_computed_tokens = number - 1
         manager.new_step_starts()
-        tokens.append(-1)  # no token: nobody looks
+        tokens.append(-1)  # no token, and never looked at
         request.num_tokens = number
         if number % 4 == 0:
             request.block_hashes.append(bytes([number] * 32))

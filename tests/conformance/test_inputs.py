@@ -87,7 +87,7 @@ def test_hits_are_counted_when_they_are_attached_and_never_again(manager: KVCach
     manager.allocate_slots("b", 1, hit, num_external_computed_tokens=2, delay_cache_blocks=True)
     assert [owners(manager, block) for block in (1, 2)] == [1, 1]
     external = blocks(manager, "b")[2]
-    # External tokens are no part of the local cache: nobody finds them.
+    # External tokens are no part of the local cache: no look-up finds them.
     assert (owners(manager, external), keyed(manager)) == (1, [1, 2])
     step(manager)
     manager.allocate_slots("b", 3)

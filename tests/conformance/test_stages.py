@@ -255,7 +255,7 @@ def test_delayed_caching_is_finished_once_and_up_to_where_it_is_told(backend: Ba
 @pytest.mark.seed("S000-49")
 def test_without_caching_there_is_nothing_to_finish(backend: Backend) -> None:
     manager = make(backend, enable_caching=False)
-    # Not even where the engine brings hashes of its own.
+    # Not even if the engine brings hashes of its own.
     manager.add_request(Request("a", [0, 1, 2, 3], block_hashes=[bytes(32), b"1" * 32]))
     manager.allocate_slots("a", 3)
     assert keyed(manager) == []

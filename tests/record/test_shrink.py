@@ -33,7 +33,7 @@ SOUND = Fixed(config=SMALL, num_requests=5)
 
 @pytest.fixture
 def _in_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make attempts as where no process can be forked: a fork of the tests is slow."""
+    """Make attempts as if no process could be forked: a fork of the tests is slow."""
     monkeypatch.delattr(os, "fork")
 
 

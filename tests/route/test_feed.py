@@ -78,7 +78,7 @@ def test_without_replay_what_is_lost_stays_wrong() -> None:
     feed = Feed(Options(num_replicas=1, num_blocks=6, loss=0.3, replay=False), clock.at)
     cache = send(feed, clock)
     assert indexed(feed) - cache.names()  # removals that did not come
-    assert not feed.index or not feed.index.is_partial("0", 0)  # and nobody knows
+    assert not feed.index or not feed.index.is_partial("0", 0)  # which is not noticed
 
 
 def test_a_dead_replica_is_not_in_the_index_again() -> None:

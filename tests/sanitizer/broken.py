@@ -77,7 +77,7 @@ class LosesBlocksWhenIdle(Scheduler):
 
 
 class WaitsForEver(Scheduler):
-    """After an abort nobody new is scheduled."""
+    """After an abort no new request is scheduled."""
 
     blocked = False
 

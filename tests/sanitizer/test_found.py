@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Each bug of docs/found.md is shown again by its world, where its engine is installed."""
+"""Each bug of docs/found.md is shown again by its world, if its engine is installed."""
 
 from __future__ import annotations
 

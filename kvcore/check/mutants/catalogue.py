@@ -70,7 +70,7 @@ SENTENCES: dict[int, str] = {
     55: "A group needs fewer blocks than it holds behind its window: a negative allocation.",
     56: "Blocks are given back while a dispatched step still writes them.",
     57: "Blocks are given back while a transfer still reads them.",
-    58: "Pending transfers are not ordered where one reads what another writes.",
+    58: "Pending transfers are not ordered if one reads what another writes.",
     59: "A block is moved to the very place that a pending transfer is to read.",
     60: "A block's id is used as an index into another tier's memory.",
     61: "A copy reads its source when it runs; the host buffer has changed by then.",
@@ -113,9 +113,9 @@ SENTENCES: dict[int, str] = {
 NOT_EXPRESSED: dict[int, str] = {
     33: "the mistake is in a port: here the languages are compared on every edge (REFINE)",
     61: "it is the runtime's: commands are values, and no transition reads memory",
-    64: "a transition changes a copy that nobody else sees, so no call meets another half way",
+    64: "a transition changes a copy that no other call sees, so no call meets another half way",
     79: "there are no groups of recurrent state; for keys and values, row 13 is the same mistake",
-    94: "the core announces what it does, and knows nobody who follows; row 91 is its own part",
+    94: "the core announces what it does, and knows of no follower; row 91 is its own part",
 }
 """Why no seeded bug of the Python core stands for a row."""
 

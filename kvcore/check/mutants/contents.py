@@ -131,7 +131,7 @@ def m_publishes_the_whole_prompt(patcher: Patcher) -> None:
 
 @mutant("calls", "CACHE-KV", rows=(38,))
 def m_findable_block_freed_for_good(patcher: Patcher) -> None:
-    """A released block is given up as if nobody could find it, and its key stays."""
+    """A released block is given up as if no look-up could find it, and its key stays."""
 
     def uncached(command: Command) -> Command:
         return Free(command.block, False) if isinstance(command, Free) else command
@@ -168,7 +168,7 @@ def m_cow_keeps_its_source(patcher: Patcher) -> None:
     patcher.during(allocate, "apply_rewrite", PoolTransaction, "release", lambda *_: None)
 
 
-@mutant("drafts", "ATOMIC-FAIL", "ROWS", rows=(42,), costs="a row that nobody reads")
+@mutant("drafts", "ATOMIC-FAIL", "ROWS", rows=(42,), costs="a row that is never read")
 def m_fork_fails_half_way(patcher: Patcher) -> None:
     """A fork that fails has taken the child's row already."""
 

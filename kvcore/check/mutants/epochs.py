@@ -142,7 +142,7 @@ def m_older_blocks_are_freed_among_others(patcher: Patcher) -> None:
 
 @mutant("epoch-flight", costs="a mirror of the keys by commands alone", trace="epoch_in_flight")
 def m_cancel_takes_the_epoch_back(patcher: Patcher) -> None:
-    """A cancel drops the word that no key is found any more, and nobody says it again."""
+    """A cancel drops the event that no key is found any more, and it is never sent again."""
 
     def silenced(_: Any, state: Any, __: Any) -> Any:
         commands = [each for each in state.batch.commands if not isinstance(each, EvictAll)]

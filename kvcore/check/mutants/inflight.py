@@ -198,7 +198,7 @@ def m_cancelled_batch_still_uses(patcher: Patcher) -> None:
     patcher.during(cancel, "take_back", PoolTransaction, "end_use", lambda *_: None)
 
 
-@mutant("flight", "IN-FLIGHT", costs="a batch remembers a name that nobody asks for")
+@mutant("flight", "IN-FLIGHT", costs="a batch remembers a name that is never used again")
 def m_removed_request_stays_marked(patcher: Patcher) -> None:
     """Batches in flight remember a request that has gone."""
     patcher.replace(requests, "forget_entries", lambda *_: None)
@@ -245,7 +245,7 @@ def m_removed_request_keeps_its_place(patcher: Patcher) -> None:
 @mutant(
     FLYING_WINDOW,
     "IN-FLIGHT",
-    costs="nobody asks for places that are not used",
+    costs="places that are not used are never looked at",
     unnamed="no named world has a window with two batches in flight",
 )
 def m_lost_places_stay(patcher: Patcher) -> None:

@@ -51,7 +51,7 @@ def m_reserved_without_need(patcher: Patcher) -> None:
 
 @mutant("watermark", "ADMIT-EXACT", "SWAP-RETURN", rows=(70,))
 def m_swap_in_keeps_the_watermark_twice(patcher: Patcher) -> None:
-    """A request comes back only where twice the watermark stays free: never, in a small pool."""
+    """A request comes back only if twice the watermark stays free: never, in a small pool."""
     patcher.replace(TRANSITIONS, "swap_in", swap_in_leaving(2))
 
 
@@ -90,7 +90,7 @@ def m_grows_only_where_two_blocks_are_free(patcher: Patcher) -> None:
 @mutant("calls", "DEADLOCK-FREE", rows=(67,))
 def m_waiting_requests_hold_blocks(patcher: Patcher) -> None:
     """A waiting request keeps the blocks of its hit when it is refused, and is treated as if it had
-    none, so that nobody frees them.
+    none, so that nothing frees them.
     """
     keep_refused_hits(patcher)
 

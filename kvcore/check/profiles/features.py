@@ -121,7 +121,7 @@ FEATURES: dict[str, Profile] = {
         172,
         16016,
         shows=("call free: HitInOpenBatch",),
-        not_shown={"command CopyOnWrite": "nobody appends, so no shared block is written"},
+        not_shown={"command CopyOnWrite": "no request appends, so no shared block is written"},
     ),
     "unschedule": Profile(
         "what the open batch computes made shorter, three moves in a batch",

@@ -117,7 +117,9 @@ PROFILES: dict[str, Profile] = {
         "a batch in flight",
         world(2, 2, 2, 2, without=("fork", "reset_prefix_cache"), **FLYING),
         *(3820, 12325),
-        not_shown=NEVER_REFUSED | NEVER_HIT | {"goal sharing": "nobody forks, and there is no hit"},
+        not_shown=NEVER_REFUSED
+        | NEVER_HIT
+        | {"goal sharing": "no request forks, and there is no hit"},
     ),
     "flight-hits": Profile(
         "a batch in flight, blocks of one token that are hit",
@@ -218,7 +220,7 @@ PROFILES: dict[str, Profile] = {
         shows=("goal merge",),
         not_shown={
             "call allocate_slots: refused later": "a block for each token",
-            "goal abort in flight": "nobody is freed",
+            "goal abort in flight": "no request is freed",
             **NEVER_HIT,
         },
     ),

@@ -169,7 +169,7 @@ def _check_admission(before: State, call: Call, outcome: Outcome[State, Any]) ->
 
 
 def _is_exact(before: State, call: Call, outcome: Outcome[State, Any]) -> bool:
-    """Whether a refusal counts what floors keep, where its call brings no trim and no reserve."""
+    """Whether a refusal counts what floors keep, if its call brings no trim and no reserve."""
     simple = call.name in ("allocate_slots", "load") and not call.options.get("reserved_blocks")
     if before.device.floors is None or before.config.has_windows or not simple:
         return True

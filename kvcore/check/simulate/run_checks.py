@@ -91,7 +91,7 @@ def finish(play: Play) -> None:
         raise InvariantViolation("DRAIN", f"at the end {free} of {usable} host blocks are free")
     check_all(play)
     if make(play, Move("reset")) is not True:
-        raise InvariantViolation("RESET", "a pool that nobody uses cannot be reset")
+        raise InvariantViolation("RESET", "an unused pool cannot be reset")
     check_bytes(play)
 
 

@@ -150,7 +150,7 @@ class Observer:
                 self._arrived.pop(("device", block), None)
 
     def _carry(self, source: Place | None, target: Place | None) -> None:
-        """Let a loaded content that nobody has read yet move along with a copy."""
+        """Let a loaded content that has not been read yet move along with a copy."""
         if target is not None:
             held = None if source is None else self._arrived.get(source)
             self._arrived.pop(target, None)

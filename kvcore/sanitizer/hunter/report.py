@@ -105,7 +105,7 @@ def report_of(found: Mapping[str, Any], test: str) -> str:
             "## Steps",
             "",
             *steps,
-            f"{len(steps) + 1}. The engine goes on until nobody waits.",
+            f"{len(steps) + 1}. The engine goes on until no request waits.",
             "",
             "## Expected",
             "",

@@ -28,7 +28,7 @@ class Tier:
 
     name: "device" or "host". data: logical view, CacheLayout.shape(num_blocks).
     pieces: [num_pieces, num_blocks, words] view of the same memory, innermost contiguous; words are
-    int64 where a piece is a multiple of 8 bytes, else int16.
+    int64 if a piece is a multiple of 8 bytes, else int16.
     """
 
     name: str

@@ -91,7 +91,7 @@ def test_common_computed_ids_are_what_all_non_empty_lists_begin_with(backend: Ba
     assert common([[1, 2, 3], [], [1, 2, 4], [1, 2]]) == [1, 2]
     assert common([[1], [2]]) == []
     assert common([[7, 8], [7, 8]]) == [7, 8]
-    # The original answers '' where every list is empty.
+    # The original answers '' if every list is empty.
     assert common([[], []]) == []
     assert common([]) == []
 

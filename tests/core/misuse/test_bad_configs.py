@@ -228,7 +228,7 @@ def test_a_windowed_group_needs_no_more_than_its_window_and_a_step() -> None:
 
 def test_a_chunk_that_starts_within_a_block_takes_one_more(backend: Backend) -> None:
     # Chunks of 5 in blocks of 4, 3 tokens per step: at 14 the chunk begins at 10, so positions 8 to
-    # 16 are held, three blocks, where 5 + 3 tokens would fill two.
+    # 16 are held, three blocks, whereas 5 + 3 tokens would fill two.
     chunk = Group(4, kind="chunked_local", window=5)
     options: dict[str, Any] = {"max_model_len": 100, "max_num_batched_tokens": 3}
     with pytest.raises(InvalidConfig, match="needs 3 blocks"):

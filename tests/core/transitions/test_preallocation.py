@@ -48,7 +48,7 @@ def test_a_request_is_never_refused_for_its_spare_room(backend: Backend) -> None
 @pytest.mark.seed("S004-07")
 def test_spare_room_ends_at_the_model_length(backend: Backend) -> None:
     manager = make(backend, num_preallocate_tokens=100, max_model_len=5)
-    # Five tokens are three blocks; nobody needs a fourth.
+    # Five tokens are three blocks; none needs a fourth.
     assert serve(manager, "a", [0]) == [1, 2, 3]
 
 

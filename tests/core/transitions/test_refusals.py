@@ -80,7 +80,7 @@ def test_a_refusal_is_false_and_what_fits_is_true(manager: KVCacheManager) -> No
     add(manager, "b", range(50, 56))
     assert not manager.allocate_slots("b", 5)
     assert manager.allocate_slots("b", 4)
-    # Also where no block was needed: the third token of "a" left a slot.
+    # Also if no block was needed: the third token of "a" left a slot.
     manager.add_tokens("a", [3])
     grown = manager.allocate_slots("a", 1)
     assert grown == KVCacheBlocks(((),))
@@ -139,7 +139,7 @@ def test_a_copy_on_write_needs_its_block(manager: KVCacheManager) -> None:
     manager.fork("a", "b")
     serve(manager, "c", [60, 61, 62])
     step(manager)
-    # Nobody has to grow, but the first of two writers needs a copy of block 2.
+    # No request has to grow, but the first of two writers needs a copy of block 2.
     manager.add_tokens("a", [3])
     assert ask(manager, "a", 1) == Refused(LATER, needed=1, available=0)
     drop(manager, "b")

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """nano-vllm's own scheduler over kvcore and over its own manager: the same tokens and steps.
 
-Skipped where no checkout of nano-vllm is; `make engines-nano` makes one.
+Skipped if there is no checkout of nano-vllm; `make engines-nano` makes one.
 """
 
 from __future__ import annotations

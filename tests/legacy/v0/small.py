@@ -66,7 +66,7 @@ def use_up(allocator: PrefixCachingBlockAllocator) -> list[int | None]:
 
 
 def snapshot(*roots: object) -> bytes:
-    """Return everything that objects and their blocks hold, as bytes that differ where they do."""
+    """Return everything that objects and their blocks hold, as bytes that differ if they do."""
     seen: dict[int, int] = {}
     kept: list[object] = []  # so that no id comes twice
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The small cache beside a simulated engine finds what is wrong, and nothing where all is right."""
+"""The small cache beside a simulated engine finds what is wrong, and nothing if all is right."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ class Memory:
             table = self.tables[row, group]
             first = 0 if window is None else max(0, position + 1 - window)
             seen = [self.blocks[table[at // size]][at % size] for at in range(first, position + 1)]
-            assert UNWRITTEN not in seen, f"row {row} reads what nobody wrote, at {position}"
+            assert UNWRITTEN not in seen, f"row {row} reads what was never written, at {position}"
             value = crc32(array("I", seen).tobytes(), value)
         return value
 

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Engines that run ahead of their tokens answer as engines that do one step after another.
 
-Each run draws a small pool, requests that share beginnings, ends that nobody foresees (end tokens
-and stop strings), aborts and cancels at random moments. What is not aborted has the same answers,
-token by token. The engine's own model reads tensors; digests.py reads lists, in a tenth of the
-time.
+Each run draws a small pool, requests that share beginnings, ends that cannot be foreseen (end
+tokens and stop strings), aborts and cancels at random moments. What is not aborted has the same
+answers, token by token. The engine's own model reads tensors; digests.py reads lists, in a tenth of
+the time.
 """
 
 from __future__ import annotations

@@ -195,7 +195,7 @@ def test_loaded_blocks_are_findable_from_when_their_content_is_there(backend: Ba
     while not decode.scheduler.loading:
         decode.step()
     assert decode.manager.get_computed_blocks("probe").num_tokens == 0
-    # The same prompt, which nobody sent: it is computed here and not read from unwritten blocks.
+    # The same prompt, which was never sent: it is computed here and not read from unwritten blocks.
     decode.add_request(attrs.evolve(first, request_id="again"))
     decode.step()
     decode.abort("again")

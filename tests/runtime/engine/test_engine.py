@@ -262,7 +262,7 @@ def test_the_youngest_gives_way_and_swapped_ones_come_back_first(backend: Backen
         engine.step()
         now = engine.scheduler
         if swapped and set(swapped) <= set(now.swapped):
-            assert [each.sequence_id for each in now.waiting] == waiting, "nobody overtakes"
+            assert [each.sequence_id for each in now.waiting] == waiting, "no request overtakes"
         fresh = [each for each in now.swapped if each not in swapped]
         was_swapped |= {each.sequence_id for each in fresh}
         for victim in fresh:

@@ -63,7 +63,7 @@ def test_the_oldest_gets_on_when_all_are_full(backend: Backend) -> None:
     world = World(backend, num_blocks=3)
     for name in ("old", "middle", "young"):
         world.running(name, 4, computed=4)
-    # "young" gives way for "old"; then "middle" finds nobody younger, and waits with its block.
+    # "young" gives way for "old"; then "middle" finds no younger one, and waits with its block.
     assert world.step() == [("old", 4, 5)]
     assert [each.sequence_id for each in world.scheduler.running] == ["old", "middle"]
 

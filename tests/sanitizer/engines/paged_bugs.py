@@ -100,7 +100,7 @@ class LeavesTheParentOut(Paged):
 
 
 class HashesWeakly(Paged):
-    """Keys are short hashes, and nobody compares the tokens."""
+    """Keys are short hashes, and the tokens are not compared."""
 
     def key(self, request: Request, at: int) -> Key:
         weights = (1, 3, 2, 6, 4, 5, 1, 3, 2, 6, 4, 5, 1, 3, 2, 6)
