@@ -149,11 +149,9 @@ def on_page_content(html: str, page: Any, **_: Any) -> str:
 
 
 def _inside(readme: str) -> str:
-    """Return README with its links relative to docs/."""
-    here = re.sub(r"(\]\(|\[|src=\"|srcset=\")docs/", r"\1", readme)
-    return re.sub(
-        r"\[([^\]]+)\]\((?!https?:|#|[\w./-]+\.(?:md|svg|png))([^)]+)\)", r"\1 (`\2`)", here
-    )
+    """Return README with its links relative to docs/, and other files named instead of linked."""
+    outside = r"\[([^\]]+)\]\((?!https?:|#|docs/)([^)]+)\)"
+    return re.sub(r"(\]\(|\[|src=\"|srcset=\")docs/", r"\1", re.sub(outside, r"\1 (`\2`)", readme))
 
 
 def _manager() -> str:
