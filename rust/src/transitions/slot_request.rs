@@ -42,32 +42,81 @@ pub enum SlotOption<'a> {
     Flag(&'a mut bool),
 }
 
-/// The number of options.
-pub const NUM_OPTIONS: usize = 7;
+/// The type of an option's value.
+trait OptionValue {
+    fn option(&mut self) -> SlotOption<'_>;
+    fn check(&self, name: &'static str) -> Result<(), Error>;
+}
 
-/// The arguments of one allocation under the names of `allocate_slots`, without the request.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct SlotRequest {
-    /// Tokens to schedule.
-    pub num_new_tokens: i64,
-    /// A hit of `get_computed_blocks`, for a request that holds nothing.
-    pub hit: Option<RequestedHit>,
+impl OptionValue for i64 {
+    fn option(&mut self) -> SlotOption<'_> {
+        SlotOption::Count(self)
+    }
+
+    fn check(&self, name: &'static str) -> Result<(), Error> {
+        check_count(name, *self, 0)
+    }
+}
+
+impl OptionValue for bool {
+    fn option(&mut self) -> SlotOption<'_> {
+        SlotOption::Flag(self)
+    }
+
+    fn check(&self, _: &'static str) -> Result<(), Error> {
+        Ok(())
+    }
+}
+
+macro_rules! slot_request {
+    ($($(#[$doc:meta])* $option:ident: $kind:ty,)*) => {
+        /// The arguments of one allocation under the names of `allocate_slots`, without the
+        /// request.
+        #[derive(Debug, Clone, Default, PartialEq, Eq)]
+        pub struct SlotRequest {
+            /// Tokens to schedule.
+            pub num_new_tokens: i64,
+            /// A hit of `get_computed_blocks`, for a request that holds nothing.
+            pub hit: Option<RequestedHit>,
+            $($(#[$doc])* pub $option: $kind,)*
+            /// A load fills the blocks of the external tokens, so they are not zeroed.
+            pub loads: bool,
+        }
+
+        /// The number of options besides the hit.
+        pub const NUM_OPTIONS: usize = [$(stringify!($option)),*].len();
+
+        impl SlotRequest {
+            /// The options besides the hit, by name, in the order of their bits in a record.
+            pub fn options(&mut self) -> [(&'static str, SlotOption<'_>); NUM_OPTIONS] {
+                [$((stringify!($option), self.$option.option())),*]
+            }
+        }
+
+        /// Fails with InvalidCount for a count below zero.
+        pub fn read_slot_request(slot_request: &SlotRequest) -> Result<(), Error> {
+            check_count("num_new_tokens", slot_request.num_new_tokens, 0)?;
+            $(slot_request.$option.check(stringify!($option))?;)*
+            Ok(())
+        }
+    };
+}
+
+slot_request! { // in the order of their bits in a record; a new one goes last
     /// Slots behind the new tokens.
-    pub num_lookahead_tokens: i64,
+    num_lookahead_tokens: i64,
     /// Tokens that are computed elsewhere.
-    pub num_external_computed_tokens: i64,
+    num_external_computed_tokens: i64,
     /// Tokens of the cross-attention groups.
-    pub num_encoder_tokens: i64,
+    num_encoder_tokens: i64,
     /// How many blocks to leave free.
-    pub reserved_blocks: i64,
+    reserved_blocks: i64,
     /// Up to this many positions may lie behind the known tokens; their ids come later.
-    pub num_output_placeholders: i64,
+    num_output_placeholders: i64,
     /// Publish nothing; `cache_blocks` does it later.
-    pub delay_cache_blocks: bool,
+    delay_cache_blocks: bool,
     /// Refuse unless all the request's tokens would fit now.
-    pub full_sequence_must_fit: bool,
-    /// A load fills the blocks of the external tokens, so they are not zeroed.
-    pub loads: bool,
+    full_sequence_must_fit: bool,
 }
 
 impl SlotRequest {
@@ -85,21 +134,6 @@ impl SlotRequest {
         SlotRequest { num_output_placeholders, ..SlotRequest::new(1) }
     }
 
-    /// The options besides the hit, by name, in the order of their bits in a record; a new one goes
-    /// last.
-    pub fn options(&mut self) -> [(&'static str, SlotOption<'_>); NUM_OPTIONS] {
-        use SlotOption::{Count, Flag};
-        [
-            ("num_lookahead_tokens", Count(&mut self.num_lookahead_tokens)),
-            ("num_external_computed_tokens", Count(&mut self.num_external_computed_tokens)),
-            ("num_encoder_tokens", Count(&mut self.num_encoder_tokens)),
-            ("reserved_blocks", Count(&mut self.reserved_blocks)),
-            ("num_output_placeholders", Count(&mut self.num_output_placeholders)),
-            ("delay_cache_blocks", Flag(&mut self.delay_cache_blocks)),
-            ("full_sequence_must_fit", Flag(&mut self.full_sequence_must_fit)),
-        ]
-    }
-
     /// The encoder tokens that are planned for: no pool has blocks for more.
     #[must_use]
     pub fn num_encoder_tokens(&self) -> u32 {
@@ -111,16 +145,6 @@ impl SlotRequest {
     pub fn num_hit_tokens(&self) -> i64 {
         self.hit.as_ref().map_or(0, |hit| hit.num_tokens)
     }
-}
-
-/// Fails with InvalidCount for a count below zero.
-pub fn read_slot_request(slot_request: &SlotRequest) -> Result<(), Error> {
-    check_count("num_new_tokens", slot_request.num_new_tokens, 0)?;
-    check_count("num_lookahead_tokens", slot_request.num_lookahead_tokens, 0)?;
-    check_count("num_external_computed_tokens", slot_request.num_external_computed_tokens, 0)?;
-    check_count("num_encoder_tokens", slot_request.num_encoder_tokens, 0)?;
-    check_count("reserved_blocks", slot_request.reserved_blocks, 0)?;
-    check_count("num_output_placeholders", slot_request.num_output_placeholders, 0)
 }
 
 /// Return the hit blocks per group, none without a hit. Fails if there is nothing to do, the hit is
