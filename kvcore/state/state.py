@@ -118,6 +118,18 @@ class RequestState(Struct, frozen=True, gc=False):
         """Return the request with the batches before this one that `known` awaits."""
         return self.awaiting(each for each in known.awaited if each[0] < number)
 
+    def scheduled(self, number: int, count: int) -> RequestState:
+        """Return the request with the positions up to a count, which the open batch schedules, and
+        with its output to come.
+
+        number: the open batch's. The output of older batches is out of date if the first of these
+        positions has a known token.
+        """
+        late = self.num_computed < len(self.tokens)
+        older, first = ((), number) if late else (self.awaited, self.output_from)
+        counted = replace(self, num_computed=count, output_from=first)
+        return counted.awaiting((*older, (number, count)))
+
     def awaiting_none(self, number: int) -> RequestState:
         """Return the request with all output before the open batch out of date, and no batch for
         the next token.

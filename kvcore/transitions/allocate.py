@@ -24,7 +24,6 @@ from kvcore.state.transaction import Transaction, transition
 from kvcore.state.waiting import settle_waiting
 from kvcore.transitions.drain import forget_new
 from kvcore.transitions.in_flight import note_published_key, note_request
-from kvcore.transitions.output import count_scheduled
 from kvcore.transitions.plan import Plan, Refusal, Rewrite, plan_allocation
 from kvcore.transitions.publish import publish_blocks
 from kvcore.transitions.slot_request import SlotOptions, SlotRequest
@@ -93,6 +92,9 @@ def commit(tx: Transaction, plan: Plan) -> KVCacheBlocks:
         note_request(tx, request.request_id, before, before, publishes=written)
     if plan.trims:
         request = apply_trims(tx, request, plan.trims)
+    num_fresh = sum(rewrite.shared for rewrite in plan.rewrites)
+    for growth in plan.growth:
+        num_fresh += growth.num_external + growth.num_new
     edit, num_cached = TableEdit(tx, request), list(request.num_cached)
     for group_id, hits in enumerate(plan.hits):
         if hits:
@@ -105,9 +107,6 @@ def commit(tx: Transaction, plan: Plan) -> KVCacheBlocks:
     if slot_request.hit is not None and not any(request.tables):
         queries = 0 if request.skip_reading else len(request.tokens)
         tx.note_lookup(queries, slot_request.hit.num_tokens, preempted=request.preempted)
-    num_fresh = sum(rewrite.shared for rewrite in plan.rewrites)
-    for growth in plan.growth:
-        num_fresh += growth.num_external + growth.num_new
     taken = tx.device.take(num_fresh, tx.tenant(request))
     if tx.config.record_new_blocks:
         forget_new(tx, taken)
@@ -130,10 +129,11 @@ def commit(tx: Transaction, plan: Plan) -> KVCacheBlocks:
         num_cached=tuple(num_cached),
         epoch=request.epoch if before else tx.epoch,
     )
-    request = count_scheduled(request, tx.batch.number, plan.num_scheduled)
+    request = request.scheduled(tx.batch.number, plan.num_scheduled)
+    num_accepted = request.num_accepted
     tx.put(request)
     if publishes and tx.config.publish == "scheduled":
-        publish_blocks(tx, request, request.num_accepted)
+        publish_blocks(tx, request, num_accepted)
     if tx.waiting:  # empty unless a policy uses it
         settle_waiting(tx, request.request_id)
     return KVCacheBlocks(tuple(grown))

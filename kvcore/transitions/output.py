@@ -85,19 +85,6 @@ def take_output(request: RequestState, batch: int | None) -> RequestState:
     return request.awaiting(request.samplers)
 
 
-def count_scheduled(request: RequestState, number: int, count: int) -> RequestState:
-    """Return the request with the positions up to a count, which the open batch schedules, and
-    with its output to come.
-
-    number: the open batch's. The output of older batches is out of date if the first of these
-    positions has a known token.
-    """
-    late = request.num_computed < len(request.tokens)
-    older, first = ((), number) if late else (request.awaited, request.output_from)
-    counted = replace(request, num_computed=count, output_from=first)
-    return counted.awaiting((*older, (number, count)))
-
-
 def drop_positions(request: RequestState, rejected: int) -> RequestState:
     """Return the request without its last positions to come. The ends of later batches fall, also
     if the request has left.

@@ -65,6 +65,7 @@ PYTHON_ONLY = {
     ("state/state", "awaited"): "in state/samplers.rs",
     ("state/state", "awaiting"): "`set_awaited` in state/samplers.rs",
     ("state/state", "awaiting_before"): "`awaited_before` in state/samplers.rs",
+    ("state/state", "scheduled"): "`schedule` in state/samplers.rs",
     ("state/state", "awaiting_none"): "`await_none` in state/samplers.rs",
     ("state/waiting", "with_waiting"): "the twin settles each request that it decodes",
     ("transitions/requests", "is_text"): "a str is UTF-8",

@@ -122,11 +122,11 @@ def m_completed_batch_awaited_no_more(patcher: Patcher) -> None:
 def m_scheduled_anew_takes_old_output(patcher: Patcher) -> None:
     """A request that computes known tokens again takes what its old pass over them sampled."""
 
-    def count_scheduled(request: RequestState, number: int, count: int) -> RequestState:
+    def scheduled(request: RequestState, number: int, count: int) -> RequestState:
         samplers = (*request.awaited, (number, count))
         return replace(request, num_computed=count).awaiting(samplers)
 
-    patcher.replace(allocate, "count_scheduled", count_scheduled)
+    patcher.replace(RequestState, "scheduled", scheduled)
 
 
 @mutant("ahead-letters", "OUTPUT-ONCE")

@@ -15,7 +15,7 @@ use crate::state::table_edit::TableEdit;
 use crate::transitions::drain::forget_new;
 use crate::transitions::fast_path::note_quiet_until;
 use crate::transitions::in_flight::{note_published_key, note_request};
-use crate::transitions::output::{count_scheduled, take_output};
+use crate::transitions::output::take_output;
 use crate::transitions::plan::{Growth, Plan, Rewrite, plan_allocation};
 use crate::transitions::publish::publish_blocks;
 use crate::transitions::slot_request::SlotRequest;
@@ -109,7 +109,8 @@ pub(crate) fn commit(state: &mut State, slot_request: &SlotRequest, plan: &Plan)
             TableEdit::of(state, row, group_id).extend(grown, true);
         }
     }
-    count_scheduled(state, row, plan.num_scheduled);
+    let open = state.batch.number;
+    state[row].schedule(open, plan.num_scheduled);
     if !slot_request.delay_cache_blocks && state.config.publishes_at_once() {
         publish_blocks(state, row, state[row].num_accepted(), false);
     }

@@ -16,9 +16,7 @@ use crate::state::open_batch::ScheduledRequest;
 use crate::state::state::{RequestState, State, request_mut};
 use crate::transitions::allocate::{commit, note_entry};
 use crate::transitions::fast_path::{fits_in_place, is_known_quiet, is_quiet, note_quiet_until};
-use crate::transitions::output::{
-    check_output, count_scheduled, note_output, publish_filled, take_output,
-};
+use crate::transitions::output::{check_output, note_output, publish_filled, take_output};
 use crate::transitions::plan::plan_allocation;
 use crate::transitions::publish::publish_blocks;
 use crate::transitions::requests::{check_no_drafts, extend};
@@ -310,7 +308,8 @@ fn commit_in_place(state: &mut State, row: Row) {
         }
     }
     note_entry(state, row, true);
-    count_scheduled(state, row, state[row].num_computed + 1);
+    let (open, request) = (state.batch.number, &mut state[row]);
+    request.schedule(open, request.num_computed + 1);
     if state.config.publishes_at_once() {
         publish_blocks(state, row, state[row].num_accepted(), false);
     }

@@ -7,7 +7,6 @@
 //! was cut or rescheduled. Twin: kvcore/transitions/output.py.
 
 use crate::mutants::{Mutant, seeded};
-use crate::state::batch_records::Sampler;
 use crate::state::open_batch::ScheduledRequest;
 use crate::state::state::{RequestState, State};
 use crate::transitions::in_flight::num_finished;
@@ -107,26 +106,6 @@ pub(crate) fn note_output(request: &mut RequestState, batch: Option<i64>, open: 
     }
     if let Some(batch) = batch {
         request.output_from = batch as u64 + 1;
-    }
-}
-
-/// Count the positions that the open batch schedules up to a count, and await its output.
-pub(crate) fn count_scheduled(state: &mut State, row: Row, count: u32) {
-    let open = state.batch.number;
-    let request = &mut state[row];
-    let is_late = request.num_computed < request.num_tokens();
-    if is_late {
-        request.samplers.clear();
-        request.num_computed = count;
-        if request.num_output_placeholders() > 0 {
-            request.samplers.push(Sampler { batch: open, end: count });
-        }
-    } else {
-        request.await_up_to(open, count);
-        request.num_computed = count;
-        if request.num_output_placeholders() == 0 {
-            request.settle_awaited();
-        }
     }
 }
 

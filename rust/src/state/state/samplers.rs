@@ -100,6 +100,24 @@ impl RequestState {
         self.samplers.push(Sampler { batch: open, end });
     }
 
+    /// Count the positions that the open batch schedules up to a count, and await its output.
+    pub(crate) fn schedule(&mut self, open: u64, count: u32) {
+        let is_late = self.num_computed < self.num_tokens();
+        if is_late {
+            self.samplers.clear();
+            self.num_computed = count;
+            if self.num_output_placeholders() > 0 {
+                self.samplers.push(Sampler { batch: open, end: count });
+            }
+        } else {
+            self.await_up_to(open, count);
+            self.num_computed = count;
+            if self.num_output_placeholders() == 0 {
+                self.settle_awaited();
+            }
+        }
+    }
+
     /// Put all output so far out of date, with no batch for the next token.
     ///
     /// Batch 0 stands for none: it is older than the open one.
