@@ -79,7 +79,7 @@ mutants! {
     FreedUnderABatch,
     /// 56: the first batch that is completed ends the uses of all.
     FirstBatchEndsAllUses,
-    /// 57: the host block of a copy in flight is used by nobody.
+    /// 57: the host block of a copy in flight is not used.
     CopyHoldsNothing,
     /// Blocks in quarantine stay there when their batch is completed.
     QuarantineNeverEnds,
@@ -109,7 +109,7 @@ mutants! {
     FloorsNotKept,
     /// What a tenant owns does not count for its floor.
     FloorsForgetOwners,
-    /// Nobody notes for which tenant a block was taken.
+    /// It is not noted for which tenant a block was taken.
     TakersNotNoted,
 }
 

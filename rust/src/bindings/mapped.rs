@@ -89,7 +89,7 @@ impl Mapped {
     /// Extend the checksum of what came before by a part.
     pub(crate) fn checksum(&self, before: u32, at: usize, size: usize) -> u32 {
         let place = self.place(at, size);
-        // SAFETY: the place is inside the mapping, and nobody writes it meanwhile.
+        // SAFETY: the place is inside the mapping, and it is not written meanwhile.
         crc32c::crc32c_append(before, unsafe { std::slice::from_raw_parts(place, size) })
     }
 

@@ -70,7 +70,7 @@ pub fn check_states(world: World, max_states: Option<u64>) -> Result<Vec<Finding
     Ok(search::search::checker(&mut model, max_states))
 }
 
-/// Fails with InvalidConfig where batches are in flight: a state is then no whole node.
+/// Fails with InvalidConfig if batches are in flight: a state is then no whole node.
 fn check_in_flight(world: &World) -> Result<(), Error> {
     match world.config.max_in_flight {
         0 => Ok(()),

@@ -107,7 +107,7 @@ const FLAGS: [&str; 8] = [
     "hide_salts",
 ];
 
-/// The next call, where the state is one; a hit is looked up before the call that uses it.
+/// The next call on this state; a hit is looked up before the call that uses it.
 pub(super) fn next_call(bytes: &mut Bytes, state: &State) -> Vec<Words> {
     let place = usize::from(bytes.next()) % (VERBS.len() + FREQUENT.len());
     let place = place.checked_sub(VERBS.len()).map_or(place, |more| FREQUENT[more]);
@@ -189,7 +189,7 @@ fn tokens(bytes: &mut Bytes) -> String {
     (0..=bytes.below(4)).map(|_| run(bytes)).collect::<Vec<_>>().join(",")
 }
 
-/// Options of an allocation: mostly a hit alone, or none; a hit where the request is known.
+/// Options of an allocation: mostly a hit alone, or none; a hit if the request is known.
 fn options(bytes: &mut Bytes, state: &State, words: &mut Vec<String>) {
     let flags = bytes.next();
     let flags = if flags < 128 { flags } else { flags & 1 };

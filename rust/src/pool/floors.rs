@@ -84,7 +84,7 @@ pub(crate) fn spare(tenants: &[Counts], taker: u8) -> Spare {
     tenants.iter().enumerate().map(left).collect()
 }
 
-/// The floors of a pool from which nobody has taken a block; None if there are none.
+/// The floors of a pool from which no block has been taken; None if there are none.
 pub(crate) fn make_floors(
     sizes: impl Iterator<Item = u32>,
     num_blocks: u32,

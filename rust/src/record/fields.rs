@@ -3,7 +3,7 @@
 //!
 //! A number is a varint of 7 bits a byte, the lowest first; one that may be negative is zigzagged.
 //! What is no number, or is beyond 2**60, stands as -2**61 or 2**61. A request is its row and 1, or
-//! 0 and its id if nobody has it. Tokens are u32. A hit is 1 and its length if it is what the last
+//! 0 and its id if it is unknown. Tokens are u32. A hit is 1 and its length if it is what the last
 //! look-up of the request found, else 0 and its blocks. A record by keys (names.rs) has other ids,
 //! and of tokens the count. Twin: kvcore/record/fields.py.
 

@@ -39,7 +39,7 @@ pub struct Chunk {
     pub slots: Option<SlotChunk>,
 }
 
-/// The slots that a chunk writes, negative where it writes none, and reads.
+/// The slots that a chunk writes, negative if it writes none, and reads.
 #[derive(Clone, Debug)]
 pub struct SlotChunk {
     pub group_id: usize,

@@ -3,7 +3,7 @@
 //!
 //! Twin: kvcore/sanitizer/digests.py.
 
-/// No content, the content of a token that nobody knows, and zeros.
+/// No content, the content of an unknown token, and zeros.
 pub const NOTHING: u64 = 0;
 pub const UNKNOWN: u64 = 1;
 pub const ZEROS: u64 = 2;

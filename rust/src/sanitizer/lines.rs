@@ -26,7 +26,7 @@ pub struct Line<'a> {
 
 /// What a chunk did or found that is no right read; `alias` is the one that proves nothing.
 ///
-/// block, slot, held and event are None where the table has no block for the position. event: under
+/// block, slot, held and event are None if the table has no block for the position. event: under
 /// which the slot was written, and how many steps behind it.
 #[derive(Clone, Debug)]
 pub struct WrongAccess {

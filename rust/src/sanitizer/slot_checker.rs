@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Follows what every slot holds, and checks what the queries of a step read.
 //!
-//! A write that changes a block with one claim, the writer's, disturbs nobody and looks at no other
-//! request; any other looks through the claimed blocks of all.
+//! A write that changes a block with one claim, the writer's, disturbs no request and looks at no
+//! other one; any other looks through the claimed blocks of all.
 //! Twin: kvcore/sanitizer/slot_checker.py.
 
 mod step;

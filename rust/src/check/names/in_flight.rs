@@ -35,7 +35,7 @@ pub(crate) struct Pending {
     /// The counts of its requests before it.
     pub(crate) before: Vec<(Row, u32)>,
     pub(crate) executed: bool,
-    /// The tokens of those that write, as they were when it was taken, where an engine runs ahead.
+    /// The tokens of those that write, as they were when it was taken, if an engine runs ahead.
     pub(crate) tokens: Texts,
     /// The node's texts before it was executed.
     pub(crate) texts: Texts,
@@ -101,7 +101,7 @@ pub(crate) struct Node {
     pub(crate) unreported: Vec<Unreported>,
     /// What the engine has yet to hand in, oldest first.
     pub(crate) outputs: Vec<Output>,
-    /// The tokens of requests on the device, with the last that it sampled, where a batch to come
+    /// The tokens of requests on the device, with the last that it sampled, if a batch to come
     /// feeds from them.
     pub(crate) texts: Texts,
 }

@@ -147,7 +147,7 @@ mod tests {
     #[test]
     fn who_is_started_again_and_again_is_found() {
         let mut run = run();
-        // Nothing is free, and nobody's leaving gives anything back.
+        // Nothing is free, and no request gives anything back if it leaves.
         let left = run.state.device.num_free();
         run.state.device.take(left, &mut Effects::silent());
         for row in [Row(0), Row(1)] {

@@ -5,7 +5,7 @@
 //! engine could, and throws the copy away. What an exploration shows by itself is not run again: a
 //! world that tries `free` and `remove_request` in every state proves DRAIN step by step, so only
 //! its states without requests are checked. Most states show progress with their first call; only
-//! where none does are requests preempted, one of them kept at a time. Twin:
+//! if none does are requests preempted, one of them kept at a time. Twin:
 //! kvcore/check/properties/liveness.py.
 
 use std::collections::BTreeSet;

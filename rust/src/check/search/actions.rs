@@ -15,7 +15,7 @@ use crate::types::ids::BlockId;
 use crate::types::values::{Hit, Status};
 use crate::types::violation::Violation;
 
-/// The tokens of each request and key of a state; none where tokens are not renamed.
+/// The tokens of each request and key of a state; none if tokens are not renamed.
 pub type Children = Option<Vec<Numbers>>;
 
 /// Return the first name that no request has.

@@ -9,8 +9,8 @@
 //! moment after it was executed, oldest first for each request. Output must be taken unless its
 //! request was cut or scheduled anew since, under no number but its batch's (OUTPUT-ONCE), and must
 //! make the request's tokens those that the device fed from. A slot of a rejected draft holds
-//! rubbish; so do, where all that was taken is run on a copy, the slots of all positions that a
-//! pass may write whose tokens nobody knows yet. With `max_in_flight=0` a batch is done when it is
+//! rubbish; so do, if all that was taken is run on a copy, the slots of all positions that a
+//! pass may write whose tokens are not known yet. With `max_in_flight=0` a batch is done when it is
 //! executed.
 //! Twin: kvcore/check/search/ahead_model.py.
 

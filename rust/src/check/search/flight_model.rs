@@ -138,7 +138,7 @@ impl FlightModel {
         self.edge_of(&[name], visit, make)
     }
 
-    /// Visit the edge that `make` gives; none where it breaks a property that does not count.
+    /// Visit the edge that `make` gives; none if it breaks a property that does not count.
     fn edge_of(
         &mut self,
         names: &[&'static str],
@@ -268,7 +268,7 @@ impl FlightModel {
         }
     }
 
-    /// Return a node whose state's events are drained, without what nobody reads any more.
+    /// Return a node whose state's events are drained, without what is never read again.
     pub(crate) fn closed(
         &mut self,
         mut node: Node,

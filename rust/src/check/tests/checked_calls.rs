@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What the checks of calls and of states find where something is wrong.
+//! What the checks of calls and of states find if something is wrong.
 //!
 //! The stories begin with the runs of checked_states.rs.
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What the checks of runs find where nothing can go on any more.
+//! What the checks of runs find if nothing can go on any more.
 //!
 //! The stories begin with the runs of checked_states.rs.
 

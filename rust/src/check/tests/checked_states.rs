@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Stories that every check sees, and what each of them finds where something was done wrong.
+//! Stories that every check sees, and what each of them finds if something was done wrong.
 //!
 //! A run makes calls on a state and checks each batch as a search does. A check is shown to fail by
 //! one change of what it looks at, behind a run in which it found nothing.

@@ -12,7 +12,7 @@ use crate::types::config::Config;
 use crate::types::ids::BlockId;
 
 impl BlockPool {
-    /// Set the floors of a pool, by tenant; nobody has taken a block.
+    /// Set the floors of a pool, by tenant; no block has been taken.
     pub(crate) fn set_floors(&mut self, sizes: impl Iterator<Item = u32>) {
         self.floors = make_floors(sizes, self.num_blocks());
     }

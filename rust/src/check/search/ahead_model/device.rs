@@ -13,7 +13,7 @@ use crate::types::violation::Violation;
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Ending {
     pub(crate) failing: Option<Unreported>,
-    /// The drafts that are accepted, and one token more; empty where nobody awaits it.
+    /// The drafts that are accepted, and one token more; empty if nothing awaits it.
     pub(crate) sampled: Vec<Numbers>,
 }
 
