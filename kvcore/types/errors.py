@@ -161,8 +161,8 @@ class OutputOutOfOrder(KvcoreError):
     """This batch does not sample the next position; `expected` does, or none if that is None."""
 
     message = (
-        "batch {batch} does not sample token {num_tokens} of request {request!r}: "
-        "the batch that does is {expected}"
+        "batch {batch} does not sample token {num_tokens} of request {request!r} "
+        "(expected batch: {expected})"
     )
 
 

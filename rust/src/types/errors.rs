@@ -117,8 +117,8 @@ errors! {
         "request {request:?} takes no output of batch {batch}: the first is {output_from}";
     /// This batch does not sample the next position; `expected` does, or none if that is None.
     OutputOutOfOrder { request: String, batch: i64, num_tokens: i64, expected: Option<i64> }
-        "batch {batch} does not sample token {num_tokens} of request {request:?}: the batch that \
-         does is {expected}";
+        "batch {batch} does not sample token {num_tokens} of request {request:?} \
+         (expected batch: {expected})";
     /// The batch was not taken yet, so it has sampled nothing.
     BatchNotTaken { batch: i64, open_batch: i64 }
         "batch {batch} was not taken yet: the open batch is {open_batch}";

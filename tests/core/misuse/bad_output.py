@@ -96,6 +96,21 @@ def unsampled(backend: Backend) -> KVCacheManager:
     return manager
 
 
+def short(backend: Backend) -> KVCacheManager:
+    """Hand in one token of batch 0, which computed a token and two drafts, and rejected none.
+
+    Batch 1 computes what follows the accepted drafts.
+    """
+    manager = make(backend, num_blocks=24, max_in_flight=2)
+    add(manager, "short", [0, 1])
+    manager.allocate_slots("short", 4, num_output_placeholders=2)
+    manager.take_batch()
+    manager.allocate_slots("short", 1, num_output_placeholders=3)
+    manager.take_batch()
+    manager.add_tokens("short", [2], batch=0)
+    return manager
+
+
 def planned(backend: Backend) -> KVCacheManager:
     """Go on from `flying`; the open batch computes the token before the third one to come."""
     manager = flying(backend)
@@ -213,6 +228,14 @@ OUTPUT = [
         OutputOutOfOrder(request="cut", batch=1, num_tokens=2, expected=None),
         *("append", ["cut"], [1]),
         batch=1,
+    ),
+    *(
+        bad(short, error, call, *arguments, batch=batch)
+        for call, arguments in (("append", (["short"], [1])), ("add_tokens", ("short", [1])))
+        for batch, error in (
+            (0, StaleOutput(request="short", batch=0, output_from=1)),
+            (1, OutputOutOfOrder(request="short", batch=1, num_tokens=3, expected=None)),
+        )
     ),
     bad(planned, InOpenBatch(kind="request", value="both"), "add_tokens", "both", [1, 1, 1]),
     bad(ahead, InOpenBatch(kind="request", value="guessed"), "add_tokens", "guessed", [1]),
