@@ -20,23 +20,22 @@ MEMINFO, CGROUP = "/proc/meminfo", "/sys/fs/cgroup/memory.max"
 def check_memory(num_blocks: int) -> None:
     """Raise PoolTooLarge unless pools of this many blocks fit."""
     needed = BLOCK_BYTES * num_blocks
-    available = num_reservable(needed)
-    if needed > SMALL_BYTES:
-        available = min([available, *num_available()])
+    reported = num_available() if needed > SMALL_BYTES else []
+    available = num_reservable(min([needed, *reported]))
     if available < needed:
         raise PoolTooLarge(num_blocks=num_blocks, needed_bytes=needed, available_bytes=available)
 
 
-def num_reservable(needed: int) -> int:
-    """Return `needed`, or its largest half, quarter and so on that can be allocated."""
-    while needed:
+def num_reservable(size: int) -> int:
+    """Return `size`, or its largest half, quarter and so on that can be allocated."""
+    while size:
         try:
-            bytes(needed)  # zeros are not written, so no page is used
+            bytes(size)  # zeros are not written, so no page is used
         except (MemoryError, OverflowError):
-            needed //= 2
+            size //= 2
         else:
             break
-    return needed
+    return size
 
 
 def num_available() -> list[int]:

@@ -21,10 +21,8 @@ const CGROUP: &str = "/sys/fs/cgroup/memory.max";
 pub fn check_memory(num_blocks: u64) -> Result<(), Error> {
     let buckets = 4 * (2 * num_blocks).next_power_of_two();
     let needed = BLOCK_BYTES * num_blocks + buckets;
-    let mut available = num_reservable(needed);
-    if needed > SMALL_BYTES {
-        available = num_available().into_iter().fold(available, u64::min);
-    }
+    let reported = if needed > SMALL_BYTES { num_available() } else { Vec::new() };
+    let available = num_reservable(reported.into_iter().fold(needed, u64::min));
     if available >= needed {
         return Ok(());
     }
@@ -32,18 +30,18 @@ pub fn check_memory(num_blocks: u64) -> Result<(), Error> {
     Err(Error::PoolTooLarge { num_blocks: num_blocks as i64, needed_bytes, available_bytes })
 }
 
-/// Return `needed`, or its largest half, quarter and so on that can be allocated.
-fn num_reservable(mut needed: u64) -> u64 {
+/// Return `size`, or its largest half, quarter and so on that can be allocated.
+fn num_reservable(mut size: u64) -> u64 {
     let fits = |size: u64| {
         let mut room: Vec<u8> = Vec::new();
         let reserved = usize::try_from(size).is_ok_and(|size| room.try_reserve_exact(size).is_ok());
         black_box(&room);
         reserved
     };
-    while needed > 0 && !fits(needed) {
-        needed /= 2;
+    while size > 0 && !fits(size) {
+        size /= 2;
     }
-    needed
+    size
 }
 
 /// Return the bytes available to this process, as far as the system reports them.

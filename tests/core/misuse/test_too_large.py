@@ -90,12 +90,20 @@ def test_a_state_that_cannot_be_reserved_is_not_restored(backend: Backend, tmp_p
     assert printed(RESTORE.format(backend=backend, file=str(file))) == ["100000", "100000"]
 
 
+def reserve(size: int) -> bytes:
+    """Reserve nothing; raise MemoryError above 125 MB, as a system that lends no memory."""
+    if size > 125_000_000:
+        raise MemoryError
+    return b""
+
+
 def test_a_pool_is_compared_with_the_memory_of_the_machine(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     meminfo, most = tmp_path / "meminfo", tmp_path / "most"
     monkeypatch.setattr(memory, "MEMINFO", str(meminfo))
     monkeypatch.setattr(memory, "CGROUP", str(most))
+    monkeypatch.setattr(memory, "bytes", reserve, raising=False)
     assert memory.num_available() == []
     lines = "MemTotal:  9000000 kB\nMemAvailable:  100000 kB\nSwapFree:  20000 kB\nHugePages: 0\n"
     meminfo.write_text(lines, encoding="ascii")
