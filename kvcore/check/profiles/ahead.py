@@ -162,6 +162,15 @@ RUN_AHEAD: dict[str, Profile] = {
         shows=SHOWS,
         not_shown={"call append: refused later": ROOMY},
     ),
+    "ahead-swap-large": Profile(
+        "a host tier, swapped and cut while output is to come",
+        world(3, 1, 4, 2, "truncate", "cancel", *SWAPS, num_host_blocks=2, **FLYING),
+        *(35322, 110850),
+        slow=True,
+        backend="rust",
+        shows=SHOWS,
+        not_shown={"call append: refused later": ROOMY},
+    ),
     "ahead-fork": Profile(
         "forks while output is to come",
         world(2, 2, 2, 1, "cancel", groups=(SLOT,), **{**FLYING, "without": LEFT}),
