@@ -28,8 +28,8 @@ EXPECTED = {
     "add": (BLOCKS, 209),
     "look_up": (REQUESTS, 1128),
     "allocate": (BLOCKS, 385),
-    "append": (APPENDED, 324),  # each step takes its batch
-    "append_ahead": (APPENDED, 311),  # the same, with a position to come
+    "append": (APPENDED, 259),  # each step takes its batch
+    "append_ahead": (APPENDED, 271),  # the same, with a position to come
     "take_batch": (BLOCKS, 34),
     "fork": (BLOCKS, 112),
     "free": (BLOCKS, 26),

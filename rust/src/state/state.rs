@@ -50,9 +50,6 @@ clone_in_place! {
     pub struct RequestState {
         /// The accepted tokens.
         pub(crate) tokens: Vec<u32>,
-        /// The hashes of its full blocks, at the config's hash_block_size; computed from the
-        /// tokens, or supplied by the engine.
-        pub(crate) block_hashes: Vec<BlockHash>,
         pub(crate) num_computed: u32,
         /// Number of tokens up to which appends change only the count (`fast_path.rs`); not
         /// encoded.
@@ -61,6 +58,9 @@ clone_in_place! {
         pub(crate) quiet_since: u64,
         /// The first batch whose output still belongs to it.
         pub(crate) output_from: u64,
+        /// The hashes of its full blocks, at the config's hash_block_size; computed from the
+        /// tokens, or supplied by the engine.
+        pub(crate) block_hashes: Vec<BlockHash>,
         /// The batches whose output it awaits, oldest first, if they are recorded (`samplers.rs`).
         pub(crate) samplers: Samplers,
         /// Device block ids, one table per group; no longer needed ones are the null block.

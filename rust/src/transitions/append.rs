@@ -14,8 +14,10 @@ use smallvec::SmallVec;
 use crate::mutants::{Mutant, seeded};
 use crate::state::open_batch::ScheduledRequest;
 use crate::state::state::{RequestState, State, request_mut};
+use crate::state::table_edit::TableEdit;
 use crate::transitions::allocate::{commit, note_entry};
-use crate::transitions::fast_path::{fits_in_place, is_known_quiet, is_quiet, note_quiet_until};
+use crate::transitions::drain::forget_new;
+use crate::transitions::fast_path::{is_known_quiet, is_quiet, note_quiet_until, taken_at_ends};
 use crate::transitions::output::{check_output, note_output, publish_filled, take_output};
 use crate::transitions::plan::plan_allocation;
 use crate::transitions::publish::publish_blocks;
@@ -77,16 +79,11 @@ pub fn append<'a>(
 /// Add and schedule a token if that changes only counts; returns false, with no change, otherwise.
 #[inline(always)] // of each request in each step
 fn append_quietly(state: &mut State, row: Row, token: Option<u32>, batch: Option<i64>) -> bool {
-    let State { requests, hash_block_size, num_pins, .. } = state;
-    let request = request_mut(requests, row);
-    if !is_known_quiet(request, *num_pins) {
+    let request = request_mut(&mut state.requests, row);
+    if !is_known_quiet(request, state.num_pins) {
         return false;
     }
     if let Some(token) = token {
-        let end = (request.block_hashes.len() + 1) * *hash_block_size as usize;
-        if request.tokens.len() + 1 >= end {
-            return false;
-        }
         request.tokens.push(token);
     }
     debug_assert!(is_quiet(state, row));
@@ -122,7 +119,8 @@ fn append_one(
         return Ok(());
     }
     let slot_request = SlotRequest::next(&state[row]);
-    let plan = if fits_in_place(state, row) {
+    let num_taken = taken_at_ends(state, row);
+    let plan = if num_taken.is_some() {
         None
     } else {
         let planned = plan_allocation(state, row, &slot_request);
@@ -144,7 +142,7 @@ fn append_one(
     take_output(state, row, token.and(batch));
     match plan {
         Some(plan) => commit(state, &slot_request, &plan),
-        None => commit_in_place(state, row),
+        None => commit_at_ends(state, row, num_taken.unwrap_or(0)),
     }
     Ok(())
 }
@@ -299,8 +297,8 @@ fn check_each(state: &State, rows: &[u32], output: &Output<'_>) -> Result<(), Er
     Ok(())
 }
 
-/// Schedule one more token of a request that already has its slot.
-fn commit_in_place(state: &mut State, row: Row) {
+/// Schedule one more token of a request whose tables at most grow by a block each.
+fn commit_at_ends(state: &mut State, row: Row, num_taken: u32) {
     if state.has_windows {
         let seen_from = visible_from(state, row, state[row].num_accepted());
         if moves_on(state, row, seen_from) {
@@ -308,10 +306,26 @@ fn commit_in_place(state: &mut State, row: Row) {
         }
     }
     note_entry(state, row, true);
+    if num_taken > 0 {
+        grow(state, row, num_taken);
+    }
     let (open, request) = (state.batch.number, &mut state[row]);
     request.schedule(open, request.num_computed + 1);
     if state.config.publishes_at_once() {
         publish_blocks(state, row, state[row].num_accepted(), false);
     }
     note_quiet_until(state, row);
+}
+
+/// Add a block to each table that has no slot for the next token.
+fn grow(state: &mut State, row: Row, num_taken: u32) {
+    let taken = state.device.take(num_taken, &mut state.effects);
+    forget_new(state, &taken);
+    let (count, mut taken) = (state[row].num_computed, taken.into_iter());
+    for group_id in 0..state.config.groups.len() {
+        let size = state.config.groups[group_id].block_size;
+        let needed = (count / size) as usize >= state[row].tables[group_id].len();
+        let new = taken.by_ref().take(usize::from(needed));
+        TableEdit::of(state, row, group_id as u32).extend(new, true);
+    }
 }

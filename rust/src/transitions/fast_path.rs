@@ -4,8 +4,9 @@
 //! Invariants: most decode tokens go to an existing slot, fill no block and move no window. After
 //! an allocation this holds up to a known count, until another request gets a share in the blocks:
 //! `fork` and every cut reset the count for the request, `pin` for all requests. A request with
-//! such a count ahead has no drafts and no unfinished loads, and is on the device; a transition
-//! that changes this resets the count too. Debug builds plan each such token and assert that the
+//! such a count ahead has no drafts and no unfinished loads, is on the device and, if all its tokens
+//! are known, awaits the output of one batch only; a transition that changes this resets the count
+//! too. Debug builds plan each such token and assert that the
 //! plan is empty.
 
 use crate::state::state::{RequestState, State};
@@ -29,14 +30,16 @@ pub(crate) fn is_known_quiet(request: &RequestState, num_pins: u64) -> bool {
 
 /// Note up to which count the next tokens of a request are quiet.
 pub(crate) fn note_quiet_until(state: &mut State, row: Row) {
-    let num_computed = state[row].num_computed;
-    if !state[row].drafts.is_empty() {
+    let request = &state[row];
+    let num_computed = request.num_computed;
+    let awaits_others = request.num_output_placeholders() == 0 && !request.samplers.is_empty();
+    if !request.drafts.is_empty() || awaits_others {
         state[row].quiet_until = 0;
         return;
     }
     let groups = (0..).zip(&state.config.groups).filter(|(_, group)| !group.is_cross());
     let until = groups.map(|(index, group)| quiet_in_group(state, row, (index, group)));
-    let until = until.min().unwrap_or(num_computed);
+    let until = until.min().unwrap_or(num_computed).min(next_hash(state, row));
     let num_pins = state.num_pins;
     let request = &mut state[row];
     (request.quiet_until, request.quiet_since) = (until, num_pins);
@@ -62,6 +65,16 @@ fn quiet_in_group(state: &State, row: Row, (index, group): (usize, &Group)) -> u
     until
 }
 
+/// The count at which the next token completes a block to hash.
+fn next_hash(state: &State, row: Row) -> u32 {
+    let request = &state[row];
+    if !state.config.enable_caching || request.own_hashes {
+        return u32::MAX;
+    }
+    let end = (request.num_hashed(1) + 1).saturating_mul(state.hash_block_size);
+    (end - 1).saturating_add(request.num_output_placeholders())
+}
+
 /// The count at which a group's window moves on by a block; 0 if it has moved already.
 fn next_trim(state: &State, table: &[BlockId], group: &Group, num_computed: u32) -> u32 {
     let skipped = skipped_blocks(group, num_computed);
@@ -78,36 +91,47 @@ fn next_trim(state: &State, table: &[BlockId], group: &Group, num_computed: u32)
     }
 }
 
-/// Whether one more token of a request that `append` has checked takes no block, because it has a
-/// slot with one owner and no key in every group. Its plan then has at most a window trim.
+/// Count the blocks that one more token of a request that `append` has checked takes, if it
+/// changes no other places: in every group its slot has one owner and no key, or is the first one
+/// behind the table. Returns None if a plan has to tell. A window may have to be trimmed.
 #[must_use]
-pub(crate) fn fits_in_place(state: &State, row: Row) -> bool {
-    let request = &state[row];
-    let mut groups = state.config.groups.iter().zip(&request.tables);
-    let fits = groups.all(|(group, table)| {
-        let block = table.get((request.num_computed / group.block_size) as usize);
-        block.is_some_and(|&block| state.device.is_writable(block))
-    });
-    debug_assert!(!fits || plan_without_blocks(state, row).is_some());
-    fits
-}
-
-/// Return the plan of one more token, if it is admitted and takes no block.
-fn plan_without_blocks(state: &State, row: Row) -> Option<Plan> {
-    let planned = plan_allocation(state, row, &SlotRequest::next(&state[row]));
-    let plan = planned.ok()?.ok()?;
-    let takes_none = plan.hits.is_empty() && plan.rewrites.is_empty() && plan.growth.is_empty();
-    takes_none.then_some(plan)
+pub(crate) fn taken_at_ends(state: &State, row: Row) -> Option<u32> {
+    let (request, mut num_taken) = (&state[row], 0);
+    for (group, table) in state.config.groups.iter().zip(&request.tables) {
+        let position = (request.num_computed / group.block_size) as usize;
+        match table.get(position) {
+            Some(&block) if state.device.is_writable(block) => {}
+            None if position == table.len() && !group.is_cross() => num_taken += 1,
+            _ => return None,
+        }
+    }
+    let State { has_windows, config, device, .. } = state;
+    let only_grows = !has_windows && config.num_preallocate_tokens == 0 && device.floors.is_none();
+    let fits = num_taken == 0 || only_grows && num_taken <= device.num_free();
+    debug_assert!(!fits || plan_next(state, row).as_ref().and_then(num_grown) == Some(num_taken));
+    fits.then_some(num_taken)
 }
 
 /// Whether one more token takes no blocks, gives none back, and fills none.
 fn is_nothing(state: &State, row: Row) -> bool {
-    let Some(plan) = plan_without_blocks(state, row) else { return false };
+    let Some(plan) = plan_next(state, row) else { return false };
     let known = plan.num_scheduled.min(state[row].num_tokens());
     let full = |(group, &cached): (&Group, &u32)| known / group.block_size > cached;
     let mut groups = state.config.groups.iter().zip(&state[row].num_cached);
     let publishes = state.config.publishes_at_once() && groups.any(full);
-    !publishes && plan.trims.is_empty()
+    !publishes && plan.trims.is_empty() && num_grown(&plan) == Some(0)
+}
+
+/// Return the plan of one more token, if it is admitted.
+fn plan_next(state: &State, row: Row) -> Option<Plan> {
+    plan_allocation(state, row, &SlotRequest::next(&state[row])).ok()?.ok()
+}
+
+/// Count the blocks that a plan takes, if it does nothing else to tables.
+fn num_grown(plan: &Plan) -> Option<u32> {
+    let only_grows = plan.hits.is_empty() && plan.rewrites.is_empty();
+    let grown = plan.growth.iter().map(|each| each.num_nulls + each.num_external + each.num_new);
+    only_grows.then(|| grown.sum())
 }
 
 #[cfg(test)]
@@ -158,12 +182,12 @@ mod tests {
     #[test]
     fn tokens_that_fill_positions_to_come_bring_the_next_full_block_near() {
         let (mut state, row) = running();
-        let ahead = SlotRequest { num_output_placeholders: 2, ..SlotRequest::new(2) };
+        let ahead = SlotRequest { num_output_placeholders: 4, ..SlotRequest::new(4) };
         allocate_slots(&mut state, "a", &ahead).unwrap().unwrap();
         take_batch(&mut state).unwrap();
-        assert_eq!(state[row].quiet_until, 8);
+        assert_eq!(state[row].quiet_until, 11);
         add_tokens(&mut state, "a", &[6, 7]).unwrap();
-        assert_eq!((state[row].quiet_until, state[row].num_computed), (6, 7));
+        assert_eq!((state[row].quiet_until, state[row].num_computed), (9, 9));
         append(&mut state, Requests::Rows(&[row.0]), &[8]).unwrap();
         assert_eq!(state[row].num_cached, [2]);
     }

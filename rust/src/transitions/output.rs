@@ -97,8 +97,8 @@ pub(crate) fn take_output(state: &mut State, row: Row, batch: Option<i64>) {
 #[inline(always)] // of each request in each step
 pub(crate) fn note_output(request: &mut RequestState, batch: Option<i64>, open: u64) {
     if request.num_computed < request.num_tokens() {
+        debug_assert!(request.samplers.is_empty(), "a quiet request waits for no other batch");
         request.output_from = open;
-        request.samplers.clear();
         return;
     }
     if !seeded(Mutant::QuietStepNotAwaited) {

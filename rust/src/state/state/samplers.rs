@@ -53,6 +53,9 @@ impl RequestState {
         if to_come == 0 && made[..] == [Sampler { batch: from, end: count }] {
             made.clear();
         }
+        if to_come == 0 && !made.is_empty() {
+            self.quiet_until = 0;
+        }
     }
 
     /// Await what is awaited as far as it still can be, after a change.
@@ -73,6 +76,7 @@ impl RequestState {
         let (num_tokens, batch) = (self.num_tokens(), self.output_from);
         if before >= num_tokens && self.num_computed < num_tokens && batch < open {
             self.samplers.push(Sampler { batch, end: before });
+            self.quiet_until = 0;
         }
     }
 
@@ -125,6 +129,7 @@ impl RequestState {
         let end = self.num_computed;
         self.output_from = open;
         self.samplers.clear();
+        self.quiet_until = 0;
         if end >= self.num_tokens() {
             self.samplers.push(Sampler { batch: 0, end });
         }
