@@ -4,10 +4,9 @@
 //! Invariants: most decode tokens go to an existing slot, fill no block and move no window. After
 //! an allocation this holds up to a known count, until another request gets a share in the blocks:
 //! `fork` and every cut reset the count for the request, `pin` for all requests. A request with
-//! such a count ahead has no drafts and no unfinished loads, is on the device and, if all its tokens
-//! are known, awaits the output of one batch only; a transition that changes this resets the count
-//! too. Debug builds plan each such token and assert that the
-//! plan is empty.
+//! such a count ahead has no drafts and no unfinished loads, is on the device and, if all its
+//! tokens are known, awaits the output of one batch only; a transition that changes this resets the
+//! count too. Debug builds plan each such token and assert that the plan is empty.
 
 use crate::state::state::{RequestState, State};
 use crate::transitions::plan::{Plan, plan_allocation};
