@@ -36,6 +36,8 @@ from tests.record.records import CONFIG, check_replays, record, story
 
 FIRST = "00000000.kvcrec"
 SMALL = Config(4, 2, hash_seed=b"x")
+LARGE_BLOCKS = Config(4, 64, hash_seed=b"x")
+"""A pool for prompts that are larger than a file, with few hashes to compute."""
 FEW = story()[:4]
 
 
@@ -255,7 +257,7 @@ def test_a_restored_state_begins_a_file(tmp_path: Path, backend: Backend) -> Non
 
 
 def test_a_call_larger_than_the_file_makes_it_grow(tmp_path: Path, backend: Backend) -> None:
-    manager = KVCacheManager(SMALL, backend)
+    manager = KVCacheManager(LARGE_BLOCKS, backend)
     manager.start_recording(Recorder(tmp_path, segment_bytes=1))
     manager.add_request(Request("long", range(200_000)))
     manager.stop_recording()
@@ -289,7 +291,7 @@ class FullDisk(Recorder):
 def test_a_full_disk_ends_the_record_and_not_the_manager(
     tmp_path: Path, backend: Backend, left: int, sync: bool
 ) -> None:
-    manager, fresh = KVCacheManager(SMALL, backend), KVCacheManager(SMALL, backend)
+    manager, fresh = (KVCacheManager(LARGE_BLOCKS, backend) for _ in range(2))
     recorder = FullDisk(tmp_path, segment_bytes=1, sync=sync)
     recorder.left = left
     calls = [Call("add_request", (Request("long", range(200_000)),)), *FEW, *FEW]
