@@ -243,27 +243,40 @@ def test_a_worker_ends_with_its_object_though_later_forks_hold_its_connection() 
 
 
 PROGRAM = """
-import os, time
+import os
 from kvcore_runtime.engine.forked_worker import ForkedWorker
 class Desk:
     def process_id(self):
         return os.getpid()
 desk = Desk()
 workers = [ForkedWorker(desk) for _ in range(2)]
-print(*(each.submit(desk.process_id).result() for each in workers), flush=True)
-time.sleep({seconds})
+print(*(each.submit(desk.process_id).result() for each in workers))
 """
 
 
-@pytest.mark.parametrize("seconds", [0, 60], ids=["at its end", "when it is killed"])
-def test_workers_end_with_their_process(seconds: int) -> None:
-    command = [sys.executable, "-c", PROGRAM.format(seconds=seconds)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        ids = [int(each) for each in process.stdout.readline().split()]
-        if seconds:
-            process.kill()
-        process.wait(30)
+def test_workers_end_at_the_end_of_their_process() -> None:
+    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, check=True)
+    ids = [int(each) for each in done.stdout.split()]
     assert len(ids) == 2
+    for each in ids:
+        wait_for(partial(is_gone, each))
+
+
+class Caller(Desk):
+    """An object whose process has two workers of its own."""
+
+    def start(self) -> list[int]:
+        self.workers = [ForkedWorker(DESK) for _ in range(2)]
+        return [each.submit(DESK.process_id).result() for each in self.workers]
+
+
+def test_workers_end_when_their_process_is_killed() -> None:
+    caller = Caller()
+    process = ForkedWorker(caller)
+    ids = process.submit(caller.start).result()
+    assert len(ids) == 2
+    dead = process.submit(caller.die, int(signal.SIGKILL))
+    with pytest.raises(ExecutorDied, match="9"):
+        dead.result()
     for each in ids:
         wait_for(partial(is_gone, each))
