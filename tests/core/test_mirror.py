@@ -12,9 +12,12 @@ from __future__ import annotations
 
 import ast
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
+
+from tests.helpers.syntax import parsed
 
 ROOT = Path(__file__).parents[2]
 PYTHON, RUST = ROOT / "kvcore", ROOT / "rust" / "src"
@@ -141,12 +144,14 @@ RUST_ONLY = {
 }
 
 
+@cache
 def python_files() -> dict[str, Path]:
     """Return the Python files by relative path, without the lists of rooms."""
     files = PYTHON.rglob("*.py")
     return {name(path, PYTHON): path for path in files if path.name != "__init__.py"}
 
 
+@cache
 def rust_files() -> dict[str, Path]:
     """Return the Rust files by relative path, without the lists of rooms and the unit tests."""
     files = [path for path in RUST.rglob("*.rs") if path.name not in ("mod.rs", "tests.rs")]
@@ -178,12 +183,13 @@ def public(nodes: list[ast.stmt]) -> list[ast.FunctionDef | ast.ClassDef]:
 
 def python_names(path: Path) -> tuple[list[str], list[str]]:
     """Return the public functions and classes of a file, and their public methods, in order."""
-    items = public(ast.parse(path.read_text(encoding="utf-8")).body)
+    items = public(parsed(path).body)
     classes = [item for item in items if isinstance(item, ast.ClassDef)]
     methods = [method.name for item in classes for method in public(item.body)]
     return [item.name for item in items], methods
 
 
+@cache
 def rust_names(path: Path) -> list[str]:
     """Return the functions, types, variants and arms of a file without its tests, in order."""
     source = path.read_text(encoding="utf-8").partition("#[cfg(test)]")[0]
@@ -213,7 +219,7 @@ def test_each_rust_file_stands_where_its_python_file_does() -> None:
 
 def test_a_python_file_that_names_a_twin_has_it() -> None:
     for file, path in python_files().items():
-        header = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+        header = ast.get_docstring(parsed(path)) or ""
         for twin in TWIN.findall(header):
             assert (ROOT / twin).exists()
             assert twin.startswith(f"rust/src/{OF_RUST[0]}/") or twin == f"rust/src/{file}.rs"

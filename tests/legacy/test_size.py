@@ -13,9 +13,12 @@ from __future__ import annotations
 import ast
 import io
 import tokenize
+from functools import cache
 from pathlib import Path
 
 import pytest
+
+from tests.helpers.syntax import statements
 
 ROOT = Path(__file__).parents[2]
 LEGACY, TWIN = ROOT / "kvcore" / "legacy", ROOT / "rust" / "src"
@@ -51,12 +54,13 @@ def rust_lines(text: str) -> int:
 def imported(path: Path) -> set[str]:
     """Return the modules of the older managers that a module imports."""
     found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in statements(path):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("kvcore.legacy."):
             found |= {str(node.module), *(f"{node.module}.{each.name}" for each in node.names)}
     return found
 
 
+@cache
 def files_of(generation: str) -> set[Path]:
     """Return the Python files of a folder, and those of the older managers that they reach."""
     reached: set[Path] = set()
@@ -78,6 +82,7 @@ def twins_of(path: Path) -> list[Path]:
     return [each for each in [twin, *bound] if each.exists()]
 
 
+@cache
 def count(generation: str) -> int:
     """Return the code lines of a generation that no older one has."""
     older: set[Path] = set()
