@@ -20,7 +20,6 @@ from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
-from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import FuncFormatter, PercentFormatter
 
 from kvcore.cli.page_style import COLOURS
@@ -32,6 +31,10 @@ NAMES = {f"#0101{number:02}": name for number, name in enumerate(COLOURS)}
 """Placeholder colours for matplotlib, each of which stands for a name."""
 INK, FAINT, GRID, BLUE, ORANGE, GREEN, RED, _, _ = NAMES
 WIDTH_INCHES = 9.2
+COURSE_MARGINS = {"left": 0.07, "right": 0.97, "bottom": 0.051, "top": 0.971, "hspace": 0.25}
+"""Shares of the figure, with room for titles and for labels of eight characters. To compute them
+from the labels takes matplotlib as long as to draw.
+"""
 NUM_BINS = 120
 STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
@@ -62,9 +65,8 @@ STYLE: dict[Any, Any] = {
 def draw_course(result: Result) -> str:
     """Draw use, running and waiting, hits and evictions over virtual time, one below the other."""
     with rc_context(STYLE):
-        layout = ConstrainedLayoutEngine(hspace=0.06)
-        figure = Figure(figsize=(WIDTH_INCHES, 9.0), layout=layout)
-        axes: Sequence[Axes] = figure.subplots(4, 1, sharex=True)
+        figure = Figure(figsize=(WIDTH_INCHES, 9.0))
+        axes: Sequence[Axes] = figure.subplots(4, 1, sharex=True, gridspec_kw=COURSE_MARGINS)
         samples = _from_zero(result.samples)
         times = [each.time for each in samples]
         _draw_use(axes[0], times, samples)
