@@ -9,19 +9,16 @@ change the marks of their contents (known_tokens.py).
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Callable, Iterable
 from typing import Any, cast
 
-from kvcore.explain.explanation import Explanation, Removal
-from kvcore.explain.known_tokens import FINDABLE, LABEL, NEVER, REMOVED, Segment
+from kvcore.explain.contents import Contents
+from kvcore.explain.explanation import Explanation
+from kvcore.explain.known_tokens import LABEL
 from kvcore.explain.lengths import cut, lost_spans, published_lengths, spans_of
 from kvcore.explain.requests import KnownRequest, Namespaces, to_bytes
 from kvcore.types.commands import Batch
 from kvcore.types.values import Appended, Hit, Refused, Request
-
-Content = tuple[Segment, int, int]
-"""A segment, a group, and the index of the mark."""
 
 
 class AdmissionObserver:
@@ -38,16 +35,14 @@ class AdmissionObserver:
         self._sizes = tuple(group.block_size for group in self.config.groups)
         self._groups = [g for g, each in enumerate(self.config.groups) if not each.is_cross]
         self._fine = self.config.hash_block_size
-        self._is_plain = len(self._sizes) == 1 and not self.config.has_windows
+        is_kept = self.config.duplicates == "keep" and not self.config.has_windows
+        self._is_plain = len(self._sizes) == 1 and is_kept
         self._namespaces = Namespaces(self._sizes, self.config.hash_block_size)
         self._requests: dict[str, KnownRequest] = {}
         self._rows: dict[int, KnownRequest] = {}
         self._unpublished: dict[str, KnownRequest] = {}
-        self._contents: list[Content | None] = [None] * self.config.num_blocks
-        self._freed = array("I", bytes(4 * self.config.num_blocks))
-        self._copies: dict[Content, int] = {}
-        self._removals: list[Removal] = []
-        self._call = self._step = self._epoch = 0
+        self._contents = Contents(manager)
+        self._epoch = 0
         self._has_loads = False
         self._notes: dict[str, Callable[..., None]] = {
             "add_request": self._add_request,
@@ -67,14 +62,17 @@ class AdmissionObserver:
             "complete": self._publish_late,
             "advance_epoch": self._advance_epoch,
             "cache_blocks": self._publish_late,
+            "remove_skipped_blocks": self._note_table,
             **{name: self._withdrawn(name) for name in _WITHDRAWING},
         }
 
     def note(self, name: str, outcome: Any, *args: Any, **options: Any) -> None:
         """Add a call that was made. Calls that raised or change nothing may be left out."""
-        self._call += 1
+        self._contents.call += 1
         note = self._notes.get(name)
-        if note is not None and not isinstance(outcome, Refused):
+        if isinstance(outcome, Refused):
+            note = self._note_table if name == "allocate_slots" else None  # windows were trimmed
+        if note is not None:
             note(outcome, *args, **options)
 
     def notes(self, name: str) -> bool:
@@ -83,7 +81,7 @@ class AdmissionObserver:
 
     def findable_blocks(self) -> set[int]:
         """Return the findable device blocks, as far as calls were observed."""
-        return {block for block, content in enumerate(self._contents) if content is not None}
+        return {block for block, content in enumerate(self._contents.of) if content is not None}
 
     def _add_request(self, row: int, request: Request) -> None:
         known = self._namespaces.add(request)
@@ -93,6 +91,7 @@ class AdmissionObserver:
         parent = self._requests[parent_id]
         child = self._requests[child_id] = self._rows[row] = self._namespaces.fork(parent, child_id)
         self._refresh(child)
+        child.was_admitted = child.holds
         self._publish(child)
 
     def _add_tokens(self, _: None, request_id: str, tokens: Any, **options: Any) -> None:
@@ -113,10 +112,12 @@ class AdmissionObserver:
 
     def _truncate(self, _: None, request_id: str, num_tokens: int) -> None:
         request = self._requests[request_id]
-        request.settle(self._step, self._epoch)
+        request.settle(self._contents.step, self._epoch)
         self._namespaces.shorten(request, num_tokens)
         self._refresh(request)
-        self._withdraw("truncate", request.held)
+        held = request.held
+        self._fresh(request)
+        self._contents.withdraw("truncate", held)
         self._publish(request)
 
     def _remove_request(self, _: None, request_id: str) -> None:
@@ -124,27 +125,29 @@ class AdmissionObserver:
         request.join()
         self._unpublished.pop(request_id, None)
         if self._has_loads:  # when its last unconfirmed load ends, nothing rests on it any more
-            self._withdraw("remove_request", range(len(self._contents)))
+            self._contents.withdraw("remove_request", range(self.config.num_blocks))
 
     def _append(self, outcome: Appended, requests: Any, tokens: Any = None, **_: Any) -> None:
         named = requests.tolist() if hasattr(requests, "tolist") else list(requests)
         known = self._rows if named and isinstance(named[0], int) else self._requests
-        callers = [cast("dict[Any, KnownRequest]", known)[each] for each in named[: outcome.done]]
+        callers = [cast("dict[Any, KnownRequest]", known)[each] for each in named]
         labels = None if tokens is None else to_bytes(tokens)
-        if outcome.columns:
-            for place, _, _, block in zip(*outcome.grown, strict=True):
-                if block or not self.config.null_block:
-                    self._take(callers[place], [block], "decode")
-                    callers[place].held.append(block)
-        for place, request in enumerate(callers):
+        grown = list(zip(*outcome.grown, strict=True)) if outcome.columns else []
+        if self.config.has_windows:
+            self._trim(callers, grown)
+        for place, _, _, block in grown:
+            if block or not self.config.null_block:
+                self._contents.take(callers[place].name, [block], "decode")
+                callers[place].held.append(block)
+        for place, request in enumerate(callers[: outcome.done]):
             if request.is_odd:
                 self._rewrite(request, "decode")
             if labels is not None:
                 request.extend(labels[place * LABEL : (place + 1) * LABEL])
-            request.schedule(self._step)
+            request.schedule(self._contents.step)
             request.computed += 1
             if not request.computed % self._fine or request.name in self._unpublished:
-                self._publish(request)
+                self._publish(request, "decode")
 
     def _allocate_slots(
         self, outcome: Any, request_id: str, _: int, hit: Hit | None = None, **options: Any
@@ -160,12 +163,15 @@ class AdmissionObserver:
             self._rewrite(request, kind)
         else:
             fresh = [each for ids in outcome.blocks for each in ids]
+            if self.config.has_windows:
+                self._contents.release(set(fresh).intersection(request.held))
             request.held += fresh
-            self._take(request, fresh, kind)
-        request.schedule(self._step)
+            self._note_table(None, request_id)
+            self._contents.take(request.name, fresh, kind)
+        request.schedule(self._contents.step)
         request.computed = self._manager.num_computed_tokens(request_id)
         if not options.get("delay_cache_blocks"):
-            self._publish(request)
+            self._publish(request, kind)
         else:
             self._unpublished[request_id] = request
 
@@ -180,21 +186,21 @@ class AdmissionObserver:
 
     def _free(self, _: None, request_id: str) -> None:
         request = self._requests[request_id]
-        was_scheduled = request.step == self._step
-        request.settle(self._step, self._epoch)
+        was_scheduled = request.step == self._contents.step
+        request.settle(self._contents.step, self._epoch)
         self._release(request)
         if was_scheduled:
-            self._withdraw("free", request.held)
+            self._contents.withdraw("free", request.held)
         request.held, request.is_odd = [], False
         request.published = [0] * len(self._sizes)
 
     def _swap_out(self, _: Any, request_ids: Iterable[str]) -> None:
         for request_id in request_ids:
             request = self._requests[request_id]
-            request.settle(self._step, self._epoch)
+            request.settle(self._contents.step, self._epoch)
             request.is_odd = True
             self._release(request)
-            self._withdraw("swap_out", request.held)
+            self._contents.withdraw("swap_out", request.held)
             request.held = []
             request.published = [0] * len(self._sizes)
             self._refresh(request)
@@ -203,12 +209,12 @@ class AdmissionObserver:
         for request_id in request_ids:
             request = self._requests[request_id]
             self._refresh(request)
-            self._take(request, self._fresh(request), "swap_in")
+            self._contents.take(request.name, self._fresh(request), "swap_in")
             request.holds = True
             self._publish(request)
 
     def _take_batch(self, _: Batch) -> None:
-        self._step += 1
+        self._contents.step += 1
         self._publish_late()
 
     def _publish_late(self, *_: Any, **__: Any) -> None:
@@ -222,9 +228,10 @@ class AdmissionObserver:
             for request in self._requests.values():
                 if request.holds:
                     self._refresh(request)
+                    self._fresh(request)
                     request.is_odd = True
                     request.published = [0] * len(self._sizes)
-            self._withdraw(name, range(len(self._contents)))
+            self._contents.withdraw(name, range(self.config.num_blocks))
             self._publish_late()
 
         return note
@@ -232,11 +239,10 @@ class AdmissionObserver:
     def _advance_epoch(self, epoch: int, *_: Any, **__: Any) -> None:
         """Note that no key is left, and that new weights compute all tokens from now on."""
         for request in self._requests.values():
-            request.settle(self._step, self._epoch)
+            request.settle(self._contents.step, self._epoch)
         self._epoch = epoch
         self._namespaces.begin_epoch()
-        self._contents = [None] * self.config.num_blocks
-        self._copies.clear()
+        self._contents.clear()
         self._unpublished.clear()
 
     def _admit(self, request: KnownRequest, hit: Hit | None, external: int) -> None:
@@ -260,15 +266,15 @@ class AdmissionObserver:
         found, least = published_lengths(self.config, marks, num_tokens, counts[-1])
         lengths = cut([*counts, *found], used)
         size, lost = self._sizes[least], (lengths[-3], lengths[-4])
-        spans = spans_of(lengths, lost_spans(marks[least], size, *lost, self._removals), external)
+        gone = lost_spans(marks[least], size, *lost, self._contents.removals)
         return Explanation(
             request=request.name,
-            call=self._call,
-            step=self._step,
+            call=self._contents.call,
+            step=self._contents.step,
             again=request.was_admitted,
             num_tokens=num_tokens,
             lengths=lengths,
-            spans=spans,
+            spans=spans_of(lengths, gone, external),
             nearest=self._namespaces.nearest(request, lengths[0]),
         )
 
@@ -278,13 +284,12 @@ class AdmissionObserver:
 
     def _release(self, request: KnownRequest) -> None:
         """Note that a request no longer holds anything."""
-        request.holds, request.computed = False, 0
-        for block in request.held:
-            self._freed[block] = self._step
+        request.holds, request.computed, request.step = False, 0, -1
+        self._contents.release(request.held)
 
     def _fresh(self, request: KnownRequest) -> list[int]:
-        """Return the new blocks of a request, without those hit by their content, and mark all its
-        blocks as held.
+        """Return the new blocks of a request, without those hit by their content; note all its
+        blocks as held, and those that left as released.
         """
         held = set(request.held)
         request.held = []
@@ -296,46 +301,35 @@ class AdmissionObserver:
                 request.held.append(block)
                 if block in held:
                     continue
-                is_same = self._contents[block] == request.content(g, position)
+                is_same = self._contents.of[block] == request.content(g, position)
                 if not (is_same and self._has_key(block)):  # a partial block has that content, too
                     fresh.append(block)
+        self._contents.release(held.difference(request.held))
         return fresh
+
+    def _note_table(self, _: Any, request_id: str, *__: Any, **___: Any) -> None:
+        """Note which blocks of a request have left its windows."""
+        if self.config.has_windows:
+            self._fresh(self._requests[request_id])
+
+    def _trim(self, callers: list[KnownRequest], grown: list[tuple[int, ...]]) -> None:
+        """Note which blocks left windows in a call that grew tables, before it took any again."""
+        for place, _, _, block in grown:
+            if block:
+                self._contents.release({block}.intersection(callers[place].held))
+        for place in {place for place, _, _, block in grown if not block}:
+            self._fresh(callers[place])
 
     def _rewrite(self, request: KnownRequest, kind: str) -> None:
         """Note the blocks that a call gave to a request, and the keys that its write ends."""
-        self._take(request, self._fresh(request), kind)
-        self._withdraw(kind, request.held)
+        self._contents.take(request.name, self._fresh(request), kind)
+        self._contents.withdraw(kind, request.held)
 
-    def _take(self, request: KnownRequest, blocks: list[int], kind: str) -> None:
-        """Note that a call took blocks, whose contents are gone."""
-        for block in blocks:
-            if self._contents[block] is not None:
-                self._remove(block, request.name, kind)
+    def _publish(self, request: KnownRequest, kind: str = "unknown") -> None:
+        """Note which full blocks of a request now have a key; none if it is of an older epoch.
 
-    def _remove(self, block: int, taker: str | None, kind: str) -> None:
-        content = self._contents[block]
-        assert content is not None
-        self._contents[block] = None
-        copies = self._copies.pop(content, 1) - 1
-        if copies:
-            if copies > 1:
-                self._copies[content] = copies
-            return
-        idle, removals = self._step - self._freed[block], self._removals
-        last = removals[-1] if removals else None
-        if last is None or (last.call, last.idle_steps) != (self._call, idle):
-            removals.append(Removal(taker, self._call, kind, self._step, idle))
-        segment, group_id, place = content
-        segment.marks[group_id][place] = REMOVED + len(removals) - 1
-
-    def _withdraw(self, name: str, blocks: Iterable[int]) -> None:
-        """Note which of these blocks have lost their keys."""
-        for block in blocks:
-            if self._contents[block] is not None and not self._has_key(block):
-                self._remove(block, None, name)
-
-    def _publish(self, request: KnownRequest) -> None:
-        """Note which full blocks of a request now have a key; none if it is of an older epoch."""
+        kind: of the call, if it may have written over other contents.
+        """
         if request.epoch != self._epoch:
             return
         known = min(request.computed, len(request.labels) // LABEL)
@@ -355,30 +349,16 @@ class AdmissionObserver:
                 if not block and self.config.null_block:
                     continue
                 if self._has_key(block):
-                    self._mark(block, request.content(g, position))
+                    self._contents.mark(block, request.content(g, position), kind)
                 else:
                     waits = True
                     request.published[g] = min(request.published[g], position)
+            if self.config.duplicates == "merge":
+                self._fresh(request)
         if waits:
             self._unpublished[request.name] = request
         elif self._unpublished:
             self._unpublished.pop(request.name, None)
-
-    def _mark(self, block: int, content: Content) -> None:
-        """Note that a block makes a content findable."""
-        there = self._contents[block]
-        if there is not None:
-            if there == content:
-                return
-            self._remove(block, None, "unknown")
-        self._contents[block] = content
-        segment, group_id, place = content
-        marks = segment.marks[group_id]
-        if place >= len(marks):
-            marks.extend([NEVER] * (place + 1 - len(marks)))
-        if marks[place] == FINDABLE:
-            self._copies[content] = self._copies.get(content, 1) + 1
-        marks[place] = FINDABLE
 
 
 _WITHDRAWING = (

@@ -123,7 +123,7 @@ class Namespaces:
         namespace = next(key for key, tree in self._trees.items() if tree is parent.place.tree)
         bare = None if parent.bare is None else bytes(parent.bare.labels)
         child = self._add(name, namespace, bytes(parent.labels), bare)
-        child.num_prompt, child.was_admitted, child.is_odd = parent.num_prompt, True, True
+        child.num_prompt, child.is_odd = parent.num_prompt, True
         child.epoch, parent.is_odd = parent.epoch, True
         return child
 

@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The causes of missed tokens by their definitions, from a full history and in quadratic time.
+
+The history is read from the states before and after each call of the Python core: every text and
+every computed prefix that ever was, and for each key how it was last lost. Nothing here is shared
+with `kvcore.explain`. It knows full and sliding groups.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from kvcore.state.state import RequestState, State
+from kvcore.types.values import Hit
+
+Lost = tuple[str | None, int, str, int, int]
+"""Request, call, kind, step, and steps since the block last had an owner."""
+ROWS = (
+    *("namespace", "not_computed", "old_epoch", "partial_block", "last_token", "draft_drop"),
+    *("not_published", "lost", "groups_disagree", "unused"),
+)
+TAKERS = {"allocate_slots": "prompt", "append": "decode", "swap_in": "swap_in"}
+
+
+def num_equal(one: Sequence[int], other: Sequence[int]) -> int:
+    """Count the leading elements that are equal."""
+    pairs = list(zip(one, other, strict=False))
+    return next((n for n, (mine, its) in enumerate(pairs) if mine != its), len(pairs))
+
+
+class Naive:
+    """A history of calls."""
+
+    def __init__(self, state: State) -> None:
+        self.state, self.step, self.call = state, 0, 0
+        self.num_requests = 0
+        self.numbers: dict[str, int] = {}
+        self.extra: dict[str, Any] = {}
+        self.prompts: dict[str, int] = {}
+        self.texts: set[tuple[int, Any, tuple[int, ...]]] = set()
+        self.computed: set[tuple[Any, tuple[int, ...], int]] = set()
+        self.admitted: set[str] = set()
+        self.ever: set[bytes] = set()
+        self.lost: dict[bytes, Lost] = {}
+        self.owned = [0] * state.config.num_blocks
+
+    def note(self, name: str, state: State, *args: Any) -> None:
+        """Add a call that was made, and the state after it."""
+        before, self.state = self.state, state
+        self.call += 1
+        if name in ("add_request", "fork"):
+            new = args[0] if name == "add_request" else None
+            request_id = new.request_id if new else args[1]
+            self.extra[request_id] = (new.cache_salt, new.lora) if new else self.extra[args[0]]
+            self.prompts[request_id] = len(new.tokens) if new else self.prompts[args[0]]
+            self.numbers[request_id] = self.num_requests = self.num_requests + 1
+            self.admitted.discard(request_id)
+        for request_id, request in state.requests.items():
+            text = (self.numbers[request_id], self.extra[request_id], tuple(request.tokens))
+            self.texts.add(text)
+            if any(map(any, request.tables)):
+                self.admitted.add(request_id)
+        if name == "advance_epoch":
+            self.ever.clear()
+        self._note_lost(name, before, args)
+        self.ever |= {key for key in state.device.keys if key is not None}
+        self.owned = [
+            self.step if was else last
+            for last, was in zip(self.owned, before.device.ref_counts, strict=True)
+        ]
+        if name == "take_batch":
+            self.step += 1
+            self.computed |= self._counts(state)
+
+    def explain(self, request_id: str, used: int, external: int) -> list[tuple[str, Lost | None]]:
+        """Return the cause of each token that an admission missed, by the state before it."""
+        request, mine = self.state.requests[request_id], self.extra[request_id]
+        config, text = self.state.config, tuple(request.tokens)
+        sizes = [group.block_size for group in config.groups]
+        computed = self.computed | self._counts(self.state)
+        lengths: dict[str, int] = {}
+        lengths["old_epoch"] = max(
+            (num_equal(text, its) for extra, its, _ in computed if extra == mine), default=0
+        )
+        lengths["partial_block"] = max(
+            (
+                num_equal(text, its)
+                for extra, its, epoch in computed
+                if extra == mine and epoch == self.state.epoch
+            ),
+            default=0,
+        )
+        earlier = [each for each in self.texts if each[0] < self.numbers[request_id]]
+        same = [num_equal(text, its) for _, extra, its in earlier if extra == mine]
+        lengths["not_computed"] = max([*same, lengths["old_epoch"]])
+        lengths["namespace"] = max(
+            [*(num_equal(text, its) for *_, its in earlier), lengths["not_computed"]]
+        )
+        fresh, most = lengths["partial_block"], len(text) - 1
+        starts = [at for at in range(fresh + 1) if all(at % size == 0 for size in sizes)]
+        lengths["last_token"] = starts[-1]
+        lengths["draft_drop"] = max(at for at in starts if at == 0 or at <= most)
+        drops = [size * config.drops_last_hit(g) for g, size in enumerate(sizes)]
+        starts = [at for at in starts if not at or at + max(drops) <= min(most, fresh)]
+        lengths["not_published"] = starts[-1]
+        now = {key for key in self.state.device.keys if key is not None}
+        groups = range(len(sizes))
+        once = lengths["lost"] = max(
+            at for at in starts if all(self._finds(request, g, at, self.ever) for g in groups)
+        )
+        starts = [at for at in starts if at <= once]
+        own = [max(at for at in starts if self._finds(request, g, at, now)) for g in groups]
+        lengths["groups_disagree"] = min(own)
+        lengths["unused"] = max(
+            at for at in starts if all(self._finds(request, g, at, now) for g in groups)
+        )
+        least = own.index(min(own))
+        causes: list[tuple[str, Lost | None]] = []
+        for token in range(used, lengths["namespace"]):
+            cause = [row for row in ROWS if token < lengths[row]][-1]
+            lost = None
+            if token < used + external:
+                cause = "external"
+            elif cause == "lost":
+                lost = self._lost_at(request, least, token // sizes[least], now)
+                cause = "evicted" if lost[2] in ("prompt", "decode", "swap_in") else "withdrawn"
+            causes.append((cause, lost))
+        return causes
+
+    def _counts(self, state: State) -> set[tuple[Any, tuple[int, ...], int]]:
+        """Return what requests count as computed now: extra keys, tokens, epoch."""
+        return {
+            (self.extra[name], tuple(request.tokens)[: request.num_computed], request.epoch)
+            for name, request in state.requests.items()
+        }
+
+    def _finds(self, request: RequestState, g: int, at: int, keys: Collection[bytes]) -> bool:
+        """Return whether a group can resume at a token if these keys are there."""
+        config, group = self.state.config, self.state.config.groups[g]
+        size, first = group.block_size, 0
+        if group.window is not None:
+            first = min(max(0, at - group.window + 1) // size, at // size - 1)
+        end = at // size + config.drops_last_hit(g)
+        return not at or all(request.key(config, g, n) in keys for n in range(first, end))
+
+    def _lost_at(self, request: RequestState, g: int, block: int, now: set[bytes]) -> Lost:
+        """Return how a block was lost; one that was not has the cause of a missing one before it,
+        else after it.
+        """
+        config = self.state.config
+        num_hashed = request.num_hashed(config, g)
+        for n in (*range(block, -1, -1), *range(block + 1, num_hashed)):
+            key = request.key(config, g, n)
+            if key in self.ever and key not in now:
+                return self.lost[key]
+        raise AssertionError(f"block {block} was never lost")
+
+    def _note_lost(self, name: str, before: State, args: Any) -> None:
+        there, kind = set(self.state.device.keys), TAKERS.get(name, name)
+        takers: dict[int, str] = {}
+        for request_id, request in self.state.requests.items():
+            old = before.requests.get(request_id)
+            for g, table in enumerate(request.tables):
+                had = set(enumerate(old.tables[g])) if old is not None else set()
+                takers |= {block: request_id for _, block in set(enumerate(table)) - had}
+        if name == "allocate_slots":
+            done = before.requests[args[0]].num_computed
+            kind = "prompt" if done < self.prompts[args[0]] else "decode"
+        for block, key in enumerate(before.device.keys):
+            if key is not None and key not in there:
+                idle = 0 if before.device.ref_counts[block] else self.step - self.owned[block]
+                self.lost[key] = (takers.get(block), self.call, kind, self.step, idle)
+
+
+def used_tokens(hit: Hit | None) -> int:
+    """Return how many tokens an allocation takes from a hit."""
+    return 0 if hit is None else hit.num_tokens
