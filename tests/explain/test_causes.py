@@ -38,7 +38,7 @@ WAYS = {
     "swap": 2,
 }
 """How often each kind of call is drawn."""
-NUM_RUNS = 48
+NUM_RUNS = 70
 """Runs per kind of groups."""
 
 
@@ -143,7 +143,7 @@ def test_each_token_has_the_cause_of_its_history(groups: tuple[Group, ...]) -> N
 def check_run(seed: int, groups: tuple[Group, ...]) -> None:
     random = Random(seed)
     config = Config(
-        random.randint(4, 9) * len(groups),
+        random.randint(6, 16),
         groups=groups,
         num_host_blocks=random.choice([0, 8]),
         eviction=random.choice(["lru", "uncached_first"]),
