@@ -26,6 +26,7 @@ TABLE_COMMANDS = re.compile(r"\b(SetTable|CutTable)\b")
 STRUCT_ROOMS = re.compile(r"kvcore/(types|state|pool)/")
 OTHER_STRUCTS = {
     "kvcore/transitions/plan.py": {"Growth", "Lengths", "Plan"},
+    "kvcore/transitions/states.py": {"StateStep"},
     "kvcore/transitions/slot_request.py": {"SlotRequest"},
     "kvcore/compat/allocation_span.py": {"AllocationSpan", "TokenCounts"},
     "kvcore/compat/engine_request.py": {"RequestCounts"},

@@ -28,10 +28,10 @@ from kvcore.types.config import MAX_EPOCH
 from kvcore.types.wire import Reader, Writer
 
 LOADS, EXTRA_KEYS, OPTIONS, OUTPUT, HELD_ROWS, EPOCHS = range(1, 7)
-WAITING, USES, RETENTION, PINS, FLOORS, SAMPLERS = range(7, 13)
+WAITING, USES, RETENTION, PINS, FLOORS, SAMPLERS, CHECKPOINTS = range(7, 14)
 """The tags, in order: unconfirmed loads, cut extra keys, options of the config, first batches whose
 output belongs to requests, held rows, epochs, order of arrival of requests, memory of an eviction
-policy, levels, pins of prefixes, floors, batches whose output is to come.
+policy, levels, pins of prefixes, floors, batches whose output is to come, checkpoints without keys.
 """
 MEDIA_CUT, ROWS_CUT = 1, 2
 HIDE_SALTS = 1
@@ -52,7 +52,8 @@ def write_sections(out: Writer, state: State) -> None:
         (RETENTION, _has_levels(state), _write_levels),
         (PINS, _has_pins(state), _write_pins),
         (FLOORS, state.device.floors is not None, _write_floors),
-        (SAMPLERS, any(_with_samplers(state)), write_samplers),
+        (SAMPLERS, any(each.samplers for each in state.requests.values()), _write_samplers),
+        (CHECKPOINTS, _has_checkpoints(state), _write_checkpoints),
     )
     for tag, is_there, write in sections:
         if is_there:
@@ -104,18 +105,6 @@ def write_output(out: Writer, state: State) -> None:
         out.u64(request.output_from)
 
 
-def write_samplers(out: Writer, state: State) -> None:
-    """Write the batches whose output is to come, with their ends, by request in row order."""
-    requests = list(_with_samplers(state))
-    out.u32(len(requests))
-    for request in requests:
-        out.u32(request.row)
-        out.u32(len(request.samplers))
-        for batch, end in request.samplers:
-            out.u64(batch)
-            out.u32(end)
-
-
 def write_held_rows(out: Writer, state: State) -> None:
     """Write the held rows, each with its batch, in order."""
     out.u32(len(state.held_rows))
@@ -152,7 +141,8 @@ def read_sections(source: Reader, state: State) -> State:
         RETENTION: _read_levels,
         PINS: _read_pins,
         FLOORS: _read_floors,
-        SAMPLERS: read_samplers,
+        SAMPLERS: _read_samplers,
+        CHECKPOINTS: _read_checkpoints,
     }
     last = -1
     while source.offset < len(source.data):
@@ -247,26 +237,6 @@ def read_output(source: Reader, state: State) -> State:
     return replace(state, requests=requests)
 
 
-def read_samplers(source: Reader, state: State) -> State:
-    """Read the batches whose output is to come; return the state with them. Raises DamagedState."""
-    requests, last = state.requests, -1
-    for _ in range(source.u32()):
-        row = source.u32()
-        name = state.rows[row] if last < row < len(state.rows) else None
-        samplers = tuple((source.u64(), source.u32()) for _ in range(source.u32()))
-        if name is None or not samplers:
-            raise source.damaged("batches sample for no request, or none for one")
-        last, request = row, replace(requests[name], samplers=samplers)
-        numbers = [number for number, _ in samplers] + [state.batch.number + 1]
-        fits = request.awaiting(samplers) == request and numbers == sorted(set(numbers))
-        if not fits or samplers[-1][1] < request.num_computed >= len(request.tokens):
-            raise source.damaged("whose output is to come is not in canonical form")
-        requests = requests.set(name, request)
-    if last < 0:
-        raise source.damaged("a section is empty")
-    return replace(state, requests=requests)
-
-
 def read_held_rows(source: Reader, state: State) -> State:
     """Read held rows, at least one; return the state with them. Raises DamagedState."""
     held = tuple((source.u32(), source.u64()) for _ in range(source.u32()))
@@ -318,13 +288,6 @@ def _counting(state: State) -> Iterator[RequestState]:
     """Return the requests that count tokens, in row order."""
     known = (state.requests[name] for name in state.rows if name is not None)
     return (request for request in known if request.num_computed)
-
-
-def _with_samplers(state: State) -> Iterator[RequestState]:
-    """Yield the requests whose output to come is recorded, in row order."""
-    for name in state.rows:
-        if name is not None and state.requests[name].samplers:
-            yield state.requests[name]
 
 
 def _with_output(state: State) -> Iterator[RequestState]:
@@ -392,3 +355,36 @@ def _read_floors(source: Reader, state: State) -> State:
     from kvcore.codec.claims_section import read_floors
 
     return read_floors(source, state)
+
+
+def _write_samplers(out: Writer, state: State) -> None:
+    from kvcore.codec.samplers_section import write_samplers
+
+    write_samplers(out, state)
+
+
+def _read_samplers(source: Reader, state: State) -> State:
+    from kvcore.codec.samplers_section import read_samplers
+
+    return read_samplers(source, state)
+
+
+def _has_checkpoints(state: State) -> bool:
+    """Whether there are checkpoints without keys; few models have states."""
+    if not state.config.has_states:
+        return False
+    from kvcore.codec.states_section import has_checkpoints
+
+    return has_checkpoints(state)
+
+
+def _write_checkpoints(out: Writer, state: State) -> None:
+    from kvcore.codec.states_section import write_checkpoints
+
+    write_checkpoints(out, state)
+
+
+def _read_checkpoints(source: Reader, state: State) -> State:
+    from kvcore.codec.states_section import read_checkpoints
+
+    return read_checkpoints(source, state)

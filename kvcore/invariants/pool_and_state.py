@@ -18,7 +18,7 @@ from kvcore.invariants.requests import Property
 from kvcore.pool.block_pool import BlockPool
 from kvcore.pool.free_queue import num_older
 from kvcore.state.batch_records import UnconfirmedLoad
-from kvcore.state.state import NO_HOST_BLOCK, Operation, State
+from kvcore.state.state import NO_HOST_BLOCK, State
 from kvcore.types.errors import InvariantViolation
 from kvcore.types.values import Status
 
@@ -51,7 +51,9 @@ def pools(state: Pools) -> list[tuple[str, BlockPool]]:
 
 
 def ref(state: State) -> Iterator[str]:
-    """REF: a block's reference count is the number of tables that hold it, plus its pins."""
+    """REF: a block's reference count is the number of tables that hold it, plus its pins and the
+    batches in flight that own it.
+    """
     for tier, pool in pools(state):
         held = _owners(state, pool, tier)
         for block, (count, expected) in enumerate(zip(pool.ref_counts, held, strict=True)):
@@ -69,6 +71,9 @@ def _owners(state: State, pool: BlockPool, tier: str) -> list[int]:
             for block in table:
                 if block >= pool.first_block and block != NO_HOST_BLOCK:
                     held[block] += 1
+    for batch in state.in_flight if tier == "device" else ():
+        for owed in batch.owed:
+            held[owed.block] += 1
     return held
 
 
@@ -334,35 +339,11 @@ def operations(state: State) -> Iterator[str]:
     """OPERATIONS: each unfinished operation holds its block; a request waits for the operations
     that name it.
     """
-    pool = state.device
-    held = Counter(operation.block for operation in state.operations.values())
-    for block, count in held.items():
-        if block < pool.first_block or pool.pins.get(block, 0) < count:
-            yield f"block {block} has {count} operations, but {pool.pins.get(block, 0)} pins"
-    loads = Counter(operation.request_id for operation in state.operations.values())
-    for request_id, request in state.requests.items():
-        if request.num_loading != loads[request_id]:
-            waits, named = request.num_loading, loads[request_id]
-            yield f"request {request_id!r} waits for {waits} loads, but {named} name it"
-        most = request.num_computed if request.num_loading else 0
-        if request.load_end > most:
-            yield f"request {request_id!r} has loaded up to token {request.load_end} of {most}"
-    for number, operation in state.operations.items():
-        if operation.batch > state.batch.number:
-            yield f"operation {number} is of batch {operation.batch}, which was not opened yet"
-        if operation.request_id is not None and not _is_target(state, operation):
-            yield f"operation {number} fills block {operation.block}, which its request lacks"
+    waiting = (each.num_loading or each.load_end for each in state.requests.values())
+    if len(state.operations) or any(waiting):
+        from kvcore.invariants.claims import wrong_operations  # few states have any
 
-
-def _is_target(state: State, operation: Operation) -> bool:
-    """Return whether the block that a load fills is at the position of its key."""
-    request = state.requests[str(operation.request_id)]
-    for index, group in enumerate(state.config.groups):
-        position = operation.first_token // group.block_size
-        known = position < min(len(request.tables[index]), request.num_hashed(state.config, index))
-        if known and request.tables[index][position] == operation.block:
-            return request.key(state.config, index, position) == operation.key
-    return False
+        yield from wrong_operations(state)
 
 
 OF_POOLS = frozenset({partition, queue_unique, null_block, index_sound, index_complete})

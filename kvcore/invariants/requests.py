@@ -49,11 +49,13 @@ def wait_empty(state: State) -> Iterator[str]:
 
 def null_prefix(state: State) -> Iterator[str]:
     """NULL-PREFIX: the null block is only at the start of tables of windowed groups, in place of
-    blocks that the next query does not read.
+    blocks that the next query does not read. STATE-LIVE says where it is in a state group.
     """
     for request in state.requests.values():
         for index, table in enumerate(held_tables(request)):
             group = state.config.groups[index]
+            if group.is_state:
+                continue
             nulls = [at for at, block in enumerate(table) if is_null(state, request, block)]
             if nulls != list(range(len(nulls))):
                 yield f"{_name(request)} has null blocks at {nulls} in group {index}"
@@ -174,6 +176,26 @@ def computed_bound(state: State) -> Iterator[str]:
             yield f"{_name(request)} computed {request.num_computed} of {most} tokens"
 
 
+def states(state: State) -> Iterator[str]:
+    """STATE-LIVE: a request has the state at its count, and at most the one that its last step
+    began with; null blocks stand in the other places.
+    """
+    if state.config.has_states:
+        from kvcore.invariants.states import wrong_tables  # few models have states
+
+        yield from wrong_tables(state)
+
+
+def checkpoints(state: State) -> Iterator[str]:
+    """STATE-OWN: a checkpoint without a key is written by the open batch, or owned by the batch in
+    flight that will publish it.
+    """
+    if state.config.has_states:
+        from kvcore.invariants.states import wrong_checkpoints
+
+        yield from wrong_checkpoints(state)
+
+
 def _same_prefix(
     state: State, one: RequestState, other: RequestState, group_id: int, position: int
 ) -> bool:
@@ -203,7 +225,7 @@ def _name(request: RequestState) -> str:
 
 OF_REQUESTS = frozenset(
     {table_length, wait_empty, null_prefix, group_agree, cross, cached_count}
-    | {request_hashes, computed_bound}
+    | {request_hashes, computed_bound, states}
 )
 """Properties of a single request, which read nothing else that changes."""
 
@@ -219,4 +241,6 @@ PROPERTIES: dict[str, Property] = {
     "CACHE-KEY": published_content,
     "DRAFT": drafts,
     "COMPUTED": computed_bound,
+    "STATE-LIVE": states,
+    "STATE-OWN": checkpoints,
 }

@@ -2,8 +2,10 @@
 """The oracle: contents, block tables and owners, derived from batches and forward passes alone.
 
 A forward pass fills the slots of external tokens, writes the scheduled tokens, and writes rubbish
-into lookahead slots; then every query must find what its group lets it see. A failed load leaves
-spoilt slots, and so does everything computed from them. The null block is neither written nor read.
+into lookahead slots; then every query must find what its group lets it see. In a state group it
+finds the state before the step in the block to which it then writes the state after it; all passes
+of a request are one step. A failed load leaves spoilt slots, and so does everything computed from
+them. The null block is neither written nor read.
 The content of a block is undefined as soon as the block is handed out, or loses both owner and key;
 this is stricter than real memory and finds a use after free in the smallest pool.
 """
@@ -15,7 +17,18 @@ from copy import copy
 
 import attrs
 
-from kvcore.oracle.contents import RUBBISH, SPOILT, Place, SlotStore, WrongSlot, group_of, run_of
+from kvcore.oracle.contents import (
+    RUBBISH,
+    SPOILT,
+    ZEROS,
+    Content,
+    Place,
+    SlotStore,
+    WrongSlot,
+    block_at,
+    group_of,
+    run_of,
+)
 from kvcore.types.commands import (
     COPIES,
     Allocate,
@@ -136,12 +149,13 @@ class ContentOracle(SlotStore):
         self._unfilled = set()
         if not passes:
             return
+        step = self._step_states(passes)
         for each in passes:
             self._write(each)
         failing = any(each.failed is not None for each in passes)
         late = self._late_reports and self._cancels
         if failing or (late and any(SPOILT in slots for slots in self.contents.values())):
-            self._spread(passes)
+            self._spread(passes, step)
         forgiving = failing or self._late_reports
         for each in passes:
             if each.loaded < each.end:
@@ -157,6 +171,8 @@ class ContentOracle(SlotStore):
         """
         for index, group in enumerate(self._config.groups):
             nodes, first, end = each.nodes, skipped_tokens(group, query), each.end
+            if group.is_state:
+                continue
             if group.is_cross:
                 nodes, first, end = each.encoder, 0, len(each.encoder) if each.end else 0
             for wrong in self.wrong(tables[index], index, nodes, first, min(end, len(nodes))):
@@ -164,10 +180,13 @@ class ContentOracle(SlotStore):
                     self._complain("KV-READ", wrong, f": request {each.request_id!r} reads it")
 
     def check_key(self, block: int, key: bytes) -> None:
-        """Raise InvariantViolation (CACHE-KV) unless a block holds the content of its key."""
-        nodes = self._block_of(key, self.epoch)
-        for wrong in self.wrong([("device", block)], group_of(key), nodes, 0, len(nodes)):
-            self._complain("CACHE-KV", wrong)
+        """Raise InvariantViolation (CACHE-KV, STATE-KEY) unless a block holds the content of its
+        key.
+        """
+        nodes, group_id = self._block_of(key, self.epoch), group_of(key)
+        name = "STATE-KEY" if self._config.groups[group_id].is_state else "CACHE-KV"
+        for wrong in self.wrong([("device", block)], group_id, nodes, 0, len(nodes)):
+            self._complain(name, wrong)
 
     def _complain(self, name: str, wrong: WrongSlot, behind: str = "") -> None:
         """Raise InvariantViolation if the property is checked. behind: appended to the message."""
@@ -186,10 +205,49 @@ class ContentOracle(SlotStore):
                     detail = f"block {block} of group {index} is read and was neither zeroed"
                     raise InvariantViolation("ZEROED", f"{detail} nor filled")
 
+    def _step_states(self, passes: Sequence[Pass]) -> set[int]:
+        """Read the states before the steps, and write those after them; return the rows whose state
+        a failed load spoilt. Raises InvariantViolation (STATE-READ).
+        """
+        spoilt = set[int]()
+        if not self._config.has_states:
+            return spoilt
+        writes: list[tuple[Place, Content]] = []
+        rows: dict[int, list[Pass]] = {}
+        for each in passes:
+            rows.setdefault(each.row, []).append(each)
+        for row, mine in rows.items():
+            brought = [each for each in mine if each.loaded > each.start]
+            nodes, start, end = mine[-1].nodes, mine[0].start, mine[-1].end
+            if start == end:
+                continue
+            for index, group, table in self._layers(row):
+                if not group.is_state:
+                    continue
+                place = block_at(table, (end - 1) // group.block_size)
+                wanted: Content = (nodes[start - 1], index) if start else ZEROS
+                held = wanted
+                if not brought:
+                    held = self.get(place)[0]
+                elif brought[-1].failed is not None:
+                    held = SPOILT
+                if held == SPOILT and (brought or self._late_reports):
+                    spoilt.add(row)
+                elif held != wanted:
+                    wrong = WrongSlot(place, 0, held, wanted)
+                    behind = f": request {mine[0].request_id!r} reads it"
+                    self._complain("STATE-READ", wrong, behind)
+                writes.append((place, (nodes[end - 1], index)))
+        for place, after in writes:
+            self.contents[place] = (after, *self._nothing[1:])
+        return spoilt
+
     def _write(self, each: Pass) -> None:
         nodes, bad = each.nodes, each.loaded if each.failed is None else each.failed
         bad = max(each.start, min(bad, each.loaded))
         for index, group, table in self._layers(each.row):
+            if group.is_state:
+                continue
             if group.is_cross:
                 if each.encodes:
                     self.put(table, index, 0, run_of(each.encoder, index))
@@ -202,14 +260,24 @@ class ContentOracle(SlotStore):
                 run += (RUBBISH,) * (each.num_slots - each.end)
             self.put(table, index, each.start, run)
 
-    def _spread(self, passes: Sequence[Pass]) -> None:
-        """Spoil everything that is computed from spoilt slots, in the order of the calls."""
+    def _spread(self, passes: Sequence[Pass], spoilt: set[int]) -> None:
+        """Spoil everything that is computed from spoilt slots, in the order of the calls, or from
+        spoilt states. spoilt: the rows with these.
+        """
         for each in passes:
             layers = [layer for layer in self._layers(each.row) if not layer[1].is_cross]
+            seen = [layer for layer in layers if not layer[1].is_state]
             for query in range(each.loaded, each.end):
-                if any(self._sees_spoilt(group, table, query) for _, group, table in layers):
-                    for index, _, table in layers:
+                if each.row in spoilt or any(
+                    self._sees_spoilt(group, table, query) for _, group, table in seen
+                ):
+                    spoilt.add(each.row)
+                    for index, _, table in seen:
                         self.put(table, index, query, (SPOILT,))
+            for _, group, table in layers if each.row in spoilt else ():
+                if group.is_state:
+                    place = table[(each.end - 1) // group.block_size]
+                    self.contents[place] = (SPOILT, *self._nothing[1:])
 
     def _sees_spoilt(self, group: Group, table: Sequence[Place], query: int) -> bool:
         size, first = group.block_size, skipped_tokens(group, query)
@@ -224,7 +292,7 @@ class ContentOracle(SlotStore):
         return any(
             self.get(table[position // group.block_size])[position % group.block_size] == SPOILT
             for _, group, table in self._layers(row)
-            if not group.is_cross
+            if not (group.is_cross or group.is_state)
         )
 
     def _layers(self, row: int) -> Iterator[Layer]:

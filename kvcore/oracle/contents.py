@@ -3,7 +3,8 @@
 
 A slot holds nothing, or the identity of a prefix (all tokens up to and including its own) and the
 group that wrote it. Identities are only compared, so they may be numbers of prefixes
-(`prefixes.py`), digests, or the tokens themselves.
+(`prefixes.py`), digests, or the tokens themselves. A block of a state group has one content, in its
+first slot: the prefix that its state stands for.
 
 Invariants: contents change only by the commands of a batch, in order, and by the forward pass after
 them. No transition calls anything here.

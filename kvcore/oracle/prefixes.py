@@ -153,12 +153,14 @@ class Prefixes:
         return chain.tokens[: chain.end]
 
     def block(self, key: bytes, epoch: int = 0) -> tuple[int, ...]:
-        """Return the prefixes in a block under a key of an epoch. Raises InvariantViolation
-        (KEY-GRAN).
+        """Return the prefixes in a block under a key of an epoch; that of a state is one. Raises
+        InvariantViolation (KEY-GRAN).
         """
         group_id = group_of(key)
         size = self._config.groups[group_id].block_size
         chain = self._chains[key[:HASH_SIZE]]
+        if self._config.groups[group_id].is_state:
+            size = 1
         if chain.end % size:
             detail = f"a key of group {group_id} ends at token {chain.end}, blocks hold {size}"
             raise InvariantViolation("KEY-GRAN", detail)

@@ -182,7 +182,7 @@ class Schedule:
         """
         for write in self._writes:
             name = write.request_id
-            if len([each for each in self._writes if each.request_id == name]) > 1:
+            if len(self._of(name)) > 1:
                 continue
             to_come = state.requests[name].num_output_placeholders
             for index, table in enumerate(state.requests[name].tables):
@@ -199,7 +199,8 @@ class Schedule:
     def _fork(self, state: StateLike, parent: str, child: str) -> None:
         settled = self._before.get(parent, self.computed[parent])
         settled = min(settled, len(state.requests[parent].tokens))
-        self.computed[child] = settled if resumes(state, parent, settled) else 0
+        shared = settled == self.computed[parent] or keeps_state(state, parent, settled)
+        self.computed[child] = settled if shared and resumes(state, parent, settled) else 0
         if self.computed[child]:
             self.epochs[child] = self.epochs[parent]
         if self.computed[child] and parent in self.encoders:
@@ -296,6 +297,8 @@ class Schedule:
         """Take a request out of the open batch, drop its drafts, and lower its count to
         `num_tokens`.
         """
+        brought = any(each.loaded > each.start for each in self._of(request_id))
+        brought = brought or (request_id in self.loading and request_id in self._before)
         self._writes = [each for each in self._writes if each.request_id != request_id]
         self.loading.pop(request_id, None)
         self.failed.pop(request_id, None)
@@ -304,10 +307,16 @@ class Schedule:
         known = len(state.requests[request_id].tokens)
         count = min(self._before.pop(request_id, self.computed[request_id]), known)
         count = count if resumes(state, request_id, count) else 0
+        if state.config.has_states and (brought or num_tokens < count):
+            num_tokens = 0
         count = min(count, num_tokens)
         self.computed[request_id] = count if resumes(state, request_id, count) else 0
         if not self.computed[request_id]:
             self.encoders.pop(request_id, None)
+
+    def _of(self, request_id: str) -> list[Write]:
+        """Return the writes of a request in the open batch."""
+        return [each for each in self._writes if each.request_id == request_id]
 
 
 def shortened(write: Write, request_id: str, num_tokens: int) -> Write | None:
@@ -354,10 +363,24 @@ def resumes(state: StateLike, request_id: str, num_tokens: int) -> bool:
     """
     tables = state.requests[request_id].tables
     for group, table in zip(state.config.groups, tables, strict=True):
-        if not group.is_windowed:
+        if not group.is_windowed or group.is_state:
             continue
         needed = table[skipped_blocks(group, num_tokens) : -(-num_tokens // group.block_size)]
         if any(block < state.device.first_block for block in needed):
+            return False
+    return True
+
+
+def keeps_state(state: StateLike, request_id: str, num_tokens: int) -> bool:
+    """Whether the state before the open batch, in each state group, is in a block that the batch
+    does not overwrite.
+    """
+    tables = state.requests[request_id].tables
+    for group, table in zip(state.config.groups, tables, strict=True):
+        place = (num_tokens - 1) // group.block_size
+        if group.is_state and (
+            not 0 <= place < len(table) - 1 or table[place] < state.device.first_block
+        ):
             return False
     return True
 

@@ -15,6 +15,8 @@ from immutables import Map
 from msgspec import Struct
 from pyrsistent import PVector, pvector
 
+from kvcore.types.events import BlockStored
+
 PublishedKey = tuple[int, bytes]
 """A block, and the key under which a batch published it."""
 
@@ -41,12 +43,25 @@ class RequestEntry(Struct, frozen=True, gc=False):
     replaced: frozenset[tuple[int, int]] = frozenset()
 
 
+class OwedCheckpoint(Struct, frozen=True, gc=False):
+    """A state that a batch in flight writes and that is findable once the batch is completed.
+
+    The batch owns the block until then. key: of the state. event: what is then announced, if that
+    is asked for; the request may be gone by then.
+    """
+
+    block: int
+    key: bytes
+    event: BlockStored | None = None
+
+
 class BatchInFlight(Struct, frozen=True, gc=False):
     """A taken batch.
 
     published_keys: what it published, in order, if a cancel can undo it. rows: rows that its
     commands name, and rows of requests that it remembered until they were removed, ascending.
-    starts_epoch: whether an epoch began in it.
+    starts_epoch: whether an epoch began in it. owed: the states that it publishes when it is
+    completed, in the order of the calls.
     """
 
     number: int
@@ -54,6 +69,7 @@ class BatchInFlight(Struct, frozen=True, gc=False):
     published_keys: PVector[PublishedKey] = pvector()
     rows: tuple[int, ...] = ()
     starts_epoch: bool = False
+    owed: tuple[OwedCheckpoint, ...] = ()
 
 
 class Reporter(Struct, frozen=True, gc=False):

@@ -52,7 +52,8 @@ class OpenBatch(Struct, frozen=True, gc=False):
     """The batch that is being filled.
 
     entries, published_keys: its effects on requests and its publications, if batches are
-    remembered. starts_epoch: whether an epoch began in it.
+    remembered. starts_epoch: whether an epoch began in it. ends: the requests whose state after it
+    is a checkpoint, in the order of the calls.
     """
 
     number: int
@@ -62,3 +63,4 @@ class OpenBatch(Struct, frozen=True, gc=False):
     entries: Map[str, RequestEntry] = Map()
     published_keys: PVector[PublishedKey] = pvector()
     starts_epoch: bool = False
+    ends: PVector[str] = pvector()

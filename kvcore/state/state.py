@@ -44,13 +44,13 @@ class RequestState(Struct, frozen=True, gc=False):
     them. block_hashes: of its full blocks, at the config's hash_block_size; derived from the
     tokens, or passed by the engine (own_hashes). tables: device block ids, one table per group;
     blocks no longer needed are replaced by the null block. num_cached: leading blocks of each table
-    that need no further publication. host_tables: the same in the host tier while swapped out, else
-    empty; NO_HOST_BLOCK in place of the null block. num_loading: its unfinished loads. load_end:
-    tokens before the first failed one. epoch: in which its count began; 0 while the count is 0.
-    wishes: how long its content should stay cached; the defaults unless the policy uses levels.
-    output_from: the first batch whose output still belongs to it. samplers: the batches whose
-    output is to come, oldest first; none if batch output_from alone is one, which computed up to
-    the last token.
+    that need no further publication; in a state group, the null blocks at its start. host_tables:
+    the same in the host tier while swapped out, else empty; NO_HOST_BLOCK in place of the null
+    block. num_loading: its unfinished loads. load_end: tokens before the first failed one. epoch:
+    in which its count began; 0 while the count is 0. wishes: how long its content should stay
+    cached; the defaults unless the policy uses levels. output_from: the first batch whose output
+    still belongs to it. samplers: the batches whose output is to come, oldest first; none if batch
+    output_from alone is one, which computed up to the last token.
     """
 
     request_id: str

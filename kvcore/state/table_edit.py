@@ -81,6 +81,32 @@ class TableEdit:
             self.tx.effects.commands.append(SetTable(self.row, group_id, position, NULL_BLOCK))
         self.tables[group_id] = changed.persistent()
 
+    def move_last(self, group_id: int, position: int) -> None:
+        """Move the last block of a table to a position, which becomes the last one. Null blocks
+        fill the places between; a block at the new position is released.
+        """
+        table = self.tables[group_id]
+        last, block = len(table) - 1, table[-1]
+        if position == last:
+            return
+        set_table = self.tx.effects.commands.append
+        if position > last:
+            self._keep_in_use(group_id, range(last, last + 1))
+            self._note_replaced(group_id, last)
+            set_table(SetTable(self.row, group_id, last, NULL_BLOCK))
+            self.tables[group_id] = table.set(last, NULL_BLOCK)
+            self.extend(group_id, [*[NULL_BLOCK] * (position - last - 1), block])
+            return
+        self._keep_in_use(group_id, range(position, position + 1))
+        self._note_replaced(group_id, position)
+        self._shorten(group_id, position + 1)
+        set_table(SetTable(self.row, group_id, position, block))
+        set_table(CutTable(self.row, group_id, position + 1))
+        if not self.tx.is_null(table[position]):
+            self._note_wishes(group_id, range(position, position + 1))
+            self.tx.device.release([table[position]])
+        self.tables[group_id] = table[:position].append(block)
+
     def cut(self, group_id: int, length: int) -> None:
         """Keep `length` blocks of a table and release the others, the last one first."""
         tx, table = self.tx, self.tables[group_id]

@@ -80,6 +80,7 @@ class Transaction:
             self.entries,
             self.published_keys,
             self.batch.starts_epoch,
+            self.batch.ends,
         )
         return State(
             self.config,
@@ -189,6 +190,7 @@ class Transaction:
         them.
         """
         held = Counter(operation.block for operation in self.operations.values())
+        held.update(owed.block for batch in self.in_flight for owed in batch.owed)
         alone = sum(self.device.ref_counts[block] == count for block, count in held.items())
         return alone + self.device.num_quarantined
 
@@ -201,18 +203,31 @@ class Transaction:
         num_tokens = request.num_accepted
         if record is not None:
             num_tokens = min(len(request.tokens), record.num_computed_before)
+            if self.config.has_states and self._keeps_state(request, num_tokens):
+                request = replace(request, num_computed=num_tokens)
         return self.resumable(request, num_tokens)
 
     def resumable(self, request: RequestState, num_tokens: int) -> int:
         """Return the number of tokens, or 0 if a group gave back blocks that the next query would
-        see.
+        see, or keeps states and has another one.
         """
+        if self.config.has_states and num_tokens != request.num_computed:
+            return 0
         for group, table in zip(self.config.groups, request.tables, strict=True):
             first = skipped_blocks(group, num_tokens)
             needed = group.is_windowed and first * group.block_size < num_tokens
             if needed and first < len(table) and self.is_null(table[first]):
                 return 0
         return num_tokens
+
+    def _keeps_state(self, request: RequestState, num_tokens: int) -> bool:
+        """Whether the state before the open batch has a block that the batch does not write."""
+        for group, table in zip(self.config.groups, request.tables, strict=True):
+            if group.is_state:
+                position = (num_tokens - 1) // group.block_size
+                if not 0 <= position < len(table) - 1 or self.is_null(table[position]):
+                    return False
+        return True
 
     def num_kept(self, group_id: int, table: Table, num_tokens: int) -> int:
         """Count the blocks of a table that `num_tokens` tokens need. An encoder's table needs all

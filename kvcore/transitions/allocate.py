@@ -92,14 +92,11 @@ def commit(tx: Transaction, plan: Plan) -> KVCacheBlocks:
         note_request(tx, request.request_id, before, before, publishes=written)
     if plan.trims:
         request = apply_trims(tx, request, plan.trims)
-    num_fresh = sum(rewrite.shared for rewrite in plan.rewrites)
-    for growth in plan.growth:
-        num_fresh += growth.num_external + growth.num_new
     edit, num_cached = TableEdit(tx, request), list(request.num_cached)
     for group_id, hits in enumerate(plan.hits):
         if hits:
             edit.share(group_id, pvector(hits))
-            num_cached[group_id] = len(hits)
+            num_cached[group_id] = len(hits) - tx.config.groups[group_id].is_state
             if tx.loads:
                 note_owner(tx, request.request_id, hits)
     if plan.num_loaded > plan.num_local and not slot_request.loads:
@@ -107,7 +104,7 @@ def commit(tx: Transaction, plan: Plan) -> KVCacheBlocks:
     if slot_request.hit is not None and not any(request.tables):
         queries = 0 if request.skip_reading else len(request.tokens)
         tx.note_lookup(queries, slot_request.hit.num_tokens, preempted=request.preempted)
-    taken = tx.device.take(num_fresh, tx.tenant(request))
+    taken = tx.device.take(count_fresh(plan), tx.tenant(request))
     if tx.config.record_new_blocks:
         forget_new(tx, taken)
     fresh = iter(taken)
@@ -123,6 +120,8 @@ def commit(tx: Transaction, plan: Plan) -> KVCacheBlocks:
             blocks = list(islice(fresh, growth.num_new))
             edit.extend(group_id, blocks, fresh=True)
             grown[group_id] = tuple(blocks)
+    if plan.steps:
+        _take_steps(tx, plan, edit, num_cached, fresh, grown)
     request = replace(
         request,
         tables=tuple(edit.tables),
@@ -134,9 +133,40 @@ def commit(tx: Transaction, plan: Plan) -> KVCacheBlocks:
     tx.put(request)
     if publishes and tx.config.publish == "scheduled":
         publish_blocks(tx, request, num_accepted)
+    if plan.steps:
+        from kvcore.transitions.checkpoints import note_end  # few models have states
+
+        note_end(tx, request, publishes=publishes)
     if tx.waiting:  # empty unless a policy uses it
         settle_waiting(tx, request.request_id)
     return KVCacheBlocks(tuple(grown))
+
+
+def count_fresh(plan: Plan) -> int:
+    """Count the blocks that a plan takes."""
+    num_fresh = 0
+    for rewrite in plan.rewrites:
+        num_fresh += rewrite.shared
+    for growth in plan.growth:
+        num_fresh += growth.num_external + growth.num_new
+    for step in plan.steps:
+        num_fresh += step.takes
+    return num_fresh
+
+
+def _take_steps(
+    tx: Transaction,
+    plan: Plan,
+    edit: TableEdit,
+    num_cached: list[int],
+    fresh: Iterator[int],
+    grown: list[tuple[int, ...]],
+) -> None:
+    """Execute the steps of the state groups."""
+    from kvcore.transitions.states import apply_steps  # few models have states
+
+    loads = plan.slot_request.loads
+    apply_steps(tx, plan.request, plan.steps, edit, num_cached, fresh, grown, loads=loads)
 
 
 def note_scheduled(tx: Transaction, plan: Plan) -> None:

@@ -29,6 +29,7 @@ from kvcore.types.errors import (
     BeyondModelLength,
     InOpenBatch,
     LengthMismatch,
+    NoStateAhead,
     NotComputed,
     NotRunning,
     RepeatedRequest,
@@ -53,7 +54,7 @@ def append(
     are unchanged, except for the refused one's window trim. Raises WrongArgument,
     UnsupportedBuffer, UnknownRequest, InvalidCount, InvalidToken, LengthMismatch, SwappedOut,
     LoadUnfinished, RepeatedRequest, NotRunning, DraftsPending, InOpenBatch, NotComputed,
-    BatchNotTaken, StaleOutput, OutputOutOfOrder, BeyondModelLength.
+    BatchNotTaken, StaleOutput, OutputOutOfOrder, BeyondModelLength, NoStateAhead.
     """
     named, rows = read_named(requests)
 
@@ -144,4 +145,8 @@ def check_append(
         if num_computed >= limit:
             raise BeyondModelLength(
                 request=request_id, requested=num_computed + 1, max_model_len=limit
+            )
+        if tokens is None and tx.config.has_states:
+            raise NoStateAhead(
+                request=request_id, num_tokens=num_tokens, requested=num_computed + 1
             )

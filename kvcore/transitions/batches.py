@@ -46,7 +46,7 @@ def take_batch(state: State) -> Outcome[State, Batch]:
     opened = replace(state, batch=OpenBatch(batch.number + 1))
     if state.loads and not config.max_in_flight:
         opened = replace(opened, loads=confirm_loads(state.loads, batch.number - 1))
-    if not (config.tracks_batches or batch.merges or state.held_rows):
+    if not (config.tracks_batches or batch.merges or batch.ends or state.held_rows):
         return Outcome(opened, (), taken)
 
     def change(tx: Transaction) -> Batch:
@@ -57,6 +57,10 @@ def take_batch(state: State) -> Outcome[State, Batch]:
         if not config.max_in_flight:
             release_rows(tx, batch.number)
         settle_merges(tx, batch.merges)
+        if batch.ends:
+            from kvcore.transitions.checkpoints import settle_ends  # few models have states
+
+            settle_ends(tx, batch.ends, stored)
         return taken
 
     return transition(opened, change)
@@ -83,6 +87,10 @@ def complete(state: State, batch: int) -> Outcome[State, None]:
         release_rows(tx, oldest.number)
         if tx.config.publish == "completed":
             publish_written(tx, oldest)
+            if oldest.owed:
+                from kvcore.transitions.checkpoints import publish_owed  # few models have states
+
+                publish_owed(tx, oldest)
 
     return transition(state, change)
 

@@ -63,6 +63,7 @@ def take_back(tx: Transaction, cancelled: list[BatchInFlight], number: int) -> N
         for block, key in batch.published_keys:
             if tx.device.keys[block] == key:
                 tx.device.unpublish(block)
+        tx.device.release([owed.block for owed in batch.owed])
     for pool in pools:
         pool.end_quarantine()
     counts: dict[str, int] = {}
@@ -94,6 +95,8 @@ def fall(tx: Transaction, request_id: str, num_tokens: int, number: int) -> None
             left = replace(found, request_id=None)
             tx.operations = tx.operations.set(operation, left)
             request = replace(request, num_loading=0, load_end=0)
+    if tx.config.has_states and not request.host_tables:
+        request = replace(request, num_computed=min(request.num_computed, num_tokens))
     if not request.host_tables:
         cut_tables(tx, request, num_tokens, request.num_output_placeholders)
     elif num_tokens < request.num_computed:

@@ -38,6 +38,10 @@ def advance_epoch(state: State, epoch: int | None = None) -> Outcome[State, int]
         tx.epoch = number
         tx.batch = replace(tx.batch, starts_epoch=True)
         tx.device.start_epoch()
+        if tx.config.has_states:
+            from kvcore.transitions.checkpoints import give_back  # few models have states
+
+            give_back(tx, lambda _: True)
         tx.effects.announce(AllBlocksCleared())
         return number
 

@@ -16,6 +16,7 @@ from kvcore.state.state import State
 from kvcore.state.table_edit import TableEdit
 from kvcore.state.transaction import Transaction, transition
 from kvcore.state.waiting import settle_waiting
+from kvcore.transitions.free import num_cached_after
 from kvcore.transitions.in_flight import inherit_entries
 from kvcore.transitions.requests import check_drafts_settled, check_new_id, empty_request
 from kvcore.transitions.unconfirmed_loads import inherit_loads
@@ -39,7 +40,7 @@ def fork(state: State, parent_id: str, child_id: str) -> Outcome[State, int]:
         for index, group in enumerate(tx.config.groups):
             table = parent.tables[index]
             edit.share(index, table[: tx.num_kept(index, table, computed)])
-            num_cached.append(min(parent.num_cached[index], computed // group.block_size))
+            num_cached.append(num_cached_after(parent, index, group, computed))
         made = replace(
             parent,
             request_id=child.request_id,

@@ -23,6 +23,7 @@ from kvcore.state.waiting import settle_waiting
 from kvcore.transitions.in_flight import note_left_batch
 from kvcore.transitions.unconfirmed_loads import lower_counted
 from kvcore.types.errors import HitInOpenBatch
+from kvcore.types.groups import Group
 from kvcore.types.values import Outcome
 
 
@@ -92,10 +93,18 @@ def leave_open_batch(tx: Transaction, request: RequestState) -> None:
     record = tx.scheduled.get(request.request_id)
     if record is None:
         return
-    withdraw(tx, request, record, record.num_computed_before)
+    num_tokens = record.num_computed_before
+    withdraw(tx, request, record, num_tokens)
     tx.scheduled = tx.scheduled.delete(request.request_id)
     note_left_batch(tx, request.request_id)
-    cut_tables(tx, request, record.num_computed_before)
+    if tx.config.has_states:
+        from kvcore.transitions.checkpoints import drop_end  # few models have states
+        from kvcore.transitions.states import num_left, step_back
+
+        drop_end(tx, request.request_id)
+        num_tokens = num_left(record)
+        request = step_back(tx, request, num_tokens) if num_tokens else request
+    cut_tables(tx, request, num_tokens)
 
 
 def withdraw(
@@ -142,7 +151,7 @@ def cut_tables(
         keep = tx.num_kept(index, table, num_tokens)
         if len(table) > keep:
             edit.cut(index, keep)
-        num_cached.append(min(request.num_cached[index], num_computed // group.block_size))
+        num_cached.append(num_cached_after(request, index, group, num_computed))
     cut = replace(
         request,
         drafts=pvector(),
@@ -152,6 +161,16 @@ def cut_tables(
     )
     tx.put(cut.awaiting_before(tx.batch.number, request))
     settle_waiting(tx, request.request_id)
+
+
+def num_cached_after(request: RequestState, group_id: int, group: Group, num_tokens: int) -> int:
+    """Return how many leading blocks of a table with num_tokens tokens need no publication, or are
+    null blocks in a state group.
+    """
+    last = num_tokens // group.block_size
+    if group.is_state:
+        last = max(0, num_tokens - 1) // group.block_size
+    return min(request.num_cached[group_id], last)
 
 
 def release_host(tx: Transaction, request: RequestState) -> None:

@@ -8,11 +8,14 @@ the fit is checked. If the step is refused, only the trim that the computed toke
 (X-05). The full-sequence gate is checked before that. A write goes to blocks with one owner and no
 key: a shared block is replaced (copied if it holds earlier positions), and a keyed block loses its
 key unless the write computes exactly the tokens that the key names. Hits in the free queue reduce
-the capacity, since they leave the queue; so does what the floors of other tenants keep.
+the capacity, since they leave the queue; so does what the floors of other tenants keep. The steps
+of state groups are planned in `states.py`.
 Source: S000-01 to S000-20, S004-07. Twin: rust/src/transitions/plan.rs.
 """
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 import attrs
 from msgspec import Struct
@@ -29,6 +32,9 @@ from kvcore.transitions.slot_request import (
 from kvcore.transitions.window import Trim, freed_blocks, plan_trims, visible_from
 from kvcore.types.groups import Group, skipped_blocks
 from kvcore.types.values import Reason, Refused
+
+if TYPE_CHECKING:
+    from kvcore.transitions.states import StateStep
 
 
 @attrs.frozen(kw_only=True)
@@ -63,7 +69,7 @@ class Plan(Struct, frozen=True, gc=False, kw_only=True):
 
     slot_request: the arguments. hits: hit blocks per group, the null block where none is needed.
     num_local: computed and hit tokens. num_loaded: num_local plus external tokens. num_scheduled:
-    num_loaded plus new tokens. growth: one per group.
+    num_loaded plus new tokens. growth: one per group. steps: of the state groups.
     """
 
     slot_request: SlotRequest
@@ -75,6 +81,7 @@ class Plan(Struct, frozen=True, gc=False, kw_only=True):
     trims: tuple[Trim, ...]
     rewrites: tuple[Rewrite, ...]
     growth: tuple[Growth, ...]
+    steps: tuple[StateStep, ...] = ()
 
 
 @attrs.frozen(kw_only=True)
@@ -123,9 +130,12 @@ def plan_allocation(tx: Transaction, slot_request: SlotRequest) -> Plan | Refusa
         reserve += tx.config.watermark_blocks
     for rewrite in rewrites:
         fixed += rewrite.shared
+    steps = _plan_states(tx, request, hits, lengths) if tx.config.has_states else ()
+    for_keys = sum(step.for_key for step in steps)
     if slot_request.full_sequence_must_fit:
         needed, most = gate_need(tx, request, slot_request, hits, lengths)
         available = num_available(tx, request, hits)
+        needed += sum(step.replaces and not step.for_key for step in steps)
         refused = refuse(tx, fixed + needed, available, most, reserve)
         if refused is not None:
             return Refusal(refused=refused, request=request)
@@ -136,10 +146,19 @@ def plan_allocation(tx: Transaction, slot_request: SlotRequest) -> Plan | Refusa
     needed = fixed
     for each in growth:
         needed += each.num_external + each.num_new
-    refused = refuse(tx, needed, available, step_most(tx, request, slot_request, lengths), reserve)
+    needed += sum(step.takes for step in steps) - for_keys
+    most = step_most(tx, request, slot_request, lengths)
+    if tx.config.has_states:
+        from kvcore.transitions.states import states_held  # few models have states
+
+        most += states_held(tx, request, hits, lengths.skipped) + sum(step.stays for step in steps)
+    refused = refuse(tx, needed, available, most, reserve)
     if refused is not None:
         trims = plan_trims(tx, request, visible_from(tx, request, request.num_accepted))
         return Refusal(refused=refused, request=request, trims=trims)
+    spare = available - needed - reserve
+    if for_keys > max(0, spare):
+        steps, for_keys = tuple(step.without_copy() for step in steps), 0
     return Plan(
         slot_request=slot_request,
         request=request,
@@ -149,7 +168,8 @@ def plan_allocation(tx: Transaction, slot_request: SlotRequest) -> Plan | Refusa
         num_scheduled=lengths.scheduled,
         trims=trims,
         rewrites=rewrites,
-        growth=preallocate(tx, request, hits, growth, available - needed - reserve),
+        growth=preallocate(tx, request, hits, growth, spare - for_keys),
+        steps=steps,
     )
 
 
@@ -203,7 +223,7 @@ def plan_rewrites(tx: Transaction, request: RequestState, lengths: Lengths) -> t
     """Return the shared or keyed blocks that the new slots will write, in table order."""
     rewrites = []
     for group_id, group in enumerate(tx.config.groups):
-        if group.is_cross:
+        if group.is_cross or group.is_state:
             continue
         size, table = group.block_size, request.tables[group_id]
         first = max(lengths.local // size, lengths.skipped[group_id])
@@ -250,6 +270,9 @@ def plan_growth(
             num_new = max(0, _encoder_blocks(slot_request, group) - held)
             growth.append(Growth(num_nulls=0, num_external=0, num_new=num_new))
             continue
+        if group.is_state:
+            growth.append(Growth(num_nulls=0, num_external=0, num_new=0))
+            continue
         num_total = -(-lengths.total // size)
         num_nulls = max(0, min(lengths.skipped[group_id], num_total) - held)
         num_external = max(0, num_total - held - num_nulls)
@@ -289,12 +312,12 @@ def gate_need(
 def step_most(
     tx: Transaction, request: RequestState, slot_request: SlotRequest, lengths: Lengths
 ) -> int:
-    """Return how many blocks the request would hold after this call."""
+    """Return how many blocks the request would hold after this call, without states."""
     most = 0
     for table, group in zip(request.tables, tx.config.groups, strict=True):
         if group.is_cross:
             most += max(len(table), _encoder_blocks(slot_request, group))
-        else:
+        elif not group.is_state:
             seen_from = min(lengths.total, len(request.tokens))
             skipped = skipped_blocks(group, seen_from) if group.is_windowed else 0
             most += -(-lengths.slots // group.block_size) - skipped
@@ -334,10 +357,23 @@ def preallocate(
         table = request.tables[group_id]
         held = len(table) + len(hits[group_id]) + each.num_nulls + each.num_external + each.num_new
         more = 0
-        if not group.is_cross and (len(table) == 0 or each.num_new):
+        if not (group.is_cross or group.is_state) and (len(table) == 0 or each.num_new):
             extra = -(-tx.config.num_preallocate_tokens // group.block_size)
             room = -(-tx.config.length_limit // group.block_size) - held
             more = max(0, min(extra, spare, room))
             spare -= more
         roomier.append(replace(each, num_new=each.num_new + more))
     return tuple(roomier)
+
+
+def _plan_states(
+    tx: Transaction,
+    request: RequestState,
+    hits: tuple[tuple[int, ...], ...],
+    lengths: Lengths,
+) -> tuple[StateStep, ...]:
+    """Return the steps of the state groups."""
+    from kvcore.transitions.states import plan_steps  # few models have states
+
+    num_tokens = (lengths.local, lengths.total, lengths.scheduled)
+    return plan_steps(tx, request, hits, lengths.skipped, num_tokens)

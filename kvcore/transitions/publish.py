@@ -44,6 +44,10 @@ def cache_blocks(state: State, request_id: str, num_computed_tokens: int) -> Out
             if tx.config.publish == "completed":
                 count = min(count, num_finished(tx, request))
             publish_blocks(tx, request, min(count, len(request.tokens)))
+            if tx.config.has_states:
+                from kvcore.transitions.checkpoints import cache_state  # few models have states
+
+                cache_state(tx, request, num_computed_tokens, stored)
 
     return transition(state, change)
 
@@ -90,6 +94,8 @@ def publish_blocks(
     num_cached = list(request.num_cached)
     num_hashed = len(request.block_hashes) * tx.config.hash_block_size
     for index, group in enumerate(tx.config.groups):
+        if group.is_state:
+            continue
         cached, table = num_cached[index], request.tables[index]
         num_full = min(num_tokens, num_hashed) // group.block_size
         if num_full <= cached:

@@ -60,6 +60,11 @@ def rewind(
         for request in requests:
             for block in unwritten(tx, request, count):
                 tx.device.unpublish(block)
+        if tx.config.has_states:
+            from kvcore.transitions.checkpoints import withdraw_states  # few models have states
+
+            for request in falling:
+                withdraw_states(tx, request, count)
         left = [
             name for name in reached_requests(tx, ids, count) if not tx.request(name).num_computed
         ]
@@ -114,7 +119,7 @@ def unwritten(tx: Transaction, request: RequestState, num_tokens: int) -> Iterat
     if loaded is not None and loaded <= num_tokens:
         return
     for group, table in zip(tx.config.groups, request.tables, strict=True):
-        if not group.is_cross:
+        if not (group.is_cross or group.is_state):
             first = num_tokens // group.block_size
             end = None if loaded is None else -(-loaded // group.block_size)
             yield from (block for block in table[first:end] if not tx.is_null(block))

@@ -25,7 +25,9 @@ from kvcore.types.errors import (
     HitsOnRunningRequest,
     InvalidCount,
     NoEncoderGroup,
+    NoStateAhead,
     StaleHits,
+    TooManyDrafts,
     TooManyTokens,
     WrongArgument,
     WrongHit,
@@ -141,6 +143,8 @@ def check_slot_request(
     elif slot_request.hit is not None and slot_request.hit.num_tokens:
         raise WrongHit(request=name, num_blocks=0, num_tokens=slot_request.hit.num_tokens)
     check_length(tx, request, slot_request)
+    if tx.config.has_states:
+        check_all_known(tx, request, slot_request)
     return hits
 
 
@@ -186,6 +190,19 @@ def check_length(tx: Transaction, request: RequestState, slot_request: SlotReque
     beyond = total > max(request.num_computed, num_tokens)
     if beyond or scheduled > known + slot_request.num_output_placeholders:
         raise TooManyTokens(request=name, num_tokens=num_tokens, requested=scheduled)
+
+
+def check_all_known(tx: Transaction, request: RequestState, slot_request: SlotRequest) -> None:
+    """Raise TooManyDrafts or NoStateAhead if a step of state groups would end behind the known
+    tokens: a state cannot be cut back to the accepted ones.
+    """
+    local = request.num_computed + _num_hit(slot_request)
+    total = min(local + slot_request.num_external_computed_tokens, tx.config.length_limit)
+    end, num_tokens = total + slot_request.num_new_tokens, len(request.tokens)
+    if end > num_tokens and request.drafts:
+        raise TooManyDrafts(request=request.request_id, num_drafts=end - num_tokens, most=0)
+    if end > num_tokens:
+        raise NoStateAhead(request=request.request_id, num_tokens=num_tokens, requested=end)
 
 
 def _num_hit(slot_request: SlotRequest) -> int:

@@ -127,9 +127,13 @@ def num_saved(tx: Transaction, request: RequestState) -> int:
 
     If tokens are to come, it keeps at most all but one, so that the next one is sampled again.
     """
+    record = tx.scheduled.get(request.request_id)
+    if tx.config.has_states and record is not None:
+        from kvcore.transitions.states import num_left  # few models have states
+
+        return num_left(record)
     if not request.num_output_placeholders:
         return tx.num_settled(request)
-    record = tx.scheduled.get(request.request_id)
     num_tokens = len(request.tokens) - 1
     if record is not None:
         num_tokens = min(num_tokens, record.num_computed_before)
@@ -138,9 +142,23 @@ def num_saved(tx: Transaction, request: RequestState) -> int:
 
 def kept(tx: Transaction, request: RequestState, num_tokens: int) -> Iterator[int]:
     """Yield the blocks of a request that hold its first tokens, in table order."""
-    for group_id, table in enumerate(request.tables):
-        held = table[: tx.num_kept(group_id, table, num_tokens)]
+    for group_id in range(len(request.tables)):
+        held = saved_table(tx, request, group_id, num_tokens)
         yield from (block for block in held if not tx.is_null(block))
+
+
+def saved_table(
+    tx: Transaction, request: RequestState, group_id: int, num_tokens: int
+) -> Iterable[int]:
+    """Return the blocks of a table that hold a request's first tokens; of a state group, the last
+    state alone.
+    """
+    table = request.tables[group_id]
+    num_kept = tx.num_kept(group_id, table, num_tokens)
+    if not tx.config.groups[group_id].is_state or not num_kept:
+        return table[:num_kept]
+    block = table[num_kept - 1]
+    return [*[NULL_BLOCK] * (num_kept - 1), table[-1] if tx.is_null(block) else block]
 
 
 def move_out(tx: Transaction, counts: dict[str, int], targets: dict[int, int]) -> None:
@@ -153,8 +171,8 @@ def move_out(tx: Transaction, counts: dict[str, int], targets: dict[int, int]) -
     for request_id, num_computed in counts.items():
         request = tx.request(request_id)
         tables = []
-        for group_id, table in enumerate(request.tables):
-            held = table[: tx.num_kept(group_id, table, num_computed)]
+        for group_id in range(len(request.tables)):
+            held = saved_table(tx, request, group_id, num_computed)
             ids = [NO_HOST_BLOCK if tx.is_null(block) else targets[block] for block in held]
             for block in ids:
                 if block in owned:
@@ -195,6 +213,8 @@ def find_hits(tx: Transaction, requests: list[RequestState]) -> dict[int, int | 
                     continue
                 hits.setdefault(host_block, None)
                 if not may_hit or position >= num_full:
+                    continue
+                if group.is_state and (position + 1) * group.block_size != request.num_computed:
                     continue
                 key = request.key(tx.config, index, position)
                 block = tx.device.index.first(key)
@@ -259,7 +279,10 @@ def place(host_block: int, hits: dict[int, int | None], copies: dict[int, int]) 
 
 def num_published(tx: Transaction, request: RequestState, group_id: int, blocks: list[int]) -> int:
     """Count the leading full blocks that are findable already or no longer needed."""
-    num_full = request.num_computed // tx.config.groups[group_id].block_size
+    group = tx.config.groups[group_id]
+    if group.is_state:
+        return len(blocks) - 1
+    num_full = request.num_computed // group.block_size
     for position in range(min(num_full, len(blocks))):
         block = blocks[position]
         if not tx.is_null(block) and tx.device.keys[block] is None:

@@ -22,7 +22,7 @@ from kvcore.transitions.drain import forget_new
 from kvcore.transitions.free import cut_tables
 from kvcore.transitions.in_flight import num_finished
 from kvcore.transitions.plan import Refusal, plan_allocation
-from kvcore.transitions.publish import publish_blocks
+from kvcore.transitions.publish import publish_blocks, stored
 from kvcore.transitions.slot_request import SlotRequest
 from kvcore.transitions.unconfirmed_loads import is_unconfirmed
 from kvcore.transitions.window import apply_trims
@@ -207,3 +207,7 @@ def finish_load(tx: Transaction, request: RequestState, operation: Operation, do
     if tx.config.publish == "completed":
         count = num_finished(tx, settled)
     publish_blocks(tx, settled, count)
+    if tx.config.has_states:
+        from kvcore.transitions.checkpoints import cache_state  # few models have states
+
+        cache_state(tx, tx.request(request.request_id), settled.num_computed, stored)

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from kvcore.state.open_batch import ScheduledRequest
 from kvcore.state.state import RequestState, State
 from kvcore.state.transaction import Transaction, transition
-from kvcore.transitions.free import check_leaving, withdraw
+from kvcore.transitions.free import check_leaving, num_cached_after, withdraw
 from kvcore.transitions.in_flight import note_left_batch
 from kvcore.transitions.requests import check_no_drafts
 from kvcore.transitions.unconfirmed_loads import lower_counted
@@ -64,9 +64,26 @@ def shorten(
         note_left_batch(tx, request.request_id)
     if tx.loads:
         lower_counted(tx, request.request_id, num_tokens)
+    if tx.config.has_states:
+        request = shorten_states(tx, request, record, num_tokens)
     num_cached = [
-        min(cached, num_tokens // group.block_size)
-        for cached, group in zip(request.num_cached, tx.config.groups, strict=True)
+        num_cached_after(request, index, group, num_tokens)
+        for index, group in enumerate(tx.config.groups)
     ]
     shorter = replace(request, num_computed=num_tokens, num_cached=tuple(num_cached))
     tx.put(shorter.awaiting(request.awaited if num_tokens >= len(request.tokens) else ()))
+
+
+def shorten_states(
+    tx: Transaction, request: RequestState, record: ScheduledRequest, num_tokens: int
+) -> RequestState:
+    """Return the request whose step ends at num_tokens, which leaves no checkpoint; or with its
+    states from before the batch, if it leaves that.
+    """
+    from kvcore.transitions.checkpoints import drop_end  # few models have states
+    from kvcore.transitions.states import shorten_step, step_back
+
+    drop_end(tx, request.request_id)
+    if num_tokens > record.num_computed_before:
+        return shorten_step(tx, request, num_tokens)
+    return step_back(tx, request, num_tokens)

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Window trims: replace blocks that no later query sees by the null block.
 
-Invariants: a table's null blocks are a prefix of it. Blocks are given back from the highest skipped
+Invariants: a table's null blocks are a prefix of it, but in a state group there are also null
+blocks between its two states. Blocks are given back from the highest skipped
 one down to the first null block, so the newest is evicted first. Blocks that the open batch's
 forward pass sees are kept until the batch is taken.
 Source: S000-15, 16, 39, 40; S001-80. Twin: rust/src/transitions/window.rs.
@@ -65,8 +66,12 @@ def plan_trims(tx: Transaction, request: RequestState, seen_from: int) -> tuple[
     for index, group in enumerate(tx.config.groups):
         table = request.tables[index]
         end = first = min(len(table), skipped_blocks(group, seen_from))
-        while first > 0 and not tx.is_null(table[first - 1]):
-            first -= 1
+        if group.is_state:
+            first = min(end, request.num_cached[index])
+            end = min(end, first + 1)
+        else:
+            while first > 0 and not tx.is_null(table[first - 1]):
+                first -= 1
         if first < end:
             trims.append(Trim(index, first, end))
     return tuple(trims)
@@ -97,7 +102,9 @@ def apply_trims(tx: Transaction, request: RequestState, trims: tuple[Trim, ...])
     if not trims:
         return request
     note_request(tx, request.request_id, request.num_computed, 0)
-    edit = TableEdit(tx, request)
+    edit, num_cached = TableEdit(tx, request), list(request.num_cached)
     for trim in trims:
         edit.blank(trim.group_id, trim.first, trim.end)
-    return replace(request, tables=tuple(edit.tables))
+        if tx.config.groups[trim.group_id].is_state:
+            num_cached[trim.group_id] = len(edit.tables[trim.group_id]) - 1
+    return replace(request, tables=tuple(edit.tables), num_cached=tuple(num_cached))

@@ -133,6 +133,12 @@ class UnknownPin(KvcoreError):
     message = "there is no pin {pin!r}"
 
 
+class NotPinned(KvcoreError):
+    """A block is unpinned more often than it was pinned."""
+
+    message = "block {block!r} has {num_pins} pins, but the call removes {requested}"
+
+
 class RepeatedPin(KvcoreError):
     """A pin of this name exists already."""
 
@@ -149,6 +155,21 @@ class TooManyPinned(KvcoreError):
     """Pins of prefixes would hold more blocks than the config allows."""
 
     message = "with pin {pin!r} {num_blocks} blocks are pinned, max_pinned_blocks={most}"
+
+
+class TooManyDrafts(KvcoreError):
+    """A state after a draft has no place of its own, and could not be cut back."""
+
+    message = "request {request!r} schedules {num_drafts} drafts: state groups take {most}"
+
+
+class NoStateAhead(KvcoreError):
+    """A recurrent state is computed only from known tokens."""
+
+    message = (
+        "request {request!r} has {num_tokens} tokens and is to compute {requested}: a state group "
+        "has no state for a token to come"
+    )
 
 
 class PolicyFailed(KvcoreError):

@@ -62,7 +62,7 @@ class Config:
     only). duplicates: whether a second block with the same content is kept. num_preallocate_tokens:
     slots allocated ahead when a request grows. watermark_blocks: blocks that an admission leaves
     free. use_eagle: a hit leaves its last matched block to be computed, in the groups flagged
-    `eagle`, or in all groups if none is flagged. record_new_blocks: keep the ids that
+    `eagle`, or in all but state groups if none is flagged. record_new_blocks: keep the ids that
     `take_new_block_ids` returns. hashing: "sha256", vLLM's "sha256_cbor", or the fast "xxh3", for
     which an attacker can construct collisions. hash_seed: root of the key chains; default: random
     per process; UTF-8 text for sha256_cbor. max_in_flight: taken batches that may be in flight at a
@@ -106,7 +106,9 @@ class Config:
     tracks_batches: bool = attrs.field(init=False, eq=False, repr=False)
     """Whether batches remember their effects on requests."""
     has_windows: bool = attrs.field(init=False, eq=False, repr=False)
-    """Whether any group gives back blocks that have left a window."""
+    """Whether any group gives back blocks that no later query reads."""
+    has_states: bool = attrs.field(init=False, eq=False, repr=False)
+    """Whether any group keeps recurrent states."""
     scales: tuple[int, ...] = attrs.field(init=False, eq=False, repr=False)
     """Number of hashes per block of each group; hashes have the granularity of the groups' common
     divisor.
@@ -135,6 +137,7 @@ class Config:
             "length_limit": NO_LIMIT if limit is None else limit,
             "tracks_batches": self.max_in_flight > 0 or self.publish == "completed",
             "has_windows": any(group.is_windowed for group in self.groups),
+            "has_states": any(group.is_state for group in self.groups),
             "scales": tuple(size // fine for size in sizes),
         }
         for name, value in derived.items():
@@ -182,8 +185,8 @@ class Config:
 
     def drops_last_hit(self, group_id: int) -> bool:
         """Return whether a hit leaves this group's last matched block to be computed."""
-        flagged = any(each.eagle for each in self.groups)
-        return self.use_eagle and (self.groups[group_id].eagle or not flagged)
+        group, flagged = self.groups[group_id], any(each.eagle for each in self.groups)
+        return self.use_eagle and (group.eagle or not (flagged or group.is_state))
 
     def cap(self, group_id: int, num_to_come: int = 0) -> int | None:
         """Return the most blocks that a request holds at once in a group; None if the group keeps
@@ -253,7 +256,8 @@ def _check_groups(config: Config) -> None:
     for group in config.groups:
         reason = None
         if group.is_windowed and not config.null_block:
-            reason = "a group with a window needs the null block"
+            kind = "state group" if group.is_state else "group with a window"
+            reason = f"a {kind} needs the null block"
         if group.is_cross and config.enable_caching:
             reason = "cross-attention blocks are never cached: set enable_caching=False"
         if group.eagle and not config.use_eagle:

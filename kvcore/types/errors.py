@@ -17,12 +17,15 @@ from kvcore.types.base_error import InvalidRetention as InvalidRetention
 from kvcore.types.base_error import InvariantViolation as InvariantViolation
 from kvcore.types.base_error import KvcoreError as KvcoreError
 from kvcore.types.base_error import NoOwner as NoOwner
+from kvcore.types.base_error import NoStateAhead as NoStateAhead
 from kvcore.types.base_error import NothingToPin as NothingToPin
+from kvcore.types.base_error import NotPinned as NotPinned
 from kvcore.types.base_error import PolicyFailed as PolicyFailed
 from kvcore.types.base_error import PoolTooLarge as PoolTooLarge
 from kvcore.types.base_error import RepeatedPin as RepeatedPin
 from kvcore.types.base_error import StaleRequest as StaleRequest
 from kvcore.types.base_error import TimeWentBack as TimeWentBack
+from kvcore.types.base_error import TooManyDrafts as TooManyDrafts
 from kvcore.types.base_error import TooManyPinned as TooManyPinned
 from kvcore.types.base_error import UnknownPin as UnknownPin
 
@@ -335,12 +338,6 @@ class DoubleFree(KvcoreError):
     """A block is released more often than it is owned."""
 
     message = "block {block!r} has {ref_count} owners, but the call releases {requested}"
-
-
-class NotPinned(KvcoreError):
-    """A block is unpinned more often than it was pinned."""
-
-    message = "block {block!r} has {num_pins} pins, but the call removes {requested}"
 
 
 class WrongKey(KvcoreError):

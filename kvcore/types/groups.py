@@ -4,7 +4,9 @@
 Invariants: positions count tokens. With n computed tokens the next query is at n and sees positions
 from `skipped_tokens(group, n)` on. Earlier positions are never read again: their blocks are given
 back and replaced by the null block. Cross-attention has one table for the encoder's tokens, which
-does not grow with the request and is never cached.
+does not grow with the request and is never cached. A state group keeps no tokens: its block at
+(n - 1) // block_size holds the state after n tokens, so it gives blocks back as a window of two
+tokens does.
 Source: S000-11, 28, 36, 40; S001-79 to 81. Twin: rust/src/types/groups.rs.
 """
 
@@ -17,7 +19,9 @@ import attrs
 from kvcore.types.arguments import read_scalars
 from kvcore.types.errors import InvalidConfig
 
-Kind = Literal["full_attention", "mla", "sliding_window", "chunked_local", "cross_attention"]
+Kind = Literal[
+    "full_attention", "mla", "sliding_window", "chunked_local", "cross_attention", "state"
+]
 
 KINDS: tuple[Kind, ...] = (
     "full_attention",
@@ -25,10 +29,13 @@ KINDS: tuple[Kind, ...] = (
     "sliding_window",
     "chunked_local",
     "cross_attention",
+    "state",
 )
 WINDOWED = ("sliding_window", "chunked_local")
 MAX_BLOCK_SIZE = 2**31 - 1
 MAX_PAGE_BYTES = 2**63 - 1
+STATES_HELD = 2
+"""The most states that a request holds: the one before the last step, and the one after it."""
 
 
 @attrs.frozen
@@ -37,8 +44,9 @@ class Group:
 
     block_size: tokens per block. kind: full_attention and mla keep everything; sliding_window keeps
     the `window` tokens that a query sees, itself included; chunked_local keeps the chunk of
-    `window` tokens that contains the query; cross_attention keeps the encoder's tokens. eagle: a
-    draft model reads these layers, so a hit leaves the last matched block to be computed.
+    `window` tokens that contains the query; cross_attention keeps the encoder's tokens; state keeps
+    one recurrent state, and a checkpoint of it at each multiple of block_size at which a step ends.
+    eagle: a draft model reads these layers, so a hit leaves the last matched block to be computed.
     zero_new_blocks: a `Zero` follows each `Allocate` of a block that nothing else fills.
     page_bytes: bytes of one block of these layers, None if unknown. Raises InvalidConfig.
     """
@@ -50,9 +58,11 @@ class Group:
     zero_new_blocks: bool = attrs.field(default=False, kw_only=True)
     page_bytes: int | None = attrs.field(default=None, kw_only=True)
     is_windowed: bool = attrs.field(init=False, eq=False, repr=False)
-    """Whether blocks that have left the window are given back."""
+    """Whether blocks that no later query reads are given back."""
     is_cross: bool = attrs.field(init=False, eq=False, repr=False)
     """Whether the table holds the encoder's tokens."""
+    is_state: bool = attrs.field(init=False, eq=False, repr=False)
+    """Whether a block holds a recurrent state instead of tokens."""
 
     def __attrs_post_init__(self) -> None:
         read_scalars(self)
@@ -66,17 +76,22 @@ class Group:
                 _refuse("window", self.window, reason)
         elif self.window is not None:
             _refuse("window", self.window, f"a {self.kind} group has none")
+        if self.kind == "state" and self.eagle is True:
+            _refuse("eagle", self.eagle, "a state group has no hit block to drop")
         for name in ("eagle", "zero_new_blocks"):
             if not isinstance(getattr(self, name), bool):
                 _refuse(name, getattr(self, name), "must be True or False")
         if self.page_bytes is not None and not _is_count(self.page_bytes, 1, MAX_PAGE_BYTES):
             _refuse("page_bytes", self.page_bytes, "must be at least 1 if it is given")
-        object.__setattr__(self, "is_windowed", self.kind in WINDOWED)
+        object.__setattr__(self, "is_state", self.kind == "state")
+        object.__setattr__(self, "is_windowed", self.kind in WINDOWED or self.is_state)
         object.__setattr__(self, "is_cross", self.kind == "cross_attention")
 
 
 def skipped_tokens(group: Group, num_computed: int) -> int:
     """Count the leading positions that no query at num_computed or later sees."""
+    if group.is_state:
+        return max(0, num_computed - 1)
     if group.window is None:
         return 0
     if group.kind == "sliding_window":
@@ -96,6 +111,8 @@ def admission_cap(group: Group, max_num_batched: int, max_model_len: int) -> int
     max_num_batched: most tokens that one step computes of a request. The result includes one more
     block if the first visible token need not be at the start of a block.
     """
+    if group.is_state:
+        return STATES_HELD
     if group.window is None:
         return None
     seen = group.window - 1 if group.kind == "sliding_window" else group.window

@@ -37,6 +37,7 @@ from tests.check.worlds import CHUNKS, WINDOW, world
 from tests.conftest import need_twin
 from tests.helpers.stories import admit, make
 
+STATES = (Group(2), Group(2, kind="state"))
 WORLDS = {
     "basic": world(2, 2, 3),
     "windows": world(4, 2, 4, groups=(Group(2), WINDOW), num_prompt=3, without=("fork",)),
@@ -55,11 +56,13 @@ WORLDS = {
     ),
     "levels": PROFILES["retention"].world,
     "named pins": PROFILES["prefix-pins-swap"].world,
+    "states": PROFILES["states"].world,
     "salts": world(2, 2, 2, kinds_of_requests=({}, {"cache_salt": "s"}), without=("fork",)),
 }
 IN_FLIGHT = {
     "scheduled": world(4, 3, 4, "truncate", max_in_flight=2),
     "completed": world(4, 3, 4, max_in_flight=1, publish="completed", duplicates="merge"),
+    "states in flight": world(6, 2, 4, groups=STATES, max_in_flight=2, publish="completed"),
     "external in flight": world(4, 3, 4, "truncate", num_external=2, max_in_flight=2),
     "host in flight": world(
         4, 3, 4, "swap_out", "swap_in", "load", num_host_blocks=4, max_in_flight=2
@@ -200,6 +203,8 @@ def torn(state: State) -> Iterator[State]:
     if len(state.rows):
         yield replace(state, free_rows=state.free_rows.append(0))
     for name, request in state.requests.items():
+        if state.config.has_states:
+            yield replace(state, batch=replace(state.batch, ends=pvector([name])))
         for changed in (
             replace(request, num_computed=0),
             replace(request, tables=request.tables[::-1]),

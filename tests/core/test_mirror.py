@@ -37,6 +37,7 @@ BY_POOL = "in block_pool.rs, which looks whether there is a policy"
 VARIANT_OF = "a policy is a variant of `Eviction`"
 KEYWORD = "a keyword of Rust: `note_use`"
 PINS_OF_BLOCKS = ("pin", "unpin", "check_block", "check_pins", "check_unpins", "count_blocks")
+GROWTH = ("Growth", "Lengths", "measure", "plan_growth", "preallocate")
 PYTHON_ONLY = {
     ("pool/block_pool", "PoolTransaction"): TRANSACTION,
     ("pool/block_pool", "freeze"): TRANSACTION,
@@ -62,9 +63,8 @@ PYTHON_ONLY = {
     ("pool/policy_pool", "start_epoch"): BY_POOL,
     ("pool/policy_state", "with_places"): "`place_blocks` in policy_pool.rs",
     ("state/state", "with_floors"): "`make_device` in block_pool/floored.rs",
-    ("codec/sections", "write_samplers"): "in sections/samplers.rs",
-    ("codec/sections", "read_samplers"): "in sections/samplers.rs",
     ("state/state", "NamedPin"): "in state/named_pins.rs",
+    **{("transitions/plan", name): "in plan/growth.rs" for name in GROWTH},
     ("state/state", "awaited"): "in state/samplers.rs",
     ("state/state", "awaiting"): "`set_awaited` in state/samplers.rs",
     ("state/state", "awaiting_before"): "`awaited_before` in state/samplers.rs",
@@ -137,7 +137,6 @@ RUST_ONLY = {
     "state/access": "what may be read of a state from outside: Python's fields are public",
     "state/new_blocks": "Python has tuples of ids",
     "state/row_map": "Python's maps serve; the twin looks each request up in each step",
-    "transitions/fast_path": "what the twin need not look at in most steps",
     "types/clone_in_place": "copies in place: Python's states are shared, not copied",
     "types/violation": "an InvariantViolation, which Python raises",
     "types/ids": "newtypes for what Python has ints",

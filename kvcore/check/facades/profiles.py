@@ -60,6 +60,7 @@ LIFTED: Mapping[str, str] = {
     **dict.fromkeys(("DEADLOCK-FREE", "PREEMPT-GAIN", "SWAP-RETURN", "NO-THRASH"), CALLER),
     "L-ADMIT": CALLER,
     **dict.fromkeys(("GROUP-AGREE", "CAP", "KEY-GRAN"), ONE_GROUP),
+    **dict.fromkeys(("STATE-READ", "STATE-KEY", "STATE-LIVE", "STATE-OWN"), ONE_GROUP),
     "CROSS": "no world has an encoder: no fact speaks of one",
     "EVT-COPY": NO_EVENTS,
     **dict.fromkeys(("EPOCHS", "EPOCH-FIRST"), NO_EPOCHS),

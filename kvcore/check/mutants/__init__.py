@@ -17,6 +17,7 @@ from kvcore.check.mutants import (
     progress,
     requests,
     retention,
+    states,
     tiers,
     windows,
 )
@@ -24,7 +25,7 @@ from kvcore.check.mutants.seeding import MUTANTS, Mutant, Patcher
 
 FILES = (
     *(index, owners, contents, windows, tiers, loads, requests, progress, inflight, ahead),
-    *(epochs, policies, retention, claims, far),
+    *(epochs, policies, retention, claims, far, states),
 )
 
 __all__ = ["FILES", "MUTANTS", "Mutant", "Patcher"]

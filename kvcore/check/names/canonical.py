@@ -319,6 +319,8 @@ def in_flight(state: State, names: Renaming) -> Name:
             name += [each for at in sorted(entry.replaced) for each in at]
         for block, key in batch.published_keys:
             name += [*names.device.names([block]), *names.key(key)]
+        for owed in batch.owed:
+            name += [1, *names.device.names([owed.block]), *names.key(owed.key)]
         name += rows
     name.append(len(state.operations))
     for _, operation in sorted(state.operations.items()):

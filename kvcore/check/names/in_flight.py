@@ -270,6 +270,8 @@ def _open_batch(node: Node, names: Renaming) -> Name:
         name += [0, 0] if record is None else [1 + record.num_computed_before, record.num_kept]
         for item in () if record is None else record.unwritten:
             name += [item.group_id, item.position, *names.device.names([item.block])]
+    for request_id in batch.ends:
+        name += [1, names.places.get(request_id, LOST)]
     for merge in batch.merges:
         place = names.places.get(merge.request_id, LOST)
         name += [place, merge.group_id, merge.position, *names.device.names([merge.block])]

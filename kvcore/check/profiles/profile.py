@@ -20,6 +20,7 @@ SEED = b"explored"
 FULL = Group(2)
 SLOT = Group(1)
 WINDOW = Group(1, kind="sliding_window", window=2)
+STATE = Group(2, kind="state")
 OF_WORLD = frozenset(attrs.fields_dict(World)) - {"config", "calls"}
 SWAPS = ("swap_out", "swap_in")
 SHARING = ("fork", "append", "reset_prefix_cache")

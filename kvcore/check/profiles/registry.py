@@ -29,6 +29,7 @@ from kvcore.check.profiles.profile import (
     world,
 )
 from kvcore.check.profiles.retention import RETENTION
+from kvcore.check.profiles.states import STATES
 from kvcore.types.groups import Group
 
 __all__ = ["PROFILES", "Profile"]
@@ -230,6 +231,7 @@ PROFILES: dict[str, Profile] = {
     **EPOCHS,
     **POLICIES,
     **RETENTION,
+    **STATES,
     **CLAIMS,
     **FAR,
 }

@@ -52,6 +52,10 @@ FACTS: dict[str, Fact] = {
     "EVICT-ORDER": Fact("quality", (52, 53)),
     "KV-READ": Fact("wrong KV", (8, 18, 19, 29, 32, 34, 35, 39, 41, 44, 56, 81), observable=True),
     "CACHE-KV": Fact("wrong KV", (7, 34, 35, 36, 37, 38, 72, 74, 75, 80)),
+    "STATE-READ": Fact("wrong KV", (79, 80), observable=True),
+    "STATE-KEY": Fact("wrong KV", (79, 80)),
+    "STATE-LIVE": Fact("wrong KV"),
+    "STATE-OWN": Fact("leak"),
     "LOAD-FAILED": Fact("wrong KV", (57,), observable=True),
     "TABLE-MIRROR": Fact("wrong KV", (32, 49)),
     "OWNER-MIRROR": Fact("quality"),
@@ -116,6 +120,10 @@ FACTS: dict[str, Fact] = {
 SENTENCES: dict[str, str] = {
     "KV-READ": "what a query sees is read from slots that hold its own prefix, in every group",
     "CACHE-KV": "a block under a key holds exactly the prefix that the key stands for",
+    "STATE-READ": "before a step the block that it overwrites holds the state of the request's own"
+    " prefix, in every state group",
+    "STATE-KEY": "a block under a key of a state group holds the state after the prefix that the"
+    " key stands for",
     "LOAD-FAILED": "after a failed external load is reported, nothing computed from its slots is"
     " findable or counted, whichever request held it",
     "TABLE-MIRROR": "block tables built from the commands alone equal those of the state",

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 from kvcore.check.properties.liveness import (
     Unexpected,
-    fits,
+    can_grow_to,
     ids,
     made,
     schedule_all,
@@ -100,7 +100,7 @@ def _latest_running(state: State, name: str) -> str | None:
 def _is_done(world: World, state: State, request: RequestState) -> bool:
     finished = request.num_computed >= len(request.tokens) >= world.num_tokens
     longer = min(len(request.tokens) + 1, world.num_tokens)
-    return finished or not fits(state, longer, world.num_encoder)
+    return finished or not can_grow_to(state, longer, world.num_encoder)
 
 
 def _gone(state: State, request: RequestState) -> State:

@@ -225,7 +225,18 @@ def _can_go_on(world: World, request: RequestState, state: State) -> bool:
     """Return whether a request has tokens to come that an empty pool could hold."""
     num_tokens = len(request.tokens)
     done = request.num_computed >= num_tokens == world.num_tokens
-    return not done and fits(state, min(world.num_tokens, num_tokens + 1), world.num_encoder)
+    longer = min(world.num_tokens, num_tokens + 1)
+    return not done and can_grow_to(state, longer, world.num_encoder)
+
+
+def can_grow_to(state: State, num_tokens: int, num_encoder: int) -> bool:
+    """Tell whether an empty pool can hold a request while it grows to this many tokens: of states,
+    it then holds those before and after a step.
+    """
+    config = state.config
+    held = config.blocks_for(num_tokens) if config.has_states else 0
+    most = config.num_usable_blocks - config.watermark_blocks
+    return held <= most and fits(state, num_tokens, num_encoder)
 
 
 def fits(state: State, num_tokens: int, num_encoder: int = 0) -> bool:
@@ -238,7 +249,9 @@ def fits(state: State, num_tokens: int, num_encoder: int = 0) -> bool:
 def call_need(config: Config, num_tokens: int, num_encoder: int = 0) -> int:
     """Count the blocks that one call takes for these tokens of a request without blocks or hits."""
     return sum(
-        -(-(num_encoder if group.is_cross else num_tokens) // group.block_size)
+        min(num_tokens, 1)
+        if group.is_state
+        else -(-(num_encoder if group.is_cross else num_tokens) // group.block_size)
         for group in config.groups
     )
 

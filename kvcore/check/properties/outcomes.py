@@ -215,7 +215,10 @@ def _check_exclusive(state: State, request: RequestState, first: int, last: int)
         if group.is_cross:
             continue
         table = request.tables[index]
-        for position in range(first // group.block_size, -(-last // group.block_size)):
+        places = range(first // group.block_size, -(-last // group.block_size))
+        if group.is_state:
+            places = range(len(table) - 1, len(table)) if first < last else range(0)
+        for position in places:
             if position >= len(table) or table[position] < state.device.first_block:
                 continue
             block = table[position]

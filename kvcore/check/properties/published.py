@@ -32,6 +32,8 @@ def published(before: State, call: Call, outcome: Outcome[State, Any]) -> Iterat
             num_tokens = 0
         waiting = {(x.group_id, x.position) for x in state.batch.merges if x.request_id == name}
         for index, group in enumerate(state.config.groups):
+            if group.is_state:
+                continue
             num_full = min(num_tokens // group.block_size, request.num_hashed(state.config, index))
             blocks = () if group.is_cross else request.tables[index][num_cached[index] : num_full]
             for position, block in enumerate(blocks, num_cached[index]):

@@ -177,6 +177,7 @@ HOLDS = {name: (scope, holds) for scope, group in BY_SCOPE for name, holds in gr
 FOLLOWED: dict[str, Scope] = {
     **dict.fromkeys(("KV-READ", "CACHE-KV", "LOAD-FAILED", "TABLE-MIRROR"), "batch"),
     **dict.fromkeys(("OWNER-MIRROR", "COMPUTED-RULE", "ZEROED", "CAP", "CMD-INFLIGHT"), "batch"),
+    **dict.fromkeys(("STATE-READ", "STATE-KEY"), "batch"),
     **dict.fromkeys(
         ("NOCRASH", "OUTPUT-ONCE", "REFINE", "POLICY", "SCHEDULER", "MANAGER", *OUTCOME_PROPERTIES),
         "transition",

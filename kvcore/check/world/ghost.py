@@ -86,6 +86,9 @@ class Ghost(ContentOracle):
                         continue
                     group = self._config.groups[index]
                     held = nodes[: self.loading.get(request.request_id, request.num_computed)]
+                    if group.is_state:
+                        yield from self._states(state, request, (tier, index, table), held)
+                        continue
                     if group.is_cross:
                         held = _encoded(encoders.get(request.request_id))
                     seen = skipped_tokens(group, request.num_accepted)
@@ -96,9 +99,38 @@ class Ghost(ContentOracle):
                             yield "KV-READ", (tier, block), slot, (node, index)
         for key, blocks in state.device.index.items():
             index = group_of(key)
+            name = "STATE-KEY" if self._config.groups[index].is_state else "CACHE-KV"
             for block in blocks:
                 for slot, node in enumerate(self.prefixes.block(key, state.epoch)):
-                    yield "CACHE-KV", ("device", block), slot, (node, index)
+                    yield name, ("device", block), slot, (node, index)
+
+        for batch in state.in_flight:
+            for owed in batch.owed:
+                (node,) = self.prefixes.block(owed.key, state.epoch)
+                yield "STATE-KEY", ("device", owed.block), 0, (node, group_of(owed.key))
+
+    def _states(
+        self,
+        state: State,
+        request: RequestState,
+        place: tuple[Tier, int, Sequence[int]],
+        held: Sequence[int],
+    ) -> Iterator[Expected]:
+        """Yield the state at a request's count, unless a load still brings it, and those to which a
+        cancel takes it back. held: the prefixes of the tokens that it holds.
+        """
+        tier, index, table = place
+        least = request.num_computed
+        counts = {least}
+        for entries in (state.batch.entries, *(each.entries for each in state.in_flight[::-1])):
+            known = entries.get(request.request_id)
+            least = least if known is None else min(least, known.restore)
+            counts.add(least)
+        for count in sorted(counts - {0}):
+            if count > len(held):
+                continue
+            block = block_at(table, (count - 1) // self._config.groups[index].block_size)
+            yield "STATE-READ", (tier, block), 0, (held[count - 1], index)
 
     def compute(
         self,

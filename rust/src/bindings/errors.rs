@@ -2,7 +2,7 @@
 //! Converts the twin's errors to Python: the class of the same name with the same fields.
 
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyDict, PyString};
+use pyo3::types::{PyBool, PyBytes, PyDict, PyString};
 
 use crate::bindings::classes::Classes;
 use crate::legacy::blocks::tiers::Misuse;
@@ -154,6 +154,7 @@ fn value<'py>(py: Python<'py>, field: &Field, given: &Given<'py>) -> PyResult<Bo
             None => Ok(number.into_pyobject(py)?.into_any()),
         },
         Field::Missing => Ok(py.None().into_bound(py)),
+        Field::Flag(flag) => Ok(PyBool::new(py, *flag).to_owned().into_any()),
         Field::Long(number) => Ok(number.into_pyobject(py)?.into_any()),
         Field::Text(text) => match given.unnamed() {
             Some(object) if text.is_empty() => Ok(object.clone()),

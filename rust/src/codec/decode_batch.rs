@@ -81,6 +81,7 @@ pub(crate) fn read_batches_in_flight(
             rows,
             replaced,
             starts_epoch: false,
+            owed: Vec::new(),
         }));
         last = Some(number);
     }

@@ -7,4 +7,6 @@ pub(crate) mod decode_batch;
 pub mod encode;
 pub(crate) mod policy_sections;
 pub(crate) mod retention_section;
+pub(crate) mod samplers_section;
 pub(crate) mod sections;
+pub(crate) mod states_section;

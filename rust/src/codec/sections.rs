@@ -5,8 +5,6 @@
 //! is omitted, so a feature that is off adds no bytes.
 //! Twin: kvcore/codec/sections.py.
 
-pub(crate) mod samplers;
-
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
@@ -17,7 +15,8 @@ use crate::codec::policy_sections::{
 use crate::codec::retention_section::{
     has_retention, place_levels, read_retention, write_retention,
 };
-use crate::codec::sections::samplers::{has_samplers, read_samplers, write_samplers};
+use crate::codec::samplers_section::{has_samplers, read_samplers, write_samplers};
+use crate::codec::states_section::{has_checkpoints, read_checkpoints, write_checkpoints};
 use crate::pool::free_queue::{make_free_queue, num_older};
 use crate::state::batch_records::{Reporter, UnconfirmedLoad};
 use crate::state::state::{RequestState, State};
@@ -51,6 +50,8 @@ const PINS: u8 = 10;
 const FLOORS: u8 = 11;
 /// The tag of the batches whose output is to come.
 const SAMPLERS: u8 = 12;
+/// The tag of checkpoints without keys.
+const CHECKPOINTS: u8 = 13;
 const MEDIA_CUT: u8 = 1;
 const ROWS_CUT: u8 = 2;
 const HIDE_SALTS: u8 = 1;
@@ -60,7 +61,7 @@ type Section = (u8, bool, fn(&mut Writer, &State));
 
 /// Write the sections that differ from the defaults.
 pub(crate) fn write_sections(out: &mut Writer, state: &State) {
-    let sections: [Section; 12] = [
+    let sections: [Section; 13] = [
         (LOADS, !state.loads.is_empty(), write_loads),
         (EXTRA_KEYS, with_ends(state).next().is_some(), write_ends),
         (OPTIONS, state.config.hide_salts, write_options),
@@ -73,6 +74,7 @@ pub(crate) fn write_sections(out: &mut Writer, state: &State) {
         (PINS, has_pins(state), write_pins),
         (FLOORS, state.device.floors.is_some(), write_floors),
         (SAMPLERS, has_samplers(state), write_samplers),
+        (CHECKPOINTS, has_checkpoints(state), write_checkpoints),
     ];
     for (tag, _, write) in sections.into_iter().filter(|(_, is_there, _)| *is_there) {
         let mut section = Writer::new(&[]);
@@ -162,9 +164,10 @@ pub(crate) fn read_sections(source: &mut Reader<'_>, state: &mut State) -> Resul
             RETENTION => read_retention,
             PINS => read_pins,
             FLOORS => read_floors,
-            _ => read_samplers,
+            SAMPLERS => read_samplers,
+            _ => read_checkpoints,
         };
-        if !(LOADS..=SAMPLERS).contains(&tag) || last.is_some_and(|last| tag <= last) {
+        if !(LOADS..=CHECKPOINTS).contains(&tag) || last.is_some_and(|last| tag <= last) {
             let reason = format!("section {tag} is unknown, or out of order");
             return Err(source.damaged(reason));
         }

@@ -5,3 +5,4 @@ pub(crate) mod claims;
 pub mod pool_and_state;
 pub mod requests;
 pub(crate) mod retention;
+pub(crate) mod states;

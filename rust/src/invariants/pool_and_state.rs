@@ -9,13 +9,14 @@
 
 pub mod in_flight;
 
-use crate::invariants::claims::named_pins;
+use crate::invariants::claims::{named_pins, operations};
 use crate::invariants::requests;
 use crate::invariants::requests::{Scratch, pools};
 use crate::invariants::retention::rank_order;
+use crate::invariants::states;
 use crate::pool::block_pool::BlockPool;
 use crate::pool::free_queue::num_older;
-use crate::state::state::{NO_HOST_BLOCK, Operation, RequestState, State};
+use crate::state::state::{NO_HOST_BLOCK, RequestState, State};
 use crate::types::ids::{BlockId, Row, Table};
 use crate::types::values::Status;
 use crate::types::violation::{Checks, Finding, Violation};
@@ -24,7 +25,7 @@ use crate::types::violation::{Checks, Finding, Violation};
 pub type Property = fn(&State, &mut Scratch) -> Finding;
 
 /// The properties of this file and of those it names, by name, in the order of their check.
-pub const PROPERTIES: [(&str, Property); 27] = [
+pub const PROPERTIES: [(&str, Property); 29] = [
     ("REF", ref_counts),
     ("PARTITION", partition),
     ("FQ-UNIQ", queue_unique),
@@ -52,6 +53,8 @@ pub const PROPERTIES: [(&str, Property); 27] = [
     ("CACHE-KEY", requests::published_content),
     ("DRAFT", requests::drafts),
     ("COMPUTED", requests::computed_bound),
+    ("STATE-LIVE", states::live_states),
+    ("STATE-OWN", states::checkpoints),
 ];
 
 /// The names of all properties that do not hold.
@@ -82,7 +85,8 @@ fn tables_in<'a>(request: &'a RequestState, tier: &str) -> &'a [Table] {
     if tier == "device" { &request.tables } else { &request.host_tables }
 }
 
-/// REF: a block's reference count is the number of tables that hold it, plus its pins.
+/// REF: a block's reference count is the number of tables that hold it, plus its pins and the
+/// batches in flight that own it.
 fn ref_counts(state: &State, scratch: &mut Scratch) -> Finding {
     for (tier, pool) in pools(state) {
         let held = scratch.zeros(pool.num_blocks() as usize);
@@ -90,6 +94,9 @@ fn ref_counts(state: &State, scratch: &mut Scratch) -> Finding {
             if !pool.is_null(*block) && *block != NO_HOST_BLOCK {
                 held[block.index()] += 1;
             }
+        }
+        for owed in state.in_flight.iter().flat_map(|batch| &batch.owed) {
+            held[owed.block.index()] += u32::from(tier == "device");
         }
         for (block, held) in (0..).map(BlockId).zip(held) {
             let (count, expected) = (pool.ref_count(block), *held + pool.num_pins(block));
@@ -341,60 +348,4 @@ fn records(state: &State, _: &mut Scratch) -> Finding {
         Some(merge) => Err(format!("a merge names group {} of {num_groups}", merge.group_id)),
         None => Ok(()),
     }
-}
-
-/// OPERATIONS: each unfinished operation holds its block; a request waits for the operations that
-/// name it.
-fn operations(state: &State, _: &mut Scratch) -> Finding {
-    let pool = &state.device;
-    let times = |wanted: &dyn Fn(&Operation) -> bool| {
-        state.operations.values().filter(|operation| wanted(operation)).count() as u32
-    };
-    for (&number, operation) in &state.operations {
-        let block = operation.block;
-        let (count, pins) = (times(&|other| other.block == block), pool.num_pins(block));
-        if pool.is_null(block) || pins < count {
-            return Err(format!("block {} has {count} operations, but {pins} pins", block.0));
-        }
-        if operation.batch > state.batch.number {
-            let batch = operation.batch;
-            return Err(format!(
-                "operation {number} is of batch {batch}, which was not opened yet"
-            ));
-        }
-        if operation.request.is_some_and(|row| !is_target(state, row, operation)) {
-            let block = operation.block.0;
-            return Err(format!("operation {number} fills block {block}, which its request lacks"));
-        }
-    }
-    for (row, request) in (0..).map(Row).zip(&state.requests) {
-        let Some(request) = request else { continue };
-        let loads = match state.operations.is_empty() {
-            true => 0,
-            false => times(&|operation| operation.request == Some(row)),
-        };
-        let (name, waits) = (|| request.name(), request.num_loading);
-        if waits != loads {
-            return Err(format!("{} waits for {waits} loads, but {loads} name it", name()));
-        }
-        let most = if waits > 0 { request.num_computed } else { 0 };
-        if request.load_end > most {
-            return Err(format!("{} loaded up to {} of {most}", name(), request.load_end));
-        }
-    }
-    Ok(())
-}
-
-/// Whether the block that a load fills is at the position of its key.
-fn is_target(state: &State, row: Row, operation: &Operation) -> bool {
-    let Some(Some(request)) = state.requests.get(row.index()) else { return false };
-    for (index, group) in (0..).zip(&state.config.groups) {
-        let (table, scale) = (&request.tables[index as usize], state.scales[index as usize]);
-        let position = operation.first_token / group.block_size;
-        let known = position < request.num_hashed(scale).min(table.len() as u32);
-        if known && table[position as usize] == operation.block {
-            return request.key(scale, index, position) == operation.key;
-        }
-    }
-    false
 }

@@ -88,10 +88,10 @@ pub(crate) fn wait_empty(state: &State, _: &mut Scratch) -> Finding {
 }
 
 /// NULL-PREFIX: the null block is only at the start of tables of windowed groups, in place of
-/// blocks that the next query does not read.
+/// blocks that the next query does not read. STATE-LIVE says where it is in a state group.
 pub(crate) fn null_prefix(state: &State, _: &mut Scratch) -> Finding {
     for request in state.requests() {
-        for (index, group_id, table) in held(state, request) {
+        for (index, group_id, table) in held(state, request).filter(|each| !each.1.is_state()) {
             let null = |block: &&BlockId| is_null(state, request, **block);
             let leading = table.iter().take_while(null).count();
             if table.iter().skip(leading).any(|block| null(&block)) {

@@ -5,14 +5,17 @@
 //! "this, up to and with this token", `prefixes.rs`) and a group, or unknown. Contents change only
 //! as a runtime would change them: by the commands of a batch, and by the forward pass after it,
 //! which loads external tokens, writes the scheduled ones and rubbish into lookahead slots. Every
-//! query of that pass must find what its group lets it see. A load that fails leaves spoilt slots,
-//! and so does whatever is computed from them. The null block is neither written nor read. A block
-//! that loses its content (handed out, freed or evicted without owner) becomes unknown at once,
-//! which is stricter than memory is. All slots lie in one column, and nothing is made anew from
-//! edge to edge. Twin: kvcore/oracle/content_oracle.py, kvcore/check/world/ghost.py.
+//! query of that pass must find what its group lets it see; in a state group it finds the state
+//! before the step in the block to which it then writes the state after it. A load that fails
+//! leaves spoilt slots, and so does whatever is computed from them. The null block is neither
+//! written nor read. A block that loses its content (handed out, freed or evicted without owner)
+//! becomes unknown at once, which is stricter than memory is. All slots lie in one column, and
+//! nothing is made anew from edge to edge. Twin: kvcore/oracle/content_oracle.py,
+//! kvcore/check/world/ghost.py.
 
 pub mod forward;
 pub mod mirror;
+pub mod states;
 
 use crate::oracle::prefixes::{Numbers, Prefixes};
 use crate::oracle::schedule::Schedule;
@@ -245,6 +248,10 @@ impl Ghost {
                 for (index, table) in tables.iter().enumerate().filter(|each| !each.1.is_empty()) {
                     let group = &self.groups[index];
                     let end = schedule.loading(row).unwrap_or(request.num_computed);
+                    if group.is_state() {
+                        self.expected_states(state, row, (tier, index, table), end, &mut see)?;
+                        continue;
+                    }
                     let held = self.held(row, index, end, schedule);
                     let seen = skipped_tokens(group, request.num_accepted());
                     for (position, content) in held {
@@ -259,7 +266,13 @@ impl Ghost {
         for (block, key) in keyed(state) {
             let first = self.first_slot((Tier::Device, block));
             for (slot, &node) in prefixes.block(key, state.epoch)?.iter().enumerate() {
-                see("CACHE-KV", first + slot, Content::Prefix(node, key.group_id() as u8))?;
+                see(self.of_key(key), first + slot, Content::Prefix(node, key.group_id() as u8))?;
+            }
+        }
+        for owed in state.in_flight.iter().flat_map(|batch| &batch.owed) {
+            let slot = self.first_slot((Tier::Device, owed.block));
+            for &node in prefixes.block(&owed.key, state.epoch)? {
+                see("STATE-KEY", slot, Content::Prefix(node, owed.key.group_id() as u8))?;
             }
         }
         Ok(())

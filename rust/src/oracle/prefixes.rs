@@ -17,6 +17,7 @@ use smallvec::SmallVec;
 use crate::state::state::{RequestState, State};
 use crate::types::config::Config;
 use crate::types::extra_inputs::{ExtraKeys, LoRA, MediaItem};
+use crate::types::groups::Group;
 use crate::types::keys::{BlockHash, Key};
 use crate::types::violation::Violation;
 
@@ -87,6 +88,8 @@ struct Tree {
 pub struct Prefixes {
     hash_block_size: u32,
     block_sizes: Vec<u32>,
+    /// Whether blocks of a group hold one state, not tokens.
+    is_state: Vec<bool>,
     children: Map<(u32, Letter), u32>,
     parents: Vec<u32>,
     chains: Map<BlockHash, Arc<Chain>>,
@@ -103,6 +106,7 @@ impl Prefixes {
         Prefixes {
             hash_block_size: config.hash_block_size(),
             block_sizes: config.groups.iter().map(|group| group.block_size).collect(),
+            is_state: config.groups.iter().map(Group::is_state).collect(),
             children: Map::default(),
             parents: Vec::new(),
             chains: Map::default(),
@@ -180,10 +184,12 @@ impl Prefixes {
         self.hashes[number as usize]
     }
 
-    /// The prefixes that a block under a key of an epoch holds. Fails with KEY-GRAN.
+    /// The prefixes that a block under a key of an epoch holds; a state is of one. Fails with
+    /// KEY-GRAN.
     pub fn block(&mut self, key: &Key, epoch: u32) -> Result<&[u32], Violation> {
         let group_id = key.group_id();
-        let size = self.block_sizes[group_id as usize];
+        let (size, is_state) =
+            (self.block_sizes[group_id as usize], self.is_state[group_id as usize]);
         let chain = self.chain(key)?;
         let end = chain.end();
         if !end.is_multiple_of(size) {
@@ -191,12 +197,13 @@ impl Prefixes {
                 format!("a key of group {group_id} ends at token {end}, blocks hold {size}");
             return Err(Violation::new("KEY-GRAN", detail));
         }
+        let first = end - if is_state { 1 } else { size };
         if epoch == 0 {
-            return Ok(&self.chain(key)?.nodes[(end - size) as usize..]);
+            return Ok(&self.chain(key)?.nodes[first as usize..]);
         }
         let letters = chain.letters.clone();
         self.of_epoch = self.number_in(&letters, epoch);
-        Ok(&self.of_epoch[(end - size) as usize..])
+        Ok(&self.of_epoch[first as usize..])
     }
 
     /// The numbers of the prefixes that these letters make, one after the other.

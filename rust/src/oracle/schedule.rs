@@ -6,13 +6,14 @@
 //! given back, the count becomes 0. Encoder tokens are written by the step that supplies them.
 //! Twin: kvcore/oracle/schedule.py.
 
+pub(crate) mod resumes;
 pub mod writes;
 
 use crate::oracle::calls::{Call, Name, Sampled, Slots, Value};
+use crate::oracle::schedule::resumes::{keeps_state, resumes};
 use crate::oracle::schedule::writes::{Encoder, Write, encoder_of, moved_up, shorten};
 use crate::state::state::State;
 use crate::types::clone_in_place::clone_in_place;
-use crate::types::groups::skipped_blocks;
 use crate::types::ids::Row;
 use crate::types::values::Appended;
 use crate::types::violation::Violation;
@@ -265,7 +266,8 @@ impl Schedule {
         let (Some(parent), &Value::Row(child)) = (parent.row(state), value) else { return };
         let computed = self.computed(parent);
         let settled = self.at(parent).before.unwrap_or(computed).min(state[parent].num_tokens());
-        let computed = if resumes(state, parent, settled) { settled } else { 0 };
+        let shares = settled == computed || keeps_state(state, parent, settled);
+        let computed = if shares && resumes(state, parent, settled) { settled } else { 0 };
         let encoder = self.at(parent).encoder.filter(|_| computed > 0);
         *self.at(Row(child)) = Known { computed: Some(computed), encoder, ..Known::default() };
     }
@@ -375,26 +377,20 @@ impl Schedule {
     }
 
     fn cut_row(&mut self, state: &State, row: Row, num_tokens: u32) {
+        let loading = self.loading(row).is_some() && self.at(row).before.is_some();
+        let brought = loading || self.loads().any(|write| write.row == row);
         self.writes.retain(|write| write.row != row);
         let computed = self.computed(row);
         let count = self.at(row).before.take().unwrap_or(computed).min(state[row].num_tokens());
         let resumed = |count| if resumes(state, row, count) { count } else { 0 };
-        let most = if state[row].host_tables.is_empty() { num_tokens } else { 0 };
-        let count = resumed(resumed(count).min(most));
+        let mut most = if state[row].host_tables.is_empty() { num_tokens } else { 0 };
+        let count = resumed(count);
+        if state.has_states && (brought || most < count) {
+            most = 0;
+        }
+        let count = resumed(count.min(most));
         let known = self.at(row);
         (known.computed, known.loading, known.failed) = (Some(count), None, None);
         known.encoder = known.encoder.take().filter(|_| count > 0);
     }
-}
-
-/// Whether a request still has, in every group, the blocks that the query after this many tokens
-/// sees or shares.
-fn resumes(state: &State, row: Row, num_tokens: u32) -> bool {
-    let groups = state.config.groups.iter().zip(&state[row].tables);
-    let mut windowed = groups.filter(|(group, _)| group.is_windowed());
-    windowed.all(|(group, table)| {
-        let first = skipped_blocks(group, num_tokens) as usize;
-        let end = (num_tokens.div_ceil(group.block_size) as usize).min(table.len());
-        first >= end || !table[first..end].iter().any(|&block| state.is_null(block))
-    })
 }

@@ -16,7 +16,7 @@ use crate::types::values::{
     Admitted, Appended, Hit, KVCacheBlocks, PrefixCacheStats, Reason, Refused, Swapped,
 };
 
-const ERRORS: [&str; 57] = [
+const ERRORS: [&str; 59] = [
     "UnknownRequest",
     "UnknownRow",
     "RepeatedRequest",
@@ -74,6 +74,8 @@ const ERRORS: [&str; 57] = [
     "RepeatedPin",
     "NothingToPin",
     "TooManyPinned",
+    "TooManyDrafts",
+    "NoStateAhead",
 ];
 /// The name of the misuse that a token below 0 is, which the bindings raise themselves.
 pub(crate) const INVALID_TOKEN: &str = "InvalidToken";

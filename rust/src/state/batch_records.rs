@@ -117,6 +117,18 @@ impl RequestEntries {
     }
 }
 
+/// A state that a batch in flight writes and that is findable once the batch is completed.
+///
+/// The batch owns the block until then.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OwedCheckpoint {
+    pub(crate) block: BlockId,
+    /// Of the state.
+    pub(crate) key: Key,
+    /// The bytes of what is then announced, if that is asked for; the request may be gone by then.
+    pub(crate) event: Option<Vec<u8>>,
+}
+
 /// A taken batch.
 #[derive(Debug, Clone, Default)]
 pub struct BatchInFlight {
@@ -131,6 +143,8 @@ pub struct BatchInFlight {
     pub(crate) replaced: BTreeSet<Place>,
     /// Whether an epoch began in it.
     pub(crate) starts_epoch: bool,
+    /// The states that it publishes when it is completed, in the order of the calls.
+    pub(crate) owed: Vec<OwedCheckpoint>,
 }
 
 impl BatchInFlight {

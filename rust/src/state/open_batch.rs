@@ -66,6 +66,8 @@ pub struct OpenBatch {
     pub(crate) published_keys: Vec<PublishedKey>,
     /// Whether an epoch began in it.
     pub(crate) starts_epoch: bool,
+    /// The requests whose state after it is a checkpoint, in the order of the calls.
+    pub(crate) ends: Vec<Row>,
 }
 
 clone_in_place!(OpenBatch {
@@ -75,7 +77,8 @@ clone_in_place!(OpenBatch {
     merges,
     entries,
     published_keys,
-    starts_epoch
+    starts_epoch,
+    ends
 });
 
 impl UnwrittenBlock {

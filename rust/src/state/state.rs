@@ -7,6 +7,7 @@
 //! not stored. Inside the twin a request is named by its row.
 //! Twin: kvcore/state/state.py.
 
+mod kept;
 pub mod named_pins;
 pub mod samplers;
 
@@ -26,7 +27,7 @@ use crate::types::config::Config;
 use crate::types::effects::Effects;
 use crate::types::errors::Error;
 use crate::types::extra_inputs::{ExtraKeys, NO_EXTRA_KEYS};
-use crate::types::groups::{Group, skipped_blocks};
+use crate::types::groups::Group;
 use crate::types::ids::{BlockId, Row, Table};
 use crate::types::keys::{BlockHash, Key, make_key};
 use crate::types::memory::check_memory;
@@ -65,7 +66,8 @@ clone_in_place! {
         pub(crate) samplers: Samplers,
         /// Device block ids, one table per group; no longer needed ones are the null block.
         pub(crate) tables: Vec<Table>,
-        /// Leading blocks of each table that need no publication any more.
+        /// Leading blocks of each table that need no publication any more; in a state group, the
+        /// null blocks at its start.
         pub(crate) num_cached: Vec<u32>,
         pub(crate) request_id: Arc<str>,
         /// Guessed tokens behind the accepted ones.
@@ -173,6 +175,8 @@ clone_in_place! {
         pub(crate) hit_alignment: u32,
         /// Whether any group gives back blocks; derived from the groups.
         pub(crate) has_windows: bool,
+        /// Whether any group keeps recurrent states; derived from the groups.
+        pub(crate) has_states: bool,
         /// Number of hashes per block, for each group.
         pub(crate) scales: Vec<u32>,
         pub(crate) device: BlockPool,
@@ -222,6 +226,7 @@ pub fn make_state(config: Config) -> Result<State, Error> {
         hash_block_size: config.hash_block_size(),
         hit_alignment: config.hit_alignment(),
         has_windows: config.groups.iter().any(Group::is_windowed),
+        has_states: config.groups.iter().any(Group::is_state),
         scales: (0..num_groups as u32).map(|group| config.scale(group)).collect(),
         device: make_device(&config),
         host: (hosts > 0).then(|| make_pool(hosts, false, config.eviction.of_host(), waits)),
@@ -324,61 +329,6 @@ impl State {
             Some(last) => self[row].block_hashes[last],
             None => self.root,
         }
-    }
-
-    /// Tokens that the request had computed before the open batch, drafts aside; 0 if the window
-    /// that they need was given back since.
-    #[must_use]
-    pub fn num_settled(&self, row: Row) -> u32 {
-        let record = self.batch.scheduled.get(row);
-        let num_tokens = record.map_or_else(
-            || self[row].num_accepted(),
-            |record| record.num_computed_before.min(self[row].num_tokens()),
-        );
-        self.resumable(row, num_tokens)
-    }
-
-    /// Return the number of tokens, or 0 if a group gave back blocks that the next query would see.
-    #[must_use]
-    pub fn resumable(&self, row: Row, num_tokens: u32) -> u32 {
-        for (group, table) in self.config.groups.iter().zip(&self[row].tables) {
-            let first = skipped_blocks(group, num_tokens);
-            if !group.is_windowed() || first * group.block_size >= num_tokens {
-                continue;
-            }
-            if table.get(first as usize).is_some_and(|&block| self.is_null(block)) {
-                return 0;
-            }
-        }
-        num_tokens
-    }
-
-    /// Count the blocks that become free when operations or batches end, since nothing else uses
-    /// them.
-    #[must_use]
-    pub fn num_pending(&self) -> u32 {
-        let held = self.num_held();
-        let alone = |(&block, &count): (&BlockId, &u32)| self.device.ref_count(block) == count;
-        held.iter().filter(|&item| alone(item)).count() as u32 + self.device.num_quarantined()
-    }
-
-    /// How many unfinished operations hold each block.
-    pub(crate) fn num_held(&self) -> HashMap<BlockId, u32> {
-        let mut held = HashMap::new();
-        for operation in self.operations.values() {
-            *held.entry(operation.block).or_insert(0) += 1;
-        }
-        held
-    }
-
-    /// Blocks of a table that `num_tokens` tokens need: all of the encoder's, if there are any.
-    #[must_use]
-    pub fn num_kept(&self, group_id: u32, table: &[BlockId], num_tokens: u32) -> usize {
-        let group = &self.config.groups[group_id as usize];
-        if group.is_cross() {
-            return if num_tokens > 0 { table.len() } else { 0 };
-        }
-        table.len().min(num_tokens.div_ceil(group.block_size) as usize)
     }
 }
 

@@ -95,6 +95,42 @@ impl<'a> TableEdit<'a> {
         (first..end).for_each(|position| self.note_replaced(position));
     }
 
+    /// Move the last block of the table to a position, which becomes the last one. Null blocks fill
+    /// the places between; a block at the new position is released.
+    pub(crate) fn move_last(mut self, position: u32) {
+        let (row, group_id) = (self.row, self.group_id);
+        let table = &self.state[row].tables[group_id as usize];
+        let last = table.len() as u32 - 1;
+        let (block, old) = (table[last as usize], table.get(position as usize).copied());
+        if position > last {
+            self.keep_in_use(last..last + 1);
+            self.note_replaced(last);
+            self.state[row].tables[group_id as usize][last as usize] = NULL_BLOCK;
+            self.state.effects.emit(Command::SetTable {
+                row,
+                group_id,
+                position: last,
+                block: NULL_BLOCK,
+            });
+            let nulls = std::iter::repeat_n(NULL_BLOCK, (position - last - 1) as usize);
+            self.extend(nulls.chain([block]), false);
+        } else if let Some(old) = old.filter(|_| position < last) {
+            self.keep_in_use(position..position + 1);
+            self.note_replaced(position);
+            self.shorten(position + 1);
+            let length = position + 1;
+            self.state.effects.emit(Command::SetTable { row, group_id, position, block });
+            self.state.effects.emit(Command::CutTable { row, group_id, length });
+            if !self.state.is_null(old) {
+                self.note_wishes(position..length);
+                self.state.device.release([old], &mut self.state.effects);
+            }
+            let table = &mut self.state[row].tables[group_id as usize];
+            table.truncate(length as usize);
+            table[position as usize] = block;
+        }
+    }
+
     /// Keep `length` blocks of the table and release those behind, the last one first.
     pub(crate) fn cut(mut self, length: u32) {
         let (row, group_id) = (self.row, self.group_id);
@@ -102,11 +138,14 @@ impl<'a> TableEdit<'a> {
         self.keep_in_use(length..end);
         self.note_wishes(length..end);
         self.shorten(length);
-        let State { device, effects, requests, .. } = self.state;
+        let State { config, device, effects, requests, .. } = self.state;
+        let has_gaps = config.groups[group_id as usize].is_state();
         let table = &mut request_mut(requests, row).tables[group_id as usize];
         let first_held = table.iter().take_while(|&&block| device.is_null(block)).count();
         let released = table.drain(first_held.max(length as usize)..);
-        if seeded(Mutant::FreeHeadFirst) {
+        if has_gaps {
+            device.release(released.rev().filter(|&block| block != NULL_BLOCK), effects);
+        } else if seeded(Mutant::FreeHeadFirst) {
             device.release(released, effects);
         } else {
             device.release(released.rev(), effects);

@@ -12,13 +12,16 @@ use crate::mutants::{Mutant, seeded};
 use crate::state::open_batch::ScheduledRequest;
 use crate::state::state::{NULL_BLOCK, State};
 use crate::state::table_edit::TableEdit;
+use crate::transitions::append::fast_path::note_quiet_until;
+use crate::transitions::checkpoints::{drop_end, note_end};
 use crate::transitions::drain::forget_new;
-use crate::transitions::fast_path::note_quiet_until;
 use crate::transitions::in_flight::{note_published_key, note_request};
 use crate::transitions::output::take_output;
-use crate::transitions::plan::{Growth, Plan, Rewrite, plan_allocation};
+use crate::transitions::plan::growth::Growth;
+use crate::transitions::plan::{Plan, Rewrite, plan_allocation};
 use crate::transitions::publish::publish_blocks;
 use crate::transitions::slot_request::SlotRequest;
+use crate::transitions::states::{apply_steps, is_stepping};
 use crate::transitions::unconfirmed_loads::{note_load, note_owner, note_rewritten};
 use crate::transitions::window::apply_trims;
 use crate::types::commands::Command;
@@ -47,7 +50,9 @@ pub fn allocate_slots(
     };
     commit(state, slot_request, &plan);
     let grown = |(group_id, table): (usize, &Vec<BlockId>)| {
-        let count = plan.growth.get(group_id).map_or(0, |each| each.num_new) as usize;
+        let mut count = plan.growth.get(group_id).map_or(0, |each| each.num_new) as usize;
+        let mut steps = plan.steps.iter().filter(|step| step.group_id as usize == group_id);
+        count += usize::from(steps.any(|step| step.takes && step.source != Some(step.target)));
         table[table.len() - count..].to_vec()
     };
     let blocks = state[row].tables.iter().enumerate().map(grown).collect();
@@ -79,6 +84,9 @@ pub(crate) fn commit(state: &mut State, slot_request: &SlotRequest, plan: &Plan)
     if state[row].num_computed == 0 {
         state.epochs[row.index()] = state.epoch;
     }
+    if !plan.steps.is_empty() && is_stepping(state, row) {
+        drop_end(state, row);
+    }
     note_scheduled(state, slot_request, plan);
     note_entry(state, row, !slot_request.delay_cache_blocks || slot_request.loads);
     take_output(state, row, None);
@@ -87,12 +95,9 @@ pub(crate) fn commit(state: &mut State, slot_request: &SlotRequest, plan: &Plan)
     if plan.num_loaded > plan.num_local && !slot_request.loads {
         note_load(state, row, plan.num_local, plan.num_loaded);
     }
-    if !(plan.rewrites.is_empty() && plan.growth.is_empty()) {
-        let num_shared = plan.rewrites.iter().filter(|rewrite| rewrite.shared).count() as u32;
-        let grown = |each: &Growth| each.num_external + each.num_new;
-        let grown: u32 = plan.growth.iter().map(grown).sum();
+    if !(plan.rewrites.is_empty() && plan.growth.is_empty() && plan.steps.is_empty()) {
         let tenant = state.tenant(row);
-        let fresh = state.device.take_for(tenant, num_shared + grown, &mut state.effects);
+        let fresh = state.device.take_for(tenant, count_fresh(plan), &mut state.effects);
         forget_new(state, &fresh);
         let mut fresh = fresh.into_iter();
         for rewrite in &plan.rewrites {
@@ -108,14 +113,28 @@ pub(crate) fn commit(state: &mut State, slot_request: &SlotRequest, plan: &Plan)
             let grown = fresh.by_ref().take(growth.num_new as usize);
             TableEdit::of(state, row, group_id).extend(grown, true);
         }
+        if !plan.steps.is_empty() {
+            apply_steps(state, row, &plan.steps, &mut fresh, slot_request.loads);
+        }
     }
     let open = state.batch.number;
     state[row].schedule(open, plan.num_scheduled);
     if !slot_request.delay_cache_blocks && state.config.publishes_at_once() {
         publish_blocks(state, row, state[row].num_accepted(), false);
     }
+    if !plan.steps.is_empty() {
+        note_end(state, row, state.config.enable_caching && !slot_request.delay_cache_blocks);
+    }
     note_quiet_until(state, row);
     state.settle_waiting(row);
+}
+
+/// Count the blocks that a plan takes.
+fn count_fresh(plan: &Plan) -> u32 {
+    let num_shared = plan.rewrites.iter().filter(|rewrite| rewrite.shared).count();
+    let num_states = plan.steps.iter().filter(|step| step.takes).count();
+    let grown = |each: &Growth| each.num_external + each.num_new;
+    (num_shared + num_states) as u32 + plan.growth.iter().map(grown).sum::<u32>()
 }
 
 /// Note what the open batch schedules of a request, and how much of that cannot be taken back.
@@ -141,13 +160,25 @@ pub(crate) fn note_entry(state: &mut State, row: Row, publishes: bool) {
     note_request(state, row, before, before, Some(publishes && state.config.enable_caching));
 }
 
+/// Note the same of a request whose next token takes no block; its states are overwritten.
+#[inline(always)] // of each request in each step
+pub(crate) fn note_entry_in_place(state: &mut State, row: Row) {
+    if !state.config.tracks_batches() {
+        return;
+    }
+    let before = state[row].num_computed;
+    let restore = if state.has_states { 0 } else { before };
+    note_request(state, row, before, restore, Some(state.config.enable_caching));
+}
+
 /// Add the request as an owner of its hits, at the start of its table.
 fn attach_hits(state: &mut State, row: Row, group_id: u32, hits: &[BlockId]) {
     if hits.is_empty() {
         return;
     }
     TableEdit::of(state, row, group_id).share(hits.to_vec());
-    state[row].num_cached[group_id as usize] = hits.len() as u32;
+    let is_state = state.config.groups[group_id as usize].is_state();
+    state[row].num_cached[group_id as usize] = hits.len() as u32 - u32::from(is_state);
     if !state.loads.is_empty() {
         note_owner(state, row, hits);
     }

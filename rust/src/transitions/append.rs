@@ -9,15 +9,20 @@
 //! named twice; requests that do not get their slots are taken out again.
 //! Source: S000-21, S004-05 to S004-10. Twin: kvcore/transitions/append.py.
 
+pub(crate) mod fast_path;
+
 use smallvec::SmallVec;
 
 use crate::mutants::{Mutant, seeded};
 use crate::state::open_batch::ScheduledRequest;
 use crate::state::state::{RequestState, State, request_mut};
 use crate::state::table_edit::TableEdit;
-use crate::transitions::allocate::{commit, note_entry};
+use crate::transitions::allocate::{commit, note_entry_in_place};
+use crate::transitions::append::fast_path::{
+    is_known_quiet, is_quiet, note_quiet_until, taken_at_ends,
+};
+use crate::transitions::checkpoints::note_end;
 use crate::transitions::drain::forget_new;
-use crate::transitions::fast_path::{is_known_quiet, is_quiet, note_quiet_until, taken_at_ends};
 use crate::transitions::output::{check_output, note_output, publish_filled, take_output};
 use crate::transitions::plan::plan_allocation;
 use crate::transitions::publish::publish_blocks;
@@ -43,7 +48,7 @@ pub enum Requests<'a> {
 /// Requests from the first refused one on are unchanged, except for the refused one's window trim.
 /// Fails with UnknownRequest, InvalidCount, LengthMismatch, SwappedOut, LoadUnfinished,
 /// RepeatedRequest, NotRunning, DraftsPending, InOpenBatch, NotComputed, BatchNotTaken,
-/// StaleOutput, OutputOutOfOrder, BeyondModelLength.
+/// StaleOutput, OutputOutOfOrder, BeyondModelLength, NoStateAhead.
 pub fn append<'a>(
     state: &mut State,
     requests: Requests<'_>,
@@ -94,7 +99,7 @@ fn append_quietly(state: &mut State, row: Row, token: Option<u32>, batch: Option
 /// Schedule a token that changes only counts.
 #[inline(always)] // of each request in each step
 fn count_quietly(state: &mut State, row: Row, token: Option<u32>, batch: Option<i64>) {
-    note_entry(state, row, true);
+    note_entry_in_place(state, row);
     let State { requests, batch: open, .. } = state;
     let request = request_mut(requests, row);
     note_output(request, token.and(batch), open.number);
@@ -206,7 +211,9 @@ fn find_rows(
 /// not grow.
 #[inline(always)] // of each request in each step
 fn schedule_all(state: &mut State, rows: &[u32], output: &Output<'_>) -> bool {
-    if output.tokens.is_some_and(|tokens| tokens.len() != rows.len()) {
+    let wrong_number = output.tokens.is_some_and(|tokens| tokens.len() != rows.len());
+    let ahead = output.tokens.is_none() && state.has_states && !rows.is_empty();
+    if wrong_number || ahead {
         return false;
     }
     let (limit, number) = (state.config.length_limit(), state.batch.number);
@@ -293,6 +300,10 @@ fn check_each(state: &State, rows: &[u32], output: &Output<'_>) -> Result<(), Er
             let request = request.name();
             return Err(Error::BeyondModelLength { request, requested, max_model_len });
         }
+        if output.tokens.is_none() && state.has_states {
+            let (num_tokens, requested) = (i64::from(num_tokens), i64::from(num_computed) + 1);
+            return Err(Error::NoStateAhead { request: request.name(), num_tokens, requested });
+        }
     }
     Ok(())
 }
@@ -305,7 +316,7 @@ fn commit_at_ends(state: &mut State, row: Row, num_taken: u32) {
             apply_trims(state, row, &plan_trims(state, row, seen_from));
         }
     }
-    note_entry(state, row, true);
+    note_entry_in_place(state, row);
     if num_taken > 0 {
         grow(state, row, num_taken);
     }
@@ -313,6 +324,9 @@ fn commit_at_ends(state: &mut State, row: Row, num_taken: u32) {
     request.schedule(open, request.num_computed + 1);
     if state.config.publishes_at_once() {
         publish_blocks(state, row, state[row].num_accepted(), false);
+    }
+    if state.has_states {
+        note_end(state, row, state.config.enable_caching);
     }
     note_quiet_until(state, row);
 }

@@ -19,8 +19,9 @@ use crate::state::batch_records::{BatchInFlight, in_order};
 use crate::state::open_batch::Merge;
 use crate::state::state::State;
 use crate::state::table_edit::TableEdit;
+use crate::transitions::checkpoints::{publish_owed, settle_ends};
 use crate::transitions::in_flight::{lower_restored, note_published_key, num_finished};
-use crate::transitions::publish::{announce_stored, publish_blocks};
+use crate::transitions::publish::{announce_stored, publish_blocks, stored_bytes};
 use crate::transitions::unconfirmed_loads::{confirm_loads, note_keyed, note_owner};
 use crate::types::commands::{Batch, close_into, named_rows};
 use crate::types::config::Publish;
@@ -52,6 +53,7 @@ pub fn take_batch_into(state: &mut State, batch: &mut Batch) -> Result<(), Error
     }
     let closed = state.config.tracks_batches().then(|| close_entries(state));
     let merges = std::mem::take(&mut state.batch.merges);
+    let ends = std::mem::take(&mut state.batch.ends);
     state.effects.commands.clear();
     state.batch.advance();
     state.device.set_batch(state.batch.number);
@@ -66,6 +68,7 @@ pub fn take_batch_into(state: &mut State, batch: &mut Batch) -> Result<(), Error
         release_rows(state, batch.number);
     }
     settle_merges(state, merges);
+    settle_ends(state, ends, stored_bytes);
     Ok(())
 }
 
@@ -89,6 +92,7 @@ pub fn complete(state: &mut State, batch: i64) -> Result<(), Error> {
     release_rows(state, oldest);
     if state.config.publish == Publish::Completed {
         publish_written(state, &finished);
+        publish_owed(state, &finished);
     }
     Ok(())
 }
@@ -125,6 +129,7 @@ fn close_entries(state: &mut State) -> BatchInFlight {
         rows: named_rows(&state.effects.commands),
         replaced: BTreeSet::new(),
         starts_epoch: state.batch.starts_epoch,
+        owed: Vec::new(),
     }
 }
 

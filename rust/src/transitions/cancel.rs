@@ -61,10 +61,13 @@ pub fn cancel(state: &mut State, batch: i64) -> Result<(), Error> {
 fn take_back(state: &mut State, cancelled: &[Arc<BatchInFlight>], number: u64) {
     let State { device, host, effects, .. } = state;
     device.end_use(|user| user >= number);
-    for &(block, key) in cancelled.iter().flat_map(|batch| &batch.published_keys) {
-        if device.key(block) == Some(&key) && !seeded(Mutant::CancelKeepsKeys) {
-            device.unpublish(block, effects);
+    for batch in cancelled {
+        for &(block, key) in &batch.published_keys {
+            if device.key(block) == Some(&key) && !seeded(Mutant::CancelKeepsKeys) {
+                device.unpublish(block, effects);
+            }
         }
+        device.release(batch.owed.iter().map(|owed| owed.block), effects);
     }
     device.end_quarantine();
     if let Some(host) = host {
@@ -110,6 +113,9 @@ fn fall(state: &mut State, row: Row, num_tokens: u32, number: u64) {
             operation.request = None;
             (request.num_loading, request.load_end) = (0, 0);
         }
+    }
+    if state.has_states && request.host_tables.is_empty() {
+        request.num_computed = request.num_computed.min(num_tokens);
     }
     if request.host_tables.is_empty() {
         let to_come = state[row].num_output_placeholders();

@@ -8,6 +8,7 @@
 //! Twin: kvcore/transitions/epochs.py.
 
 use crate::state::state::State;
+use crate::transitions::checkpoints::give_back;
 use crate::types::config::MAX_EPOCH;
 use crate::types::errors::{Error, Field};
 use crate::types::events::News;
@@ -28,6 +29,9 @@ pub fn advance_epoch(state: &mut State, epoch: Option<i64>) -> Result<u32, Error
     state.epoch = number as u32;
     state.batch.starts_epoch = true;
     state.device.start_epoch(&mut state.effects);
+    if state.has_states {
+        give_back(state, |_| true);
+    }
     state.effects.announce(&News::AllBlocksCleared);
     Ok(state.epoch)
 }

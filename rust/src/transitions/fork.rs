@@ -12,6 +12,7 @@ use std::sync::Arc;
 use crate::mutants::{Mutant, seeded};
 use crate::state::state::State;
 use crate::state::table_edit::TableEdit;
+use crate::transitions::free::num_cached_after;
 use crate::transitions::in_flight::inherit_entries;
 use crate::transitions::requests::{check_drafts_settled, check_new_id, empty_request};
 use crate::transitions::unconfirmed_loads::inherit_loads;
@@ -39,7 +40,7 @@ pub fn fork(state: &mut State, parent_id: &str, child_id: &str) -> Result<Row, E
     }
     let tables = std::mem::replace(&mut child.tables, std::mem::take(&mut state[row].tables));
     for (cached, group) in child.num_cached.iter_mut().zip(&state.config.groups) {
-        *cached = (computed / group.block_size).min(*cached);
+        *cached = num_cached_after(*cached, group, computed);
     }
     if !child.samplers.is_empty() || computed < child.num_tokens() {
         child.set_awaited(&state[parent_row].awaited_before(state.batch.number));

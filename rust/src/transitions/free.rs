@@ -15,10 +15,13 @@ use crate::mutants::{Mutant, seeded};
 use crate::state::open_batch::{Merge, ScheduledRequest, UnwrittenBlock};
 use crate::state::state::{NO_HOST_BLOCK, State, request_mut};
 use crate::state::table_edit::TableEdit;
+use crate::transitions::checkpoints::drop_end;
 use crate::transitions::in_flight::note_left_batch;
+use crate::transitions::states::{num_left, step_back};
 use crate::transitions::unconfirmed_loads::lower_counted;
 use crate::types::config::Config;
 use crate::types::errors::Error;
+use crate::types::groups::Group;
 use crate::types::ids::{BlockId, Row};
 
 /// Give back a request's blocks, tail first; it keeps its tokens and hashes, and its count becomes
@@ -95,9 +98,17 @@ fn counts_on(state: &State, row: Row, item: &UnwrittenBlock) -> bool {
 /// Its keys and merges are withdrawn, its count falls back, and its blocks past that are released.
 pub(crate) fn leave_open_batch(state: &mut State, row: Row) {
     let Some(record) = state.batch.scheduled.remove(row) else { return };
+    let mut num_tokens = record.num_computed_before;
     note_left_batch(state, row);
-    withdraw(state, row, &record, record.num_computed_before);
-    cut_tables(state, row, record.num_computed_before, 0);
+    withdraw(state, row, &record, num_tokens);
+    if state.has_states {
+        drop_end(state, row);
+        num_tokens = num_left(&record);
+        if num_tokens > 0 {
+            step_back(state, row, num_tokens);
+        }
+    }
+    cut_tables(state, row, num_tokens, 0);
 }
 
 /// Withdraw keys and merges of what the open batch writes for a request past num_tokens.
@@ -138,9 +149,10 @@ pub(crate) fn cut_tables(state: &mut State, row: Row, mut num_tokens: u32, num_t
         if table.len() > keep {
             TableEdit::of(state, row, group_id).cut(keep as u32);
         }
-        let num_full = num_computed / state.config.groups[group_id as usize].block_size;
-        let cached = &mut state[row].num_cached[group_id as usize];
-        *cached = num_full.min(*cached);
+        let group = &state.config.groups[group_id as usize];
+        let cached =
+            num_cached_after(state[row].num_cached[group_id as usize], group, num_computed);
+        state[row].num_cached[group_id as usize] = cached;
     }
     let request = &mut state[row];
     request.drafts.clear();
@@ -148,6 +160,13 @@ pub(crate) fn cut_tables(state: &mut State, row: Row, mut num_tokens: u32, num_t
     request.quiet_until = 0;
     request.await_older(open, before);
     state.settle_waiting(row);
+}
+
+/// Return how many leading blocks of a table with num_tokens tokens need no publication, or are
+/// null blocks in a state group. cached: of the table so far.
+pub(crate) fn num_cached_after(cached: u32, group: &Group, num_tokens: u32) -> u32 {
+    let last = if group.is_state() { num_tokens.saturating_sub(1) } else { num_tokens };
+    cached.min(last / group.block_size)
 }
 
 /// Give back a request's host blocks, tail first. It waits again.

@@ -5,9 +5,9 @@ pub mod allocate;
 pub mod append;
 pub mod batches;
 pub mod cancel;
+pub(crate) mod checkpoints;
 pub mod drain;
 pub mod epochs;
-pub(crate) mod fast_path;
 pub mod fork;
 pub mod free;
 pub(crate) mod in_flight;
@@ -21,6 +21,7 @@ pub mod requests;
 pub mod retention;
 pub mod rewind;
 pub mod slot_request;
+pub mod states;
 pub mod swap;
 #[cfg(test)]
 pub(crate) mod tests;

@@ -8,14 +8,20 @@
 //! tokens allow is kept. The full-sequence gate is checked before that. A write goes to
 //! blocks with one owner and no key: a shared block is replaced (copied if it holds earlier
 //! positions), and a keyed block loses its key unless the write computes exactly the tokens that
-//! the key names. Hits in the free queue reduce the capacity, since they leave the queue.
+//! the key names. Hits in the free queue reduce the capacity, since they leave the queue; so does
+//! what the floors of other tenants keep. The steps of state groups are planned in `states.rs`.
 //! Source: S000-01 to S000-20, S004-07. Twin: kvcore/transitions/plan.py.
+
+pub mod growth;
 
 use smallvec::SmallVec;
 
 use crate::mutants::{Mutant, seeded};
 use crate::state::state::{NULL_BLOCK, RequestState, State};
+use crate::transitions::plan::growth::{Growth, Lengths};
+use crate::transitions::plan::growth::{measure, num_held, plan_growth, preallocate};
 use crate::transitions::slot_request::{SlotRequest, check_slot_request, read_slot_request};
+use crate::transitions::states::{StateStep, num_steps, pay_for_keys, plan_steps, states_held};
 use crate::transitions::window::{Trim, Trims, freed_blocks, plan_trims, visible_from};
 use crate::types::errors::Error;
 use crate::types::groups::{Group, skipped_blocks};
@@ -37,17 +43,6 @@ pub struct Rewrite {
     pub same: bool,
 }
 
-/// How one group's table grows behind the hits.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Growth {
-    /// Number of positions that a window has skipped already.
-    pub num_nulls: u32,
-    /// Blocks for external tokens.
-    pub num_external: u32,
-    /// Blocks behind those, including preallocation.
-    pub num_new: u32,
-}
-
 /// What an allocation will do.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Plan {
@@ -67,6 +62,8 @@ pub struct Plan {
     pub rewrites: Vec<Rewrite>,
     /// One per group; empty if no table grows, as in most steps.
     pub growth: SmallVec<[Growth; 4]>,
+    /// Of the state groups.
+    pub steps: Vec<StateStep>,
 }
 
 /// An allocation that does not fit, and its window trim, which is kept.
@@ -78,21 +75,6 @@ pub struct Refusal {
     pub refused: Refused,
     /// What falls behind a window.
     pub trims: Trims,
-}
-
-/// Tokens of an allocation, counted from the request's first one (drawn in the Python twin).
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Lengths {
-    /// Computed and hit.
-    pub local: u32,
-    /// With the external ones.
-    pub total: u32,
-    /// With the new ones.
-    pub scheduled: u32,
-    /// With lookahead.
-    pub slots: u32,
-    /// The first query whose window the trim must keep; meaningless without windows.
-    pub seen_from: u32,
 }
 
 /// Return the plan of an allocation, or its refusal. Changes nothing.
@@ -117,9 +99,12 @@ pub fn plan_allocation(
         reserve += i64::from(state.config.watermark_blocks);
     }
     let queued = if seeded(Mutant::HitsCostNothing) { 0 } else { num_queued(state, &hits) };
-    let fixed = queued + num_shared(&rewrites);
+    let fixed = queued + rewrites.iter().filter(|rewrite| rewrite.shared).count() as i64;
+    let num_tokens = (lengths.local, lengths.total, lengths.scheduled);
+    let mut steps = plan_steps(state, row, &hits, lengths.seen_from, num_tokens);
     if slot_request.full_sequence_must_fit {
-        let (needed, most) = gate_need(state, request, slot_request, &hits, &lengths);
+        let (mut needed, most) = gate_need(state, request, slot_request, &hits, &lengths);
+        needed += num_steps(&steps, |step| step.replaces() && !step.for_key);
         let available = num_available(state, row, &hits, &[]).into();
         if let Some(refused) = refuse(state, fixed + needed, available, || most, reserve) {
             return Ok(Err(Refusal { row, refused, trims: Trims::new() }));
@@ -129,13 +114,17 @@ pub fn plan_allocation(
     let available = i64::from(num_available(state, row, &hits, &trims));
     let mut growth = plan_growth(state, request, slot_request, &hits, &lengths);
     let num_taken = |each: &Growth| i64::from(each.num_external + each.num_new);
-    let needed = fixed + growth.iter().map(num_taken).sum::<i64>();
-    let most = || step_most(state, request, slot_request, &lengths);
+    let mut needed = fixed + growth.iter().map(num_taken).sum::<i64>();
+    needed += num_steps(&steps, |step| step.takes && !step.for_key);
+    let stay =
+        num_steps(&steps, |step| step.stays) + states_held(state, row, &hits, lengths.seen_from);
+    let most = || stay + step_most(state, request, slot_request, &lengths);
     if let Some(refused) = refuse(state, needed, available, most, reserve) {
         let trims = plan_trims(state, row, visible_from(state, row, request.num_accepted()));
         return Ok(Err(Refusal { row, refused, trims }));
     }
-    preallocate(state, request, &hits, &mut growth, available - needed - reserve);
+    let spare = pay_for_keys(&mut steps, available - needed - reserve);
+    preallocate(state, request, &hits, &mut growth, spare);
     Ok(Ok(Plan {
         row,
         hits,
@@ -145,6 +134,7 @@ pub fn plan_allocation(
         trims,
         rewrites,
         growth,
+        steps,
     }))
 }
 
@@ -161,28 +151,6 @@ pub fn num_available(state: &State, row: Row, hits: &[Vec<BlockId>], trims: &[Tr
     num_free - state.device.num_kept(state.tenant(row), touched, freed_blocks(state, row, trims))
 }
 
-/// Compute the lengths of a checked allocation.
-#[must_use]
-pub fn measure(state: &State, row: Row, slot_request: &SlotRequest) -> Lengths {
-    let limit = i64::from(state.config.length_limit());
-    let local = i64::from(state[row].num_computed) + slot_request.num_hit_tokens();
-    let total = (local + slot_request.num_external_computed_tokens).min(limit);
-    let scheduled = total + slot_request.num_new_tokens;
-    let slots = (scheduled + slot_request.num_lookahead_tokens).min(limit);
-    let total = total as u32;
-    Lengths {
-        local: local as u32,
-        total,
-        scheduled: scheduled as u32,
-        slots: slots as u32,
-        seen_from: if state.has_windows {
-            visible_from(state, row, total.min(state[row].num_tokens()))
-        } else {
-            total
-        },
-    }
-}
-
 /// Put the null block where no query sees one of the hit blocks of a group.
 pub fn needed_hits(group: &Group, blocks: &mut [BlockId], lengths: &Lengths) {
     let skipped = skipped_blocks(group, lengths.seen_from) as usize;
@@ -197,7 +165,7 @@ pub fn plan_rewrites(state: &State, request: &RequestState, lengths: &Lengths) -
     for ((index, group), table) in (0..).zip(&state.config.groups).zip(&request.tables) {
         let size = group.block_size;
         let held = table.len() as u64 * u64::from(size);
-        if group.is_cross() || held <= u64::from(lengths.local) {
+        if group.is_cross() || group.is_state() || held <= u64::from(lengths.local) {
             continue;
         }
         let first = (lengths.local / size).max(skipped_blocks(group, lengths.seen_from));
@@ -237,42 +205,6 @@ fn writes_same(
     state.device.key(block) == Some(&request.key(scale, index, position))
 }
 
-/// Return the growth of each table without preallocation; empty if none grows.
-#[must_use]
-pub fn plan_growth(
-    state: &State,
-    request: &RequestState,
-    slot_request: &SlotRequest,
-    hits: &[Vec<BlockId>],
-    lengths: &Lengths,
-) -> SmallVec<[Growth; 4]> {
-    let covers = |(group, table): (&Group, &Table)| {
-        let num_tokens =
-            if group.is_cross() { slot_request.num_encoder_tokens() } else { lengths.slots };
-        table.len() as u64 * u64::from(group.block_size) >= u64::from(num_tokens)
-    };
-    if state.config.groups.iter().zip(&request.tables).all(covers) {
-        return SmallVec::new();
-    }
-    let mut growth = SmallVec::new();
-    for (index, group) in state.config.groups.iter().enumerate() {
-        let (size, held) = (group.block_size, num_held(request, hits, index));
-        if group.is_cross() {
-            let needed = slot_request.num_encoder_tokens().div_ceil(size);
-            growth.push(Growth { num_new: needed.saturating_sub(held), ..Growth::default() });
-            continue;
-        }
-        let num_total = lengths.total.div_ceil(size);
-        let skipped = skipped_blocks(group, lengths.seen_from).min(num_total);
-        let num_nulls = skipped.saturating_sub(held);
-        let num_external = num_total.saturating_sub(held + num_nulls);
-        let needed = lengths.slots.div_ceil(size);
-        let num_new = needed.saturating_sub(held + num_nulls + num_external);
-        growth.push(Growth { num_nulls, num_external, num_new });
-    }
-    growth
-}
-
 /// Return the fresh blocks for the whole request, and the most that it ever holds at once.
 ///
 /// A windowed group recycles blocks that leave its window, so its need is capped.
@@ -310,7 +242,7 @@ pub fn gate_need(
     (needed, most)
 }
 
-/// Return how many blocks the request would hold after this call.
+/// Return how many blocks the request would hold after this call, without states.
 #[must_use]
 pub fn step_most(
     state: &State,
@@ -322,6 +254,9 @@ pub fn step_most(
         if group.is_cross() {
             let blocks = slot_request.num_encoder_tokens().div_ceil(group.block_size);
             return (table.len() as i64).max(i64::from(blocks));
+        }
+        if group.is_state() {
+            return 0;
         }
         let skipped = skipped_blocks(group, lengths.total.min(request.num_tokens()));
         i64::from(lengths.slots.div_ceil(group.block_size)) - i64::from(skipped)
@@ -346,42 +281,6 @@ pub fn refuse(
     let reason = if never { Reason::Never } else { Reason::Later };
     let available = (available - reserve).max(0) as u32;
     Some(Refused::new(reason, needed as u64, available).while_pending(state.num_pending()))
-}
-
-/// Add room for more tokens to the growth, as far as spare blocks go (S004-07).
-pub fn preallocate(
-    state: &State,
-    request: &RequestState,
-    hits: &[Vec<BlockId>],
-    growth: &mut [Growth],
-    mut spare: i64,
-) {
-    let num_preallocate = state.config.num_preallocate_tokens;
-    if num_preallocate == 0 {
-        return;
-    }
-    let limit = state.config.length_limit();
-    for (index, (group, each)) in state.config.groups.iter().zip(growth).enumerate() {
-        if group.is_cross() || (!request.tables[index].is_empty() && each.num_new == 0) {
-            continue;
-        }
-        let held =
-            num_held(request, hits, index) + each.num_nulls + each.num_external + each.num_new;
-        let room = i64::from(limit.div_ceil(group.block_size)) - i64::from(held);
-        let extra = i64::from(num_preallocate.div_ceil(group.block_size));
-        let more = extra.min(spare).min(room).max(0);
-        spare -= more;
-        each.num_new += more as u32;
-    }
-}
-
-/// Number of blocks of a group's table, including its hits.
-fn num_held(request: &RequestState, hits: &[Vec<BlockId>], group_id: usize) -> u32 {
-    (request.tables[group_id].len() + hits.get(group_id).map_or(0, Vec::len)) as u32
-}
-
-fn num_shared(rewrites: &[Rewrite]) -> i64 {
-    rewrites.iter().filter(|rewrite| rewrite.shared).count() as i64
 }
 
 /// Number of hit blocks that would leave the free queue.

@@ -16,6 +16,7 @@ use crate::mutants::{Mutant, seeded};
 use crate::pool::block_pool::{AHEAD, BlockPool};
 use crate::state::open_batch::{Merge, UnwrittenBlock};
 use crate::state::state::{RequestState, State, request_mut};
+use crate::transitions::checkpoints::cache_state;
 use crate::transitions::in_flight::{note_request, num_finished};
 use crate::transitions::unconfirmed_loads::note_keyed;
 use crate::types::config::{Config, Duplicates, Publish};
@@ -52,6 +53,9 @@ pub fn cache_blocks(
             count = count.min(num_finished(state, row));
         }
         publish_blocks(state, row, count, false);
+        if state.has_states {
+            cache_state(state, row, num_computed_tokens as u32, stored_bytes);
+        }
     }
     Ok(())
 }
@@ -86,7 +90,11 @@ pub(crate) fn publish_blocks(state: &mut State, row: Row, num_tokens: u32, last:
         return;
     }
     for group_id in 0..state.config.groups.len() as u32 {
-        let size = state.config.groups[group_id as usize].block_size;
+        let group = &state.config.groups[group_id as usize];
+        if group.is_state() {
+            continue;
+        }
+        let size = group.block_size;
         let cached = state[row].num_cached[group_id as usize];
         let fills = u64::from(num_tokens) >= (u64::from(cached) + 1) * u64::from(size);
         if !fills && !seeded(Mutant::CacheWholePrompt) {
@@ -165,6 +173,23 @@ fn publish_range(state: &mut State, row: Row, group_id: u32, positions: Range<u3
 pub(crate) fn announce_stored(state: &mut State, row: Row, group_id: u32, blocks: (u32, u32)) {
     let State { config, scales, effects, requests, epoch, .. } = state;
     announce(effects, request_mut(requests, row), (config, scales), group_id, blocks, *epoch);
+}
+
+/// Return the bytes of the event that a request's blocks became findable; None if no events are
+/// wanted.
+pub(crate) fn stored_bytes(
+    state: &State,
+    row: Row,
+    group_id: u32,
+    blocks: (u32, u32),
+) -> Option<Vec<u8>> {
+    if !state.effects.events_enabled() {
+        return None;
+    }
+    let mut effects = Effects::new(true);
+    let said = (&state.config, &state.scales[..]);
+    announce(&mut effects, &state[row], said, group_id, blocks, state.epoch);
+    Some(effects.events.as_bytes().to_vec())
 }
 
 fn announce(

@@ -13,6 +13,7 @@
 use std::collections::BTreeSet;
 
 use crate::state::state::{RequestState, State};
+use crate::transitions::checkpoints::withdraw_states;
 use crate::transitions::free::{
     abandon_loads, check_leaving, cut_tables, drop_host, leave_open_batch,
 };
@@ -47,6 +48,9 @@ pub fn rewind(
         for block in unwritten(state, row, count) {
             state.device.unpublish(block, &mut state.effects);
         }
+    }
+    if state.has_states {
+        falling.iter().for_each(|&row| withdraw_states(state, row, count));
     }
     let left = reached_requests(state, &rows, count).into_iter();
     let left = left.filter(|&row| state[row].num_computed == 0);
@@ -111,7 +115,7 @@ fn unwritten(state: &State, row: Row, num_tokens: u32) -> Vec<BlockId> {
         return blocks;
     }
     for (group, table) in state.config.groups.iter().zip(&state[row].tables) {
-        if !group.is_cross() {
+        if !(group.is_cross() || group.is_state()) {
             let end = loaded.map_or(u32::MAX, |loaded| loaded.div_ceil(group.block_size));
             let first = (num_tokens / group.block_size) as usize;
             let past = table.iter().take(end as usize).skip(first);

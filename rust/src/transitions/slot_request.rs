@@ -178,6 +178,9 @@ pub fn check_slot_request(
         _ => Vec::new(),
     };
     check_length(state, request, slot_request)?;
+    if state.has_states {
+        check_all_known(state, request, slot_request)?;
+    }
     Ok(hits)
 }
 
@@ -248,4 +251,27 @@ pub fn check_length(
         return Err(Error::TooManyTokens { request, num_tokens, requested: num_scheduled });
     }
     Ok(())
+}
+
+/// Fails with TooManyDrafts or NoStateAhead if a step of state groups would end behind the known
+/// tokens: a state cannot be cut back to the accepted ones.
+pub fn check_all_known(
+    state: &State,
+    request: &RequestState,
+    slot_request: &SlotRequest,
+) -> Result<(), Error> {
+    let limit = i64::from(state.config.length_limit());
+    let num_local = i64::from(request.num_computed) + slot_request.num_hit_tokens();
+    let num_total = (num_local + slot_request.num_external_computed_tokens).min(limit);
+    let (requested, num_tokens) =
+        (num_total + slot_request.num_new_tokens, i64::from(request.num_tokens()));
+    if requested <= num_tokens {
+        return Ok(());
+    }
+    let name = request.name();
+    if request.drafts.is_empty() {
+        return Err(Error::NoStateAhead { request: name, num_tokens, requested });
+    }
+    let num_drafts = requested - num_tokens;
+    Err(Error::TooManyDrafts { request: name, num_drafts, most: 0 })
 }

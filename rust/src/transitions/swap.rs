@@ -18,6 +18,7 @@ use crate::state::table_edit::TableEdit;
 use crate::transitions::drain::forget_new;
 use crate::transitions::free::{check_leaving, cut_tables, leave_open_batch, release_host};
 use crate::transitions::in_flight::note_request;
+use crate::transitions::states::num_left;
 use crate::transitions::unconfirmed_loads::{lower_counted, note_owner};
 use crate::types::commands::Command;
 use crate::types::errors::Error;
@@ -124,21 +125,38 @@ fn refuse(pool: &BlockPool, needed: u32, watermark: u32, kept: u32) -> Refused {
 ///
 /// If tokens are to come, it keeps at most all but one, so that the next one is sampled again.
 fn num_saved(state: &State, row: Row) -> u32 {
-    let request = &state[row];
+    let (request, record) = (&state[row], state.batch.scheduled.get(row));
+    if let Some(record) = record.filter(|_| state.has_states) {
+        return num_left(record);
+    }
     if request.num_output_placeholders() == 0 {
         return state.num_settled(row);
     }
-    let before = state.batch.scheduled.get(row).map_or(u32::MAX, |each| each.num_computed_before);
+    let before = record.map_or(u32::MAX, |each| each.num_computed_before);
     state.resumable(row, before.min(request.num_tokens() - 1))
 }
 
 /// Return the blocks of a request that hold its first tokens, in table order.
 fn kept(state: &State, row: Row, num_tokens: u32) -> impl Iterator<Item = BlockId> + '_ {
-    let held = move |(group_id, table): (u32, &'_ Table)| {
-        table[..state.num_kept(group_id, table, num_tokens)].to_vec()
-    };
-    let tables = (0..).zip(&state[row].tables);
-    tables.flat_map(held).filter(|&block| !state.is_null(block))
+    let held = move |group_id| saved_table(state, row, group_id, num_tokens);
+    let groups = 0..state.config.groups.len() as u32;
+    groups.flat_map(held).filter(|&block| !state.is_null(block))
+}
+
+/// Return the blocks of a table that hold a request's first tokens; of a state group, the last
+/// state alone.
+fn saved_table(state: &State, row: Row, group_id: u32, num_tokens: u32) -> Table {
+    let table = &state[row].tables[group_id as usize];
+    let num_kept = state.num_kept(group_id, table, num_tokens);
+    let mut held = table[..num_kept].to_vec();
+    let is_state = state.config.groups[group_id as usize].is_state();
+    if let Some((last, before)) = held.split_last_mut().filter(|_| is_state) {
+        before.fill(NULL_BLOCK);
+        if state.is_null(*last) {
+            *last = table[table.len() - 1];
+        }
+    }
+    held
 }
 
 /// Move the requests' tables to the host tier and give back their device blocks, tail first.
@@ -147,14 +165,15 @@ fn kept(state: &State, row: Row, num_tokens: u32) -> impl Iterator<Item = BlockI
 fn move_out(state: &mut State, counts: &[(Row, u32)], targets: &HashMap<BlockId, BlockId>) {
     let mut owned: HashSet<BlockId> = HashSet::new();
     for &(row, num_computed) in counts {
-        let side = |(group_id, table): (u32, &Table)| -> Table {
-            let held = &table[..state.num_kept(group_id, table, num_computed)];
+        let side = |group_id: u32| -> Table {
+            let held = saved_table(state, row, group_id, num_computed);
             let target = |block: &BlockId| {
                 if state.is_null(*block) { NO_HOST_BLOCK } else { targets[block] }
             };
             held.iter().map(target).collect()
         };
-        let tables: Vec<Table> = (0..).zip(&state[row].tables).map(side).collect();
+        let groups = 0..state.config.groups.len() as u32;
+        let tables: Vec<Table> = groups.map(side).collect();
         let host = state.host.as_mut().expect("TIER-PART: checked at the start");
         for &block in tables.iter().flatten() {
             if block != NO_HOST_BLOCK && !owned.insert(block) {
@@ -191,7 +210,8 @@ fn find_hits(state: &State, rows: &[Row]) -> Hits {
             && (!state.is_stale(row) || seeded(Mutant::StaleComesBackToHits));
         for (group_id, table) in (0..).zip(&request.host_tables) {
             let scale = state.scales[group_id as usize];
-            let num_full = request.num_computed / state.config.groups[group_id as usize].block_size;
+            let group = &state.config.groups[group_id as usize];
+            let num_full = request.num_computed / group.block_size;
             let num_full = num_full.min(request.num_hashed(scale));
             for (position, &host_block) in (0..).zip(table) {
                 if host_block == NO_HOST_BLOCK {
@@ -202,6 +222,10 @@ fn find_hits(state: &State, rows: &[Row]) -> Hits {
                     hits.len() - 1
                 });
                 if !may_hit || position >= num_full {
+                    continue;
+                }
+                let end = (position + 1) * group.block_size;
+                if group.is_state() && end != request.num_computed {
                     continue;
                 }
                 let block = state.device.index.first(&request.key(scale, group_id, position));
@@ -296,7 +320,11 @@ fn place(host_block: BlockId, targets: &HashMap<BlockId, BlockId>) -> BlockId {
 
 /// Count the leading full blocks that are findable already or no longer needed.
 fn num_published(state: &State, row: Row, group_id: u32, blocks: &[BlockId]) -> u32 {
-    let num_full = state[row].num_computed / state.config.groups[group_id as usize].block_size;
+    let group = &state.config.groups[group_id as usize];
+    if group.is_state() {
+        return blocks.len() as u32 - 1;
+    }
+    let num_full = state[row].num_computed / group.block_size;
     let done = |&&block: &&BlockId| state.is_null(block) || state.device.key(block).is_some();
     blocks.iter().take(num_full as usize).take_while(done).count() as u32
 }

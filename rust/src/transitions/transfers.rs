@@ -11,11 +11,12 @@
 
 use crate::state::state::{MAX_OPERATION, Operation, State};
 use crate::transitions::allocate::commit;
+use crate::transitions::checkpoints::cache_state;
 use crate::transitions::drain::forget_new;
 use crate::transitions::free::cut_tables;
 use crate::transitions::in_flight::num_finished;
 use crate::transitions::plan::plan_allocation;
-use crate::transitions::publish::publish_blocks;
+use crate::transitions::publish::{publish_blocks, stored_bytes};
 use crate::transitions::slot_request::SlotRequest;
 use crate::transitions::unconfirmed_loads::is_unconfirmed;
 use crate::transitions::window::apply_trims;
@@ -196,6 +197,9 @@ fn finish_load(state: &mut State, row: Row, operation: &Operation, done: bool) {
         Publish::Completed => num_finished(state, row),
     };
     publish_blocks(state, row, count, false);
+    if state.has_states {
+        cache_state(state, row, state[row].num_computed, stored_bytes);
+    }
 }
 
 #[cfg(test)]

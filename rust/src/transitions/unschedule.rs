@@ -12,9 +12,11 @@
 use crate::state::batch_records::Samplers;
 use crate::state::open_batch::{ScheduledRequest, UnwrittenBlock};
 use crate::state::state::State;
-use crate::transitions::free::{check_shorter, withdraw};
+use crate::transitions::checkpoints::drop_end;
+use crate::transitions::free::{check_shorter, num_cached_after, withdraw};
 use crate::transitions::in_flight::note_left_batch;
 use crate::transitions::requests::check_no_drafts;
+use crate::transitions::states::{shorten_step, step_back};
 use crate::transitions::unconfirmed_loads::lower_counted;
 use crate::types::errors::{Error, check_count};
 use crate::types::ids::Row;
@@ -49,7 +51,7 @@ pub fn unschedule(state: &mut State, request_id: &str, num_tokens: i64) -> Resul
 /// Lower a request, and its record in the open batch, to num_tokens.
 fn shorten(state: &mut State, row: Row, record: ScheduledRequest, num_tokens: u32) {
     withdraw(state, row, &record, num_tokens);
-    let batch = &mut state.batch;
+    let (batch, before) = (&mut state.batch, record.num_computed_before);
     if num_tokens > record.num_computed_before {
         let config = &state.config;
         let stays = |item: &&_| UnwrittenBlock::end(item, config) <= num_tokens;
@@ -67,14 +69,28 @@ fn shorten(state: &mut State, row: Row, record: ScheduledRequest, num_tokens: u3
     if !state.loads.is_empty() {
         lower_counted(state, row, num_tokens);
     }
+    if state.has_states {
+        shorten_states(state, row, before, num_tokens);
+    }
     for group_id in 0..state.config.groups.len() {
-        let num_full = num_tokens / state.config.groups[group_id].block_size;
-        let cached = &mut state[row].num_cached[group_id];
-        *cached = num_full.min(*cached);
+        let group = &state.config.groups[group_id];
+        let cached = num_cached_after(state[row].num_cached[group_id], group, num_tokens);
+        state[row].num_cached[group_id] = cached;
     }
     let request = &mut state[row];
     let awaited =
         if num_tokens < request.num_tokens() { Samplers::new() } else { request.awaited() };
     (request.num_computed, request.quiet_until) = (num_tokens, 0);
     request.set_awaited(&awaited);
+}
+
+/// Let the request's step end at num_tokens, which leaves no checkpoint; or put its states from
+/// before the batch back, if it leaves that. before: its count then.
+fn shorten_states(state: &mut State, row: Row, before: u32, num_tokens: u32) {
+    drop_end(state, row);
+    if num_tokens > before {
+        shorten_step(state, row, num_tokens);
+    } else {
+        step_back(state, row, num_tokens);
+    }
 }

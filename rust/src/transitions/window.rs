@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Windows: blocks that no later query sees are given back, and the null block takes their places.
 //!
-//! Invariants: a table's null blocks are a prefix of it. Blocks are given back from the highest
+//! Invariants: a table's null blocks are a prefix of it, but in a state group there are also null
+//! blocks between its two states. Blocks are given back from the highest
 //! skipped one down to the first null block, so the newest is evicted first. Blocks that the open
 //! batch's forward pass sees are kept until the batch is taken.
 //! Source: S000-15, 16, 39, 40; S001-80. Twin: kvcore/transitions/window.py.
@@ -73,6 +74,13 @@ pub fn plan_trims(state: &State, row: Row, seen_from: u32) -> Trims {
             continue;
         }
         let end = skipped_blocks(group, seen_from).min(table.len() as u32);
+        if group.is_state() {
+            let first = state[row].num_cached[index as usize];
+            if first < end {
+                trims.push(Trim { group_id: index, first, end: first + 1 });
+            }
+            continue;
+        }
         let held = table[..end as usize].iter().rev().take_while(|&&block| !state.is_null(block));
         let first = end - held.count() as u32;
         if first < end {
@@ -85,9 +93,12 @@ pub fn plan_trims(state: &State, row: Row, seen_from: u32) -> Trims {
 /// Whether any held block falls behind a window; in most steps none does.
 #[must_use]
 pub(crate) fn moves_on(state: &State, row: Row, seen_from: u32) -> bool {
-    let mut groups = state.config.groups.iter().zip(&state[row].tables);
-    groups.any(|(group_id, table)| {
-        let end = skipped_blocks(group_id, seen_from).min(table.len() as u32);
+    let mut groups = (0..).zip(&state.config.groups).zip(&state[row].tables);
+    groups.any(|((index, group), table): ((usize, _), _)| {
+        let end = skipped_blocks(group, seen_from).min(table.len() as u32);
+        if group.is_state() {
+            return state[row].num_cached[index] < end;
+        }
         end > 0 && !state.is_null(table[end as usize - 1])
     })
 }
@@ -120,6 +131,11 @@ pub fn apply_trims(state: &mut State, row: Row, trims: &[Trim]) {
     }
     for &Trim { group_id, first, end } in trims {
         TableEdit::of(state, row, group_id).blank(first, end);
+        if state.config.groups[group_id as usize].is_state() {
+            let request = &mut state[row];
+            let last = request.tables[group_id as usize].len() as u32 - 1;
+            request.num_cached[group_id as usize] = last;
+        }
     }
 }
 

@@ -115,7 +115,7 @@ clone_in_place! {
         /// Blocks that an admission leaves free.
         pub watermark_blocks: u32,
         /// A hit leaves its last matched block to be computed, in the groups flagged `eagle`, in
-        /// all if none is.
+        /// all but state groups if none is.
         pub use_eagle: bool,
         /// Whether changes of the index are emitted as events.
         pub enable_events: bool,
@@ -220,7 +220,8 @@ impl Config {
     #[must_use]
     pub fn drops_last_hit(&self, group_id: u32) -> bool {
         let flagged = self.groups.iter().any(|each| each.eagle);
-        self.use_eagle && (self.groups[group_id as usize].eagle || !flagged)
+        let group = &self.groups[group_id as usize];
+        self.use_eagle && (group.eagle || !(flagged || group.is_state()))
     }
 
     /// Return the most blocks that a request holds at once in a group; None if the group keeps
@@ -294,6 +295,8 @@ fn check_groups(config: &Config) -> Result<(), Error> {
     for group in groups {
         let reason = if is_cross {
             "cross-attention needs a group beside it that holds the request's own tokens"
+        } else if group.is_state() && !config.null_block {
+            "a state group needs the null block"
         } else if group.is_windowed() && !config.null_block {
             "a group with a window needs the null block"
         } else if group.is_cross() && config.enable_caching {

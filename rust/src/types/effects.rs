@@ -58,6 +58,13 @@ impl Effects {
         }
     }
 
+    /// Add an event that was written before, if events are enabled.
+    pub(crate) fn announce_bytes(&mut self, event: &[u8]) {
+        if self.events_enabled {
+            self.events.push_bytes(event);
+        }
+    }
+
     /// Add the event for the removal of the last block of a key, if events are enabled.
     #[inline]
     pub fn announce_removed(&mut self, key: &Key) {

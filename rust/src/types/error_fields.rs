@@ -8,6 +8,8 @@ use std::fmt;
 pub enum Field {
     /// Nothing.
     Missing,
+    /// Yes or no.
+    Flag(bool),
     /// A number.
     Int(i64),
     /// A number that may be larger.
@@ -20,6 +22,12 @@ pub enum Field {
     Ints(Vec<i64>),
     /// Texts, in order.
     Texts(Vec<String>),
+}
+
+impl From<bool> for Field {
+    fn from(value: bool) -> Self {
+        Field::Flag(value)
+    }
 }
 
 impl From<u32> for Field {
@@ -84,6 +92,7 @@ impl fmt::Debug for Field {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Field::Missing => write!(f, "None"),
+            Field::Flag(value) => write!(f, "{}", if *value { "True" } else { "False" }),
             Field::Int(value) => write!(f, "{value}"),
             Field::Long(value) => write!(f, "{value}"),
             Field::Text(value) => write!(f, "{}", repr(value)),

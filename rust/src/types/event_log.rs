@@ -68,6 +68,12 @@ impl EventLog {
         self.count += 1;
     }
 
+    /// Add an event by its bytes.
+    pub(crate) fn push_bytes(&mut self, event: &[u8]) {
+        self.bytes.data.extend_from_slice(event);
+        self.count += 1;
+    }
+
     /// Hand the events out; the log is empty, with as much room as they took.
     pub fn take(&mut self) -> EventLog {
         let empty = EventLog { bytes: Writer::with_room(self.as_bytes().len()), count: 0 };

@@ -4,7 +4,9 @@
 //! Invariants: positions count tokens. With n computed tokens the next query is at n and sees
 //! positions from `skipped_tokens(group, n)` on. Earlier positions are never read again: their
 //! blocks are given back and replaced by the null block. Cross-attention has one table for the
-//! encoder's tokens, which does not grow with the request and is never cached.
+//! encoder's tokens, which does not grow with the request and is never cached. A state group keeps
+//! no tokens: its block at (n - 1) / block_size holds the state after n tokens, so it gives blocks
+//! back as a window of two tokens does.
 //! Source: S000-11, 28, 36, 40; S001-79 to 81. Twin: kvcore/types/groups.py.
 
 use crate::types::errors::{Error, Field};
@@ -22,15 +24,26 @@ pub enum Kind {
     ChunkedLocal,
     /// The encoder's tokens.
     CrossAttention,
+    /// One recurrent state, and a checkpoint of it at each multiple of block_size at which a step
+    /// ends.
+    State,
 }
 
 /// The kinds, by their number in the canonical bytes.
-pub const KINDS: [Kind; 5] =
-    [Kind::FullAttention, Kind::Mla, Kind::SlidingWindow, Kind::ChunkedLocal, Kind::CrossAttention];
+pub const KINDS: [Kind; 6] = [
+    Kind::FullAttention,
+    Kind::Mla,
+    Kind::SlidingWindow,
+    Kind::ChunkedLocal,
+    Kind::CrossAttention,
+    Kind::State,
+];
 /// Most tokens of a block, and of a window.
 pub const MAX_BLOCK_SIZE: u32 = (1 << 31) - 1;
 /// Most bytes of a block.
 pub const MAX_PAGE_BYTES: u64 = (1 << 63) - 1;
+/// The most states that a request holds: the one before the last step, and the one after it.
+pub const STATES_HELD: u32 = 2;
 
 impl Kind {
     /// The name that configurations give it.
@@ -42,6 +55,7 @@ impl Kind {
             Kind::SlidingWindow => "sliding_window",
             Kind::ChunkedLocal => "chunked_local",
             Kind::CrossAttention => "cross_attention",
+            Kind::State => "state",
         }
     }
 }
@@ -83,10 +97,26 @@ impl Group {
         Group { kind, window: Some(window), ..Group::new(block_size) }
     }
 
-    /// Whether blocks that have left the window are given back.
+    /// Whether blocks that no later query reads are given back.
     #[must_use]
     pub fn is_windowed(&self) -> bool {
+        self.has_window() || self.is_state()
+    }
+
+    /// Whether queries see a window or chunk of tokens.
+    fn has_window(&self) -> bool {
         matches!(self.kind, Kind::SlidingWindow | Kind::ChunkedLocal)
+    }
+
+    /// Whether a block holds a recurrent state instead of tokens.
+    #[must_use]
+    pub fn is_state(&self) -> bool {
+        self.kind == Kind::State
+    }
+
+    /// Whether a block has a slot for each of the request's own tokens.
+    pub(crate) fn has_tokens(&self) -> bool {
+        !(self.is_cross() || self.is_state())
     }
 
     /// Whether the table holds the encoder's tokens.
@@ -103,11 +133,11 @@ impl Group {
         }
         let name = self.kind.name();
         match self.window {
-            Some(window) if !self.is_windowed() => {
+            Some(window) if !self.has_window() => {
                 refuse("window", window, format!("a {name} group has none"))
             }
             Some(1..=MAX_BLOCK_SIZE) => Ok(()),
-            None if !self.is_windowed() => Ok(()),
+            None if !self.has_window() => Ok(()),
             window => {
                 let given = window.map_or(Field::Missing, Field::from);
                 refuse(
@@ -117,6 +147,9 @@ impl Group {
                 )
             }
         }?;
+        if self.is_state() && self.eagle {
+            return refuse("eagle", self.eagle, "a state group has no hit block to drop");
+        }
         match self.page_bytes {
             Some(bytes) if !(1..=MAX_PAGE_BYTES).contains(&bytes) => {
                 refuse("page_bytes", bytes, "must be at least 1 if it is given")
@@ -130,6 +163,7 @@ impl Group {
 #[must_use]
 pub fn skipped_tokens(group: &Group, num_computed: u32) -> u32 {
     match (group.kind, group.window) {
+        (Kind::State, _) => num_computed.saturating_sub(1),
         (Kind::SlidingWindow, Some(window)) => (num_computed + 1).saturating_sub(window),
         (_, Some(window)) => num_computed / window * window,
         (_, None) => 0,
@@ -149,6 +183,9 @@ pub fn skipped_blocks(group: &Group, num_computed: u32) -> u32 {
 /// block if the first visible token need not be at the start of a block.
 #[must_use]
 pub fn admission_cap(group: &Group, max_num_batched: u32, max_model_len: u32) -> Option<u32> {
+    if group.is_state() {
+        return Some(STATES_HELD);
+    }
     let window = group.window?;
     let sliding = group.kind == Kind::SlidingWindow;
     let seen = if sliding { window - 1 } else { window };

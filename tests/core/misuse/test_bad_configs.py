@@ -161,6 +161,8 @@ WINDOW_GROUPS: list[tuple[dict[str, Any], str, Any, str]] = [
     ({"zero_new_blocks": None}, "zero_new_blocks", None, "must be True or False"),
     ({"page_bytes": 0}, "page_bytes", 0, "must be at least 1"),
     ({"page_bytes": 2**63}, "page_bytes", 2**63, "must be at least 1"),
+    ({"kind": "state", "window": 4}, "window", 4, "a state group has none"),
+    ({"kind": "state", "eagle": True}, "eagle", True, "a state group has no hit block to drop"),
 ]
 
 
@@ -186,6 +188,7 @@ def test_the_options_of_a_group_have_names(option: Any) -> None:
 
 TOGETHER: list[tuple[tuple[Group, ...], dict[str, Any], str]] = [
     ((Group(4, kind="sliding_window", window=8),), {"null_block": False}, "needs the null block"),
+    ((Group(4), Group(4, kind="state")), {"null_block": False}, "state group needs the null block"),
     ((Group(4), Group(4, kind="cross_attention")), {}, "set enable_caching=False"),
     ((Group(4, kind="cross_attention"),), {"enable_caching": False}, "needs a group beside it"),
     ((Group(4, eagle=True),), {}, "flagged eagle, but use_eagle is off"),

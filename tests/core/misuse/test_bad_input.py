@@ -30,6 +30,7 @@ from tests.core.misuse import (
     bad_pins,
     bad_requests,
     bad_retention,
+    bad_states,
 )
 from tests.helpers.misuse import check_error, rows_by_call
 from tests.helpers.stories import unchanged
@@ -38,7 +39,7 @@ ROWS = [
     *(*bad_requests.ROWS, *bad_allocations.ROWS, *bad_blocks.ROWS),
     *(*bad_drafts.ROWS, *bad_operations.ROWS, *bad_batches.ROWS),
     *(*bad_output.ROWS, *bad_epochs.ROWS, *bad_retention.ROWS),
-    *bad_pins.ROWS,
+    *(*bad_pins.ROWS, *bad_states.ROWS),
 ]
 BY_CALL = rows_by_call(ROWS)
 # These take no argument that could be wrong.

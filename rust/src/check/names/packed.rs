@@ -13,7 +13,7 @@ use crate::oracle::prefixes::Prefixes;
 use crate::pool::block_pool::BlockPool;
 use crate::pool::free_queue::make_free_queue;
 use crate::state::state::{NO_HOST_BLOCK, RequestState, State};
-use crate::transitions::fast_path::note_quiet_until;
+use crate::transitions::append::fast_path::note_quiet_until;
 use crate::transitions::requests::empty_request;
 use crate::types::ids::{BlockId, Row, Table};
 use crate::types::keys::make_key;

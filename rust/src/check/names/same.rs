@@ -118,6 +118,7 @@ fn same_batch(one: &OpenBatch, other: &OpenBatch) -> bool {
         && one.scheduled.values().count() == other.scheduled.values().count()
         && one.scheduled.keys().all(held)
         && one.merges == other.merges
+        && one.ends == other.ends
         && same_entries(&one.entries, &other.entries)
         && one.published_keys == other.published_keys
 }
@@ -139,6 +140,7 @@ fn same_batch_in_flight(one: &Arc<BatchInFlight>, other: &Arc<BatchInFlight>) ->
             && same_entries(&one.entries, &other.entries)
             && (&one.published_keys, &one.rows) == (&other.published_keys, &other.rows)
             && (one.starts_epoch, &one.replaced) == (other.starts_epoch, &other.replaced)
+            && one.owed == other.owed
 }
 
 #[cfg(test)]

@@ -9,7 +9,7 @@
 use std::sync::Arc;
 
 use crate::check::properties::liveness::{
-    drop_pins, expected, fits, preempt, rows, schedule_all, send_away, settle,
+    can_grow_to, drop_pins, expected, preempt, rows, schedule_all, send_away, settle,
 };
 use crate::check::world::world::World;
 use crate::state::state::{RequestState, State};
@@ -97,7 +97,7 @@ fn latest_running(state: &State, row: Row) -> Option<Row> {
 fn is_done(world: &World, state: &State, row: Row) -> bool {
     let (computed, num_tokens) = (state[row].num_computed, state[row].num_tokens());
     let finished = computed >= num_tokens && num_tokens >= world.num_tokens;
-    finished || !fits(state, world.num_tokens.min(num_tokens + 1), world.num_encoder)
+    finished || !can_grow_to(state, world.num_tokens.min(num_tokens + 1), world.num_encoder)
 }
 
 /// Reject all scheduled drafts, and drop all positions to come.

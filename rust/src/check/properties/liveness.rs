@@ -294,6 +294,9 @@ pub(crate) fn fits(state: &State, num_tokens: u32, num_encoder: u32) -> bool {
 /// Count the blocks that one call takes for these tokens of a request without blocks or hits.
 fn call_need(config: &Config, num_tokens: u32, num_encoder: u32) -> u64 {
     let need = |group: &Group| {
+        if group.is_state() {
+            return u64::from(num_tokens.min(1));
+        }
         let count = if group.is_cross() { num_encoder } else { num_tokens };
         u64::from(count.div_ceil(group.block_size))
     };
@@ -356,5 +359,14 @@ fn progresses(world: &World, state: &State, row: Row) -> bool {
 fn can_go_on(world: &World, state: &State, request: &RequestState) -> bool {
     let num_tokens = request.num_tokens();
     let done = request.num_computed >= num_tokens && num_tokens == world.num_tokens;
-    !done && fits(state, world.num_tokens.min(num_tokens + 1), world.num_encoder)
+    !done && can_grow_to(state, world.num_tokens.min(num_tokens + 1), world.num_encoder)
+}
+
+/// Tell whether an empty pool can hold a request while it grows to this many tokens: of states, it
+/// then holds those before and after a step.
+pub(crate) fn can_grow_to(state: &State, num_tokens: u32, num_encoder: u32) -> bool {
+    let config = &state.config;
+    let held = if state.has_states { config.blocks_for(num_tokens) } else { 0 };
+    let most = config.num_usable_blocks().saturating_sub(config.watermark_blocks);
+    held <= u64::from(most) && fits(state, num_tokens, num_encoder)
 }

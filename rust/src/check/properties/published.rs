@@ -34,7 +34,7 @@ pub(crate) fn published(made: &Made<'_>) -> Finding {
         let (known, request) = (&before[row], &after[row]);
         let stale = known.num_computed > 0 && before.epochs[row.index()] < after.epoch;
         let num_tokens = if stale { 0 } else { num_tokens };
-        let groups = (0..).zip(&after.config.groups).filter(|(_, group)| !group.is_cross());
+        let groups = (0..).zip(&after.config.groups).filter(|(_, group)| group.has_tokens());
         for (index, group) in groups {
             let num_full = num_tokens / group.block_size;
             let num_full = num_full.min(request.num_hashed(after.scales[index as usize]));

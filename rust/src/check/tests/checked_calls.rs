@@ -136,6 +136,17 @@ fn pin_nothing(state: &mut State) {
     state.named_pins.insert("p".to_owned(), pin);
 }
 
+/// Damage the table of states of a request, and note its checkpoint twice.
+fn damaged_states(seen: &mut BTreeSet<&str>) {
+    let mut config = config();
+    config.groups.push(Group { kind: Kind::State, ..Group::new(2) });
+    let state = &scheduled(config).state;
+    let found = damaged(state, seen, |state| state[Row(0)].tables[1].clear());
+    assert!(found.contains(&"STATE-LIVE"), "{found:?}");
+    let found = damaged(state, seen, |state| state.batch.ends = vec![Row(0); 2]);
+    assert!(found.contains(&"STATE-OWN"), "{found:?}");
+}
+
 #[test]
 fn each_invariant_finds_its_own_damage() {
     let seen = &mut BTreeSet::new();
@@ -192,6 +203,7 @@ fn each_invariant_finds_its_own_damage() {
     assert!(found.contains(&"IN-FLIGHT"), "{found:?}");
     let found = damaged(&of_levels(), seen, wish_while_free);
     assert!(found.contains(&"RANK-ORDER"), "{found:?}");
+    damaged_states(seen);
     let all: BTreeSet<&str> = PROPERTIES.iter().map(|each| each.0).collect();
     assert_eq!(*seen, all);
 }

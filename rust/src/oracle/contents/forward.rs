@@ -33,11 +33,12 @@ impl Ghost {
     pub(crate) fn forward_numbered(&mut self, writes: &[Write], schedule: &Schedule) -> Checked {
         writes.iter().try_for_each(|write| self.check_zeroed(write.row))?;
         self.marks.iter_mut().for_each(|marks| marks.empty = false);
+        let spoilt = self.step_states(writes)?;
         for write in writes {
             self.write(write)?;
         }
-        if writes.iter().any(|write| write.failed.is_some()) {
-            self.spread(writes)?;
+        if writes.iter().any(|write| write.failed.is_some()) || !spoilt.is_empty() {
+            self.spread(writes, spoilt)?;
         }
         writes.iter().try_for_each(|write| self.read(write, schedule))
     }
@@ -61,6 +62,9 @@ impl Ghost {
     fn write(&mut self, write: &Write) -> Checked {
         for index in 0..self.groups.len() {
             let group = self.groups[index];
+            if group.is_state() {
+                continue;
+            }
             if group.is_cross() {
                 for (position, content) in (0..).zip(encoded(write.encoder.as_ref(), index)) {
                     self.put(write.row, index, position, content)?;
@@ -91,25 +95,30 @@ impl Ghost {
         Ok(())
     }
 
-    /// Spoil everything that is computed from spoilt slots, in the order of the calls.
-    fn spread(&mut self, writes: &[Write]) -> Checked {
+    /// Spoil everything that is computed from spoilt slots, in the order of the calls, or from
+    /// spoilt states. spoilt: the rows with these.
+    fn spread(&mut self, writes: &[Write], mut spoilt: Vec<Row>) -> Checked {
         for write in writes {
             for query in write.loaded..write.end {
-                if !self.sees_spoilt(write.row, query)? {
+                if !spoilt.contains(&write.row) && !self.sees_spoilt(write.row, query)? {
                     continue;
                 }
+                spoilt.push(write.row);
                 for group_id in 0..self.groups.len() {
-                    if !self.groups[group_id].is_cross() {
+                    if self.groups[group_id].has_tokens() {
                         self.put(write.row, group_id, query, Content::Spoilt)?;
                     }
                 }
+            }
+            if spoilt.contains(&write.row) {
+                self.put_states(write, |_| Content::Spoilt)?;
             }
         }
         Ok(())
     }
 
     fn sees_spoilt(&self, row: Row, query: u32) -> Result<bool, Violation> {
-        for (index, group) in self.groups.iter().enumerate().filter(|each| !each.1.is_cross()) {
+        for (index, group) in self.groups.iter().enumerate().filter(|each| each.1.has_tokens()) {
             for position in skipped_tokens(group, query)..query {
                 let place = self.place(row, index, position)?;
                 if self.contents[self.slot(place, index, position)] == Content::Spoilt {
@@ -122,7 +131,7 @@ impl Ghost {
 
     /// Whether a position of a row was computed from a failed load.
     pub(crate) fn holds_spoilt(&self, row: Row, position: u32) -> bool {
-        let groups = self.groups.iter().enumerate().filter(|each| !each.1.is_cross());
+        let groups = self.groups.iter().enumerate().filter(|each| each.1.has_tokens());
         let mut places = groups.map(|(index, _)| (index, self.place(row, index, position)));
         places.any(|(index, place)| {
             let slot = place.map(|place| self.slot(place, index, position));
@@ -135,7 +144,7 @@ impl Ghost {
         if write.loaded == write.end {
             return Ok(());
         }
-        for (index, group) in self.groups.iter().enumerate() {
+        for (index, group) in self.groups.iter().enumerate().filter(|each| !each.1.is_state()) {
             let first = if group.is_cross() { 0 } else { skipped_tokens(group, write.loaded) };
             let held = self.held(write.row, index, write.end, schedule);
             for (position, content) in held.skip(first as usize) {

@@ -94,7 +94,7 @@ impl Ghost {
                 let first = self.first_slot((Tier::Device, block));
                 for (slot, &node) in prefixes.block(&key, self.epoch)?.iter().enumerate() {
                     let content = Content::Prefix(node, key.group_id() as u8);
-                    self.find("CACHE-KV", first + slot, content, content)?;
+                    self.find(self.of_key(&key), first + slot, content, content)?;
                 }
             }
             Command::Load { operation, key, block } => {

@@ -161,6 +161,11 @@ impl Renaming<'_> {
                 }
             }
             self.published_keys(&batch.published_keys);
+            for owed in &batch.owed {
+                self.put(1);
+                self.device(owed.block);
+                self.key(&owed.key);
+            }
             rows.into_iter().for_each(|row| self.row(row));
         }
         self.operations();

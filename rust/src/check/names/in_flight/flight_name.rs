@@ -128,6 +128,10 @@ fn write_open_batch(node: &Node, names: &mut Renaming<'_>) {
             }
         }
     }
+    for &row in &batch.ends {
+        names.put(1);
+        names.place(Some(row));
+    }
     for merge in &batch.merges {
         names.place(state.rows.get(&merge.request_id).copied());
         names.put_counts([merge.group_id, merge.position]);

@@ -53,7 +53,11 @@ impl CoreModel {
         let loads = failing.is_none_or(|(row, _)| schedule.loading(row).is_some());
         self.check_open_batch(start, state, schedule, failing, loads)?;
         let merges = !state.batch.merges.is_empty();
+        let ends = !state.batch.ends.is_empty();
         self.take(state);
+        if ends && state.effects.commands.is_empty() {
+            self.ghost.check(state, schedule, &mut self.prefixes)?;
+        }
         self.checker.notes.note_goal("merge", merges && !state.effects.commands.is_empty());
         match failing {
             Some(failing) if !loads => {

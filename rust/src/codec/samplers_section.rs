@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The section of the batches whose output is to come, which is rare.
 //!
-//! Part of kvcore/codec/sections.py.
+//! Twin: kvcore/codec/samplers_section.py.
 
 use crate::state::batch_records::Sampler;
 use crate::state::state::State;

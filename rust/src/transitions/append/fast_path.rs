@@ -11,6 +11,7 @@
 use crate::state::state::{RequestState, State};
 use crate::transitions::plan::{Plan, plan_allocation};
 use crate::transitions::slot_request::SlotRequest;
+use crate::transitions::states::StateStep;
 use crate::types::groups::{Group, Kind, skipped_blocks};
 use crate::types::ids::{BlockId, Row};
 
@@ -53,6 +54,10 @@ fn quiet_in_group(state: &State, row: Row, (index, group): (usize, &Group)) -> u
         return 0;
     }
     let mut until = (position + 1).saturating_mul(size);
+    if group.is_state() {
+        // The token at the end leaves a checkpoint; an older state is given back before.
+        return if request.num_cached[index] == position { until - 1 } else { 0 };
+    }
     if state.config.publishes_at_once() {
         // The token that fills the next block publishes it, as far as tokens are not to come.
         let filled = (request.num_cached[index] + 1).saturating_mul(size) - 1;
@@ -104,8 +109,9 @@ pub(crate) fn taken_at_ends(state: &State, row: Row) -> Option<u32> {
             _ => return None,
         }
     }
-    let State { has_windows, config, device, .. } = state;
-    let only_grows = !has_windows && config.num_preallocate_tokens == 0 && device.floors.is_none();
+    let State { has_windows, has_states, config, device, .. } = state;
+    let only_grows = !(*has_windows || *has_states) && config.num_preallocate_tokens == 0;
+    let only_grows = only_grows && device.floors.is_none();
     let fits = num_taken == 0 || only_grows && num_taken <= device.num_free();
     debug_assert!(!fits || plan_next(state, row).as_ref().and_then(num_grown) == Some(num_taken));
     fits.then_some(num_taken)
@@ -115,7 +121,10 @@ pub(crate) fn taken_at_ends(state: &State, row: Row) -> Option<u32> {
 fn is_nothing(state: &State, row: Row) -> bool {
     let Some(plan) = plan_next(state, row) else { return false };
     let known = plan.num_scheduled.min(state[row].num_tokens());
-    let full = |(group, &cached): (&Group, &u32)| known / group.block_size > cached;
+    let full = |(group, &cached): (&Group, &u32)| match group.is_state() {
+        true => plan.num_scheduled.is_multiple_of(group.block_size),
+        false => known / group.block_size > cached,
+    };
     let mut groups = state.config.groups.iter().zip(&state[row].num_cached);
     let publishes = state.config.publishes_at_once() && groups.any(full);
     !publishes && plan.trims.is_empty() && num_grown(&plan) == Some(0)
@@ -128,7 +137,9 @@ fn plan_next(state: &State, row: Row) -> Option<Plan> {
 
 /// Count the blocks that a plan takes, if it does nothing else to tables.
 fn num_grown(plan: &Plan) -> Option<u32> {
+    let moves = |step: &StateStep| step.takes || step.source != Some(step.target);
     let only_grows = plan.hits.is_empty() && plan.rewrites.is_empty();
+    let only_grows = only_grows && !plan.steps.iter().any(moves);
     let grown = plan.growth.iter().map(|each| each.num_nulls + each.num_external + each.num_new);
     only_grows.then(|| grown.sum())
 }

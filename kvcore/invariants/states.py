@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The properties of state groups: who holds states, and who will publish them.
+
+Twin: rust/src/invariants/states.rs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterator
+
+from kvcore.state.state import NO_HOST_BLOCK, State
+
+
+def wrong_tables(state: State) -> Iterator[str]:
+    """Yield the requests without the state at their count, or with other states than the one that
+    their last step began with.
+    """
+    for request in state.requests.values():
+        for index, group in enumerate(state.config.groups):
+            if not group.is_state:
+                continue
+            name, blocks = f"request {request.request_id!r}", request.tables[index]
+            nulls: Container[int] = range(state.device.first_block)
+            if request.host_tables:
+                blocks, nulls = request.host_tables[index], (NO_HOST_BLOCK,)
+            live = [at for at, block in enumerate(blocks) if block not in nulls]
+            last = -(-request.num_computed // group.block_size) - 1
+            if len(blocks) != last + 1 or (live or [-1])[-1] != last:
+                yield f"{name} has states at {live} of group {index}, not at {last}"
+            first = 0 if request.host_tables else request.num_cached[index]
+            if len(live) > 2 or (live and not request.host_tables and live[0] != first):
+                yield f"{name} has states at {live} of group {index}, the first one at {first}"
+
+
+def wrong_checkpoints(state: State) -> Iterator[str]:
+    """Yield the checkpoints that nobody can publish."""
+    sizes = [group.block_size for group in state.config.groups if group.is_state]
+    for request_id in state.batch.ends:
+        count = state.requests[request_id].num_computed if request_id in state.requests else 0
+        if request_id not in state.batch.scheduled or all(count % size for size in sizes):
+            yield f"the state of request {request_id!r} at {count} is to become findable"
+    if len(set(state.batch.ends)) < len(state.batch.ends):
+        yield f"the open batch writes a checkpoint twice: {list(state.batch.ends)}"
+    for batch in state.in_flight:
+        for owed in batch.owed:
+            if state.device.keys[owed.block] is not None:
+                yield f"batch {batch.number} owes block {owed.block}, which has a key"

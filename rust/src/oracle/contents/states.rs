@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What blocks of state groups hold: one content in the first slot, the prefix that the state
+//! stands for.
+//!
+//! All writes of a request in a batch are one step. Twin: kvcore/oracle/content_oracle.py,
+//! kvcore/check/world/ghost.py.
+
+use crate::oracle::contents::{Checked, Content, Ghost, block_at};
+use crate::oracle::schedule::writes::Write;
+use crate::state::state::State;
+use crate::types::commands::Tier;
+use crate::types::ids::{Row, Table};
+use crate::types::keys::Key;
+use crate::types::violation::Violation;
+
+impl Ghost {
+    /// Read the states before the steps, and write those after them; return the rows whose state a
+    /// failed load spoilt. Fails with STATE-READ.
+    pub(crate) fn step_states(&mut self, writes: &[Write]) -> Result<Vec<Row>, Violation> {
+        let mut spoilt = Vec::new();
+        if !self.groups.iter().any(|group| group.is_state()) {
+            return Ok(spoilt);
+        }
+        let mut steps: Vec<Write> = Vec::new();
+        for write in writes {
+            match steps.iter_mut().find(|step| step.row == write.row) {
+                Some(step) => {
+                    let brings = write.loaded > write.start;
+                    let (loaded, failed) = (step.loaded, step.failed);
+                    *step = Write { start: step.start, ..*write };
+                    if !brings {
+                        (step.loaded, step.failed) = (loaded, failed);
+                    }
+                }
+                None => steps.push(*write),
+            }
+        }
+        steps.retain(|step| step.start < step.end);
+        for step in &steps {
+            if self.reads_spoilt(step)? {
+                spoilt.push(step.row);
+            }
+        }
+        for step in &steps {
+            let node = self.nodes[step.row.index()][step.end as usize - 1];
+            self.put_states(step, |index| Content::Prefix(node, index as u8))?;
+        }
+        Ok(spoilt)
+    }
+
+    /// Whether a step begins with a state that a failed load spoilt, or that did not come. Fails
+    /// with STATE-READ.
+    fn reads_spoilt(&self, step: &Write) -> Result<bool, Violation> {
+        let brings = step.loaded > step.start;
+        if brings {
+            return Ok(step.failed.is_some());
+        }
+        let mut spoilt = false;
+        for (index, _) in self.groups.iter().enumerate().filter(|each| each.1.is_state()) {
+            let slot = self.first_slot(self.place(step.row, index, step.end - 1)?);
+            let wanted = match step.start.checked_sub(1) {
+                Some(last) => {
+                    Content::Prefix(self.nodes[step.row.index()][last as usize], index as u8)
+                }
+                None => Content::Zeros,
+            };
+            if self.contents[slot] == Content::Spoilt {
+                spoilt = true;
+                continue;
+            }
+            self.find("STATE-READ", slot, wanted, wanted)?;
+        }
+        Ok(spoilt)
+    }
+
+    /// Put a content into the blocks that hold the states after a step.
+    pub(crate) fn put_states(&mut self, step: &Write, of: impl Fn(usize) -> Content) -> Checked {
+        for index in 0..self.groups.len() {
+            if !self.groups[index].is_state() {
+                continue;
+            }
+            let place = self.place(step.row, index, step.end - 1)?;
+            if !self.is_null(place) {
+                let first = self.first_slot(place);
+                self.contents[first..first + self.size].fill(Content::Unknown);
+                self.contents[first] = of(index);
+            }
+        }
+        Ok(())
+    }
+
+    /// Tell the state at a request's count, unless a load still brings it, and those to which a
+    /// cancel takes it back. end: the tokens that it holds.
+    pub(crate) fn expected_states(
+        &self,
+        state: &State,
+        row: Row,
+        (tier, index, table): (Tier, usize, &Table),
+        end: u32,
+        see: &mut impl FnMut(&'static str, usize, Content) -> Checked,
+    ) -> Checked {
+        let mut least = state[row].num_computed;
+        let mut counts = vec![least];
+        let taken = state.in_flight.iter().rev().map(|batch| &batch.entries);
+        for known in std::iter::once(&state.batch.entries).chain(taken) {
+            least = known.get(row).map_or(least, |known| known.restore.min(least));
+            counts.push(least);
+        }
+        counts.dedup();
+        let nodes = &self.nodes[row.index()];
+        let known = end.min(nodes.len() as u32);
+        for count in counts.into_iter().rev().filter(|count| (1..=known).contains(count)) {
+            let block = block_at(table, (count - 1) / self.groups[index].block_size)?;
+            let content = Content::Prefix(nodes[count as usize - 1], index as u8);
+            see("STATE-READ", self.first_slot((tier, block)), content)?;
+        }
+        Ok(())
+    }
+
+    /// The property that a block holds the content of its key.
+    pub(crate) fn of_key(&self, key: &Key) -> &'static str {
+        let is_state = self.groups[key.group_id() as usize].is_state();
+        if is_state { "STATE-KEY" } else { "CACHE-KV" }
+    }
+}

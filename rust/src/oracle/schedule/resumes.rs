@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What a request still has of the blocks and states that a shorter count needs.
+//!
+//! Twin: kvcore/oracle/schedule.py.
+
+use crate::state::state::State;
+use crate::types::groups::skipped_blocks;
+use crate::types::ids::Row;
+
+/// Whether a request still has, in every group, the blocks that the query after this many tokens
+/// sees or shares.
+pub(crate) fn resumes(state: &State, row: Row, num_tokens: u32) -> bool {
+    let groups = state.config.groups.iter().zip(&state[row].tables);
+    let mut windowed = groups.filter(|(group, _)| group.is_windowed() && !group.is_state());
+    windowed.all(|(group, table)| {
+        let first = skipped_blocks(group, num_tokens) as usize;
+        let end = (num_tokens.div_ceil(group.block_size) as usize).min(table.len());
+        first >= end || !table[first..end].iter().any(|&block| state.is_null(block))
+    })
+}
+
+/// Whether the state before the open batch, in each state group, is in a block that the batch does
+/// not overwrite.
+pub(crate) fn keeps_state(state: &State, row: Row, num_tokens: u32) -> bool {
+    let mut groups = state.config.groups.iter().zip(&state[row].tables);
+    groups.all(|(group, table)| {
+        let place = num_tokens.checked_sub(1).map(|last| (last / group.block_size) as usize);
+        let is_before = |place: usize| place + 1 < table.len() && !state.is_null(table[place]);
+        !group.is_state() || place.is_some_and(is_before)
+    })
+}

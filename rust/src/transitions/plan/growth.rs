@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The lengths of an allocation, and how the tables of its request grow; `plan.rs` plans the rest.
+//!
+//! Twin: kvcore/transitions/plan.py.
+
+use smallvec::SmallVec;
+
+use crate::state::state::{RequestState, State};
+use crate::transitions::slot_request::SlotRequest;
+use crate::transitions::window::visible_from;
+use crate::types::groups::{Group, skipped_blocks};
+use crate::types::ids::{BlockId, Row, Table};
+
+/// Tokens of an allocation, counted from the request's first one (drawn in the Python twin).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Lengths {
+    /// Computed and hit.
+    pub local: u32,
+    /// With the external ones.
+    pub total: u32,
+    /// With the new ones.
+    pub scheduled: u32,
+    /// With lookahead.
+    pub slots: u32,
+    /// The first query whose window the trim must keep; meaningless without windows.
+    pub seen_from: u32,
+}
+
+/// How one group's table grows behind the hits.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Growth {
+    /// Number of positions that a window has skipped already.
+    pub num_nulls: u32,
+    /// Blocks for external tokens.
+    pub num_external: u32,
+    /// Blocks behind those, including preallocation.
+    pub num_new: u32,
+}
+
+/// Compute the lengths of a checked allocation.
+#[must_use]
+pub fn measure(state: &State, row: Row, slot_request: &SlotRequest) -> Lengths {
+    let limit = i64::from(state.config.length_limit());
+    let local = i64::from(state[row].num_computed) + slot_request.num_hit_tokens();
+    let total = (local + slot_request.num_external_computed_tokens).min(limit);
+    let scheduled = total + slot_request.num_new_tokens;
+    let slots = (scheduled + slot_request.num_lookahead_tokens).min(limit);
+    let total = total as u32;
+    Lengths {
+        local: local as u32,
+        total,
+        scheduled: scheduled as u32,
+        slots: slots as u32,
+        seen_from: if state.has_windows {
+            visible_from(state, row, total.min(state[row].num_tokens()))
+        } else {
+            total
+        },
+    }
+}
+
+/// Return the growth of each table without preallocation; empty if none grows.
+#[must_use]
+pub fn plan_growth(
+    state: &State,
+    request: &RequestState,
+    slot_request: &SlotRequest,
+    hits: &[Vec<BlockId>],
+    lengths: &Lengths,
+) -> SmallVec<[Growth; 4]> {
+    let covers = |(group, table): (&Group, &Table)| {
+        let num_tokens =
+            if group.is_cross() { slot_request.num_encoder_tokens() } else { lengths.slots };
+        let length = table.len() as u64 * u64::from(group.block_size);
+        group.is_state() || length >= u64::from(num_tokens)
+    };
+    if state.config.groups.iter().zip(&request.tables).all(covers) {
+        return SmallVec::new();
+    }
+    let mut growth = SmallVec::new();
+    for (index, group) in state.config.groups.iter().enumerate() {
+        let (size, held) = (group.block_size, num_held(request, hits, index));
+        if group.is_cross() {
+            let needed = slot_request.num_encoder_tokens().div_ceil(size);
+            growth.push(Growth { num_new: needed.saturating_sub(held), ..Growth::default() });
+            continue;
+        }
+        if group.is_state() {
+            growth.push(Growth::default());
+            continue;
+        }
+        let num_total = lengths.total.div_ceil(size);
+        let skipped = skipped_blocks(group, lengths.seen_from).min(num_total);
+        let num_nulls = skipped.saturating_sub(held);
+        let num_external = num_total.saturating_sub(held + num_nulls);
+        let needed = lengths.slots.div_ceil(size);
+        let num_new = needed.saturating_sub(held + num_nulls + num_external);
+        growth.push(Growth { num_nulls, num_external, num_new });
+    }
+    growth
+}
+
+/// Add room for more tokens to the growth, as far as spare blocks go (S004-07).
+pub fn preallocate(
+    state: &State,
+    request: &RequestState,
+    hits: &[Vec<BlockId>],
+    growth: &mut [Growth],
+    mut spare: i64,
+) {
+    let num_preallocate = state.config.num_preallocate_tokens;
+    if num_preallocate == 0 {
+        return;
+    }
+    let limit = state.config.length_limit();
+    for (index, (group, each)) in state.config.groups.iter().zip(growth).enumerate() {
+        let takes_none = group.is_cross() || group.is_state();
+        if takes_none || (!request.tables[index].is_empty() && each.num_new == 0) {
+            continue;
+        }
+        let held =
+            num_held(request, hits, index) + each.num_nulls + each.num_external + each.num_new;
+        let room = i64::from(limit.div_ceil(group.block_size)) - i64::from(held);
+        let extra = i64::from(num_preallocate.div_ceil(group.block_size));
+        let more = extra.min(spare).min(room).max(0);
+        spare -= more;
+        each.num_new += more as u32;
+    }
+}
+
+/// Number of blocks of a group's table, including its hits.
+pub(crate) fn num_held(request: &RequestState, hits: &[Vec<BlockId>], group_id: usize) -> u32 {
+    (request.tables[group_id].len() + hits.get(group_id).map_or(0, Vec::len)) as u32
+}

@@ -1,0 +1,250 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Steps of state groups: the block to which the next state is written.
+//!
+//! Invariants: the state after n tokens stands at position (n - 1) / block_size, the last place of
+//! the table. The forward pass reads the state before the step from the block that it overwrites,
+//! so the commands put it there: a new block is filled by a copy or by zeros. A block that is
+//! shared or has a key is never overwritten. If a step reaches a later position, its source stays
+//! in the table until the next trim, so that the step can be taken back. All calls of one batch are
+//! one step: the later ones move the block that the first one wrote to. In a state group,
+//! `num_cached` counts the null blocks at the start of the table.
+//! Twin: kvcore/transitions/states.py.
+
+use crate::state::open_batch::ScheduledRequest;
+use crate::state::state::{NULL_BLOCK, State};
+use crate::state::table_edit::TableEdit;
+use crate::transitions::in_flight::note_request;
+use crate::types::commands::Command;
+use crate::types::groups::skipped_blocks;
+use crate::types::ids::{BlockId, Row};
+
+/// The step of one state group.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct StateStep {
+    /// The group of the table.
+    pub group_id: u32,
+    /// The place of the state before the step; None: there is none, or external tokens bring one.
+    pub source: Option<u32>,
+    /// The place of the state after it.
+    pub target: u32,
+    /// Whether a new block is written, else that of the source.
+    pub takes: bool,
+    /// Whether the new block begins as a copy of the source.
+    pub copies: bool,
+    /// Whether the source stays in the table.
+    pub stays: bool,
+    /// Whether another call of this batch began the step.
+    pub begun: bool,
+    /// Whether the source is replaced for its key alone.
+    pub for_key: bool,
+}
+
+impl StateStep {
+    /// Whether a new block replaces the source.
+    #[must_use]
+    pub fn replaces(&self) -> bool {
+        self.takes && self.source.is_some() && !self.stays
+    }
+
+    /// Return the step in which the block gives up its key instead of being replaced for it.
+    #[must_use]
+    pub fn without_copy(self) -> Self {
+        if self.for_key { StateStep { takes: false, copies: false, ..self } } else { self }
+    }
+}
+
+/// Return the step of each state group; none if the call only takes a hit, or if there is no state
+/// group. Changes nothing.
+///
+/// seen_from: the first query of which the trim keeps the state. The numbers: tokens computed or
+/// hit, those loaded behind them, and those after the step.
+#[must_use]
+pub fn plan_steps(
+    state: &State,
+    row: Row,
+    hits: &[Vec<BlockId>],
+    seen_from: u32,
+    (local, total, scheduled): (u32, u32, u32),
+) -> Vec<StateStep> {
+    if !state.has_states || scheduled <= local {
+        return Vec::new();
+    }
+    let (mut steps, in_batch) = (Vec::new(), is_stepping(state, row));
+    for (index, group) in state.config.groups.iter().enumerate() {
+        if !group.is_state() {
+            continue;
+        }
+        let hit = hits.get(index).map_or(&[][..], |hit| hit);
+        let held = held_or_hit(state, row, hit, index);
+        let (group_id, target) = (index as u32, (scheduled - 1) / group.block_size);
+        let skipped = skipped_blocks(group, seen_from) as usize;
+        let Some(&block) =
+            held.last().filter(|&&last| held.len() > skipped && !state.is_null(last))
+        else {
+            steps.push(StateStep { group_id, target, takes: true, ..StateStep::default() });
+            continue;
+        };
+        let source = held.len() as u32 - 1;
+        let keyed = state.device.key(block).is_some();
+        let shared = state.device.ref_count(block) + u32::from(!hit.is_empty()) > 1;
+        let stays = target > source && !in_batch;
+        let takes = keyed || shared || stays;
+        steps.push(StateStep {
+            group_id,
+            source: Some(source),
+            target,
+            takes,
+            copies: takes && local == total,
+            stays,
+            begun: in_batch && !takes,
+            for_key: keyed && !(shared || stays),
+        });
+    }
+    steps
+}
+
+/// Whether an earlier call of the open batch began the step of a request. An `append` notes its
+/// requests before it plans their slots.
+pub(crate) fn is_stepping(state: &State, row: Row) -> bool {
+    let record = state.batch.scheduled.get(row);
+    record.is_some_and(|record| record.num_computed_before < state[row].num_computed)
+}
+
+/// Return how many blocks of state groups the request holds after the trim, at least one of each.
+#[must_use]
+pub fn states_held(state: &State, row: Row, hits: &[Vec<BlockId>], seen_from: u32) -> i64 {
+    if !state.has_states {
+        return 0;
+    }
+    let mut most = 0;
+    for (index, group) in state.config.groups.iter().enumerate().filter(|each| each.1.is_state()) {
+        let hit = hits.get(index).map_or(&[][..], |hit| hit);
+        let held = held_or_hit(state, row, hit, index);
+        let skipped = skipped_blocks(group, seen_from) as usize;
+        let live = held.iter().skip(skipped).filter(|&&block| !state.is_null(block));
+        most += (live.count() as i64).max(1);
+    }
+    most
+}
+
+/// Return the table of a group, or the hit that becomes it.
+fn held_or_hit<'a>(state: &'a State, row: Row, hit: &'a [BlockId], index: usize) -> &'a [BlockId] {
+    let table = &state[row].tables[index];
+    if table.is_empty() { hit } else { table }
+}
+
+/// Return the blocks that are left of the spare ones after the copies for keys alone, which are
+/// given up if there are too few.
+pub(crate) fn pay_for_keys(steps: &mut [StateStep], spare: i64) -> i64 {
+    let for_keys = num_steps(steps, |step| step.for_key);
+    if for_keys <= spare.max(0) {
+        return spare - for_keys;
+    }
+    steps.iter_mut().for_each(|step| *step = step.without_copy());
+    spare
+}
+
+/// Number of steps that have a property.
+pub(crate) fn num_steps(steps: &[StateStep], has: impl Fn(&StateStep) -> bool) -> i64 {
+    steps.iter().filter(|&step| has(step)).count() as i64
+}
+
+/// Execute the steps, and set `num_cached`. loads: a load fills new blocks.
+pub(crate) fn apply_steps(
+    state: &mut State,
+    row: Row,
+    steps: &[StateStep],
+    fresh: &mut impl Iterator<Item = BlockId>,
+    loads: bool,
+) {
+    if !steps.iter().all(|step| step.source.is_none() || step.stays || step.begun) {
+        note_request(state, row, state[row].num_computed, 0, None);
+    }
+    for step in steps {
+        let new = step.takes.then(|| fresh.next().expect("ADMIT-EXACT: a block was planned"));
+        fill_state(state, row, step, new, loads);
+        put_state(state, row, step, new.unwrap_or(NULL_BLOCK));
+        let num_cached = &mut state[row].num_cached[step.group_id as usize];
+        if step.source.is_none() || (step.source == Some(*num_cached) && !step.stays) {
+            *num_cached = step.target;
+        }
+    }
+}
+
+/// Copy the state before a step into its new block, or make the first state there.
+fn fill_state(state: &mut State, row: Row, step: &StateStep, new: Option<BlockId>, loads: bool) {
+    let Some(block) = new else { return };
+    if let Some(position) = step.source.filter(|_| step.copies) {
+        let source = state[row].tables[step.group_id as usize][position as usize];
+        state.effects.emit(Command::CopyOnWrite { source, target: block });
+        state.device.note_use(source, state.batch.number);
+        state.device.note_use(block, state.batch.number);
+    } else if !loads {
+        state.effects.emit(Command::Zero { block });
+    }
+}
+
+/// Put the block of a step at its place: a new one, or that of the source, without its key.
+fn put_state(state: &mut State, row: Row, step: &StateStep, new: BlockId) {
+    let &StateStep { group_id, target, takes, .. } = step;
+    let table = &state[row].tables[group_id as usize];
+    let Some(source) = step.source.filter(|_| !step.stays) else {
+        let gap = (target as usize).saturating_sub(table.len());
+        let nulls = std::iter::repeat_n(NULL_BLOCK, gap);
+        TableEdit::of(state, row, group_id).extend(nulls.chain([new]), false);
+        return;
+    };
+    let block = table[source as usize];
+    if takes {
+        TableEdit::of(state, row, group_id).replace(source, new, false);
+    } else {
+        state.device.unpublish(block, &mut state.effects);
+    }
+    TableEdit::of(state, row, group_id).move_last(target);
+}
+
+/// Put the request's states from before the open batch, which does not run, in place.
+///
+/// num_tokens: its count then, above 0.
+pub(crate) fn step_back(state: &mut State, row: Row, num_tokens: u32) {
+    move_back(state, row, num_tokens, true);
+}
+
+/// Let the request's step in the open batch end at num_tokens.
+pub(crate) fn shorten_step(state: &mut State, row: Row, num_tokens: u32) {
+    move_back(state, row, num_tokens, false);
+}
+
+/// Move the last block of each state group to the place of the state after num_tokens tokens.
+///
+/// keeps_source: it is given back instead, if that place has a block.
+fn move_back(state: &mut State, row: Row, num_tokens: u32, keeps_source: bool) {
+    for index in 0..state.config.groups.len() {
+        let group = &state.config.groups[index];
+        if !group.is_state() {
+            continue;
+        }
+        let (group_id, place) = (index as u32, (num_tokens - 1) / group.block_size);
+        let table = &state[row].tables[index];
+        let has_source = place as usize + 1 < table.len() && !state.is_null(table[place as usize]);
+        if has_source && keeps_source {
+            TableEdit::of(state, row, group_id).cut(place + 1);
+            continue;
+        }
+        if has_source {
+            note_request(state, row, state[row].num_computed, 0, None);
+        }
+        TableEdit::of(state, row, group_id).move_last(place);
+        let num_cached = &mut state[row].num_cached[index];
+        *num_cached = place.min(*num_cached);
+    }
+    state[row].num_computed = num_tokens;
+}
+
+/// Return the tokens of which a request has the state when it leaves the open batch: those from
+/// before it, 0 if hits or external tokens came in it.
+#[must_use]
+pub fn num_left(record: &ScheduledRequest) -> u32 {
+    let before = record.num_computed_before;
+    if record.num_kept > before.max(1) { 0 } else { before }
+}

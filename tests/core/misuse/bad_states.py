@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Bad input on recurrent states."""
+
+from __future__ import annotations
+
+from kvcore import Group, Hit, KVCacheBlocks, KVCacheManager
+from kvcore.types.errors import NoStateAhead, StaleHits, TooManyDrafts
+from tests.conftest import Backend
+from tests.helpers.misuse import Row, bad
+from tests.helpers.stories import add, make, serve, step
+
+GROUPS = (Group(2), Group(2, kind="state"))
+
+
+def running(backend: Backend) -> KVCacheManager:
+    """Compute the five tokens of "runs"; "drafts" has three and one draft, which waits."""
+    manager = make(backend, 12, groups=GROUPS)
+    serve(manager, "runs", range(5))
+    add(manager, "drafts", range(10, 13))
+    manager.add_drafts("drafts", [13])
+    step(manager)
+    return manager
+
+
+def cached(backend: Backend) -> KVCacheManager:
+    """Withdraw the key of the state after two tokens, which "again" would hit."""
+    manager = make(backend, 12, groups=GROUPS)
+    serve(manager, "first", range(2))
+    step(manager)
+    add(manager, "again", range(3))
+    manager.evict_blocks([2])
+    return manager
+
+
+ROWS: list[Row] = [
+    bad(
+        running,
+        TooManyDrafts(request="drafts", num_drafts=1, most=0),
+        *("allocate_slots", "drafts", 4),
+    ),
+    bad(running, NoStateAhead(request="runs", num_tokens=5, requested=6), "append", ["runs"]),
+    bad(
+        running,
+        NoStateAhead(request="runs", num_tokens=5, requested=7),
+        *("allocate_slots", "runs", 2),
+        num_output_placeholders=2,
+    ),
+    bad(
+        cached,
+        StaleHits(request="again", block=2, position=0),
+        *("allocate_slots", "again", 1, Hit(KVCacheBlocks(((1,), (2,))), 2)),
+    ),
+]

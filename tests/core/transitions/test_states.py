@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Recurrent states on paper: 12 usable blocks, attention and states of four tokens per block."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kvcore import Group, KVCacheManager, Request
+from kvcore.codec.decode import decode
+from kvcore.codec.encode import encode
+from kvcore.types.commands import Allocate, CopyOnWrite, Free, SetTable, Zero
+from tests.conftest import Backend
+from tests.helpers.stories import make
+
+GROUPS = (Group(4), Group(4, kind="state"))
+
+
+def make_hybrid(backend: Backend, **options: Any) -> KVCacheManager:
+    return make(backend, 13, groups=GROUPS, **options)
+
+
+def of_states(batch: Any) -> list[Any]:
+    """Return the commands of a batch without those of the tables of attention."""
+    return [each for each in batch if not isinstance(each, SetTable) or each.group_id]
+
+
+def test_a_hit_resumes_at_a_checkpoint_and_copies_it(backend: Backend) -> None:
+    core = make_hybrid(backend)
+    core.add_request(Request("r1", list(range(11))))
+    core.allocate_slots("r1", 8)
+    assert of_states(core.take_batch()) == [
+        *(Allocate(1), Allocate(2), Allocate(3), Zero(3)),
+        *(SetTable(0, 1, 0, 0), SetTable(0, 1, 1, 3)),
+    ]
+    core.allocate_slots("r1", 3)
+    assert of_states(core.take_batch()) == [
+        *(Allocate(4), Allocate(5), CopyOnWrite(3, 5), SetTable(0, 1, 2, 5)),
+    ]
+    core.add_request(Request("r2", [*range(10), 99, 98]))
+    hit = core.get_computed_blocks("r2")
+    assert (hit.num_tokens, hit.blocks.blocks) == (8, ((1, 2), (0, 3)))
+    core.allocate_slots("r2", 4, hit)
+    assert CopyOnWrite(3, 7) in list(core.take_batch())
+
+
+def test_the_call_gives_a_state_no_key(backend: Backend) -> None:
+    core = make_hybrid(backend)
+    core.add_request(Request("r1", list(range(4))))
+    core.add_request(Request("r2", list(range(5))))
+    core.allocate_slots("r1", 4)
+    assert core.get_computed_blocks("r2").num_tokens == 0
+    core.take_batch()
+    assert core.get_computed_blocks("r2").num_tokens == 4
+
+
+def test_a_batch_in_flight_publishes_the_state_of_a_request_that_left(backend: Backend) -> None:
+    core = make_hybrid(backend, max_in_flight=1, publish="completed", enable_events=True)
+    core.add_request(Request("r1", list(range(4))))
+    core.allocate_slots("r1", 4)
+    number = core.take_batch().number
+    core.free("r1")
+    assert encode(decode(core.encode())) == core.encode()
+    core.complete(number)
+    assert list(core.take_batch())[-1] == Free(2, cached=True)
+
+
+def test_a_cut_of_a_state_leaves_nothing(backend: Backend) -> None:
+    core = make_hybrid(backend)
+    core.add_request(Request("r1", list(range(4))))
+    core.allocate_slots("r1", 4)
+    core.take_batch()
+    core.truncate("r1", 3)
+    assert decode(core.encode()).requests["r1"].num_computed == 0
