@@ -85,6 +85,7 @@ def commit(tx: Transaction, plan: Plan) -> KVCacheBlocks:
     """Execute a plan; return the new blocks of the tables."""
     slot_request, request = plan.slot_request, plan.request
     note_scheduled(tx, plan)
+    num_fresh = count_fresh(plan)
     publishes = tx.config.enable_caching and not slot_request.delay_cache_blocks
     before = request.num_computed
     written = tx.config.enable_caching and (publishes or slot_request.loads)
@@ -104,7 +105,7 @@ def commit(tx: Transaction, plan: Plan) -> KVCacheBlocks:
     if slot_request.hit is not None and not any(request.tables):
         queries = 0 if request.skip_reading else len(request.tokens)
         tx.note_lookup(queries, slot_request.hit.num_tokens, preempted=request.preempted)
-    taken = tx.device.take(count_fresh(plan), tx.tenant(request))
+    taken = tx.device.take(num_fresh, tx.tenant(request))
     if tx.config.record_new_blocks:
         forget_new(tx, taken)
     fresh = iter(taken)
