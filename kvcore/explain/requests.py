@@ -131,6 +131,7 @@ class Namespaces:
         """Cut a request's tokens; those cut off stay known."""
         request.join()
         request.is_odd, request.published = True, [0] * len(self._sizes)
+        request.before = min(request.before, num_tokens)
         for each in (request.place, request.bare):
             if each is not None:
                 each.edge.growing.remove(each)

@@ -221,3 +221,15 @@ def test_an_output_is_known_and_computed() -> None:
     engine.decode("a", *B[:2])
     engine.run("b", A + B)
     assert engine.causes() == [(4, 6, "partial_block")]
+
+
+def test_a_token_after_a_cut_is_not_computed_if_its_batch_did_not_run() -> None:
+    engine = Engine()
+    engine.run("a", A, stays=True)
+    engine.decode("a", B[0])
+    engine.manager.append(["a"], [B[1]])
+    engine.manager.truncate("a", 4)
+    engine.manager.append(["a"], [C[0]])
+    engine.manager.free("a")  # before the batch with C[0] was taken
+    engine.run("b", A + C)
+    assert engine.causes() == [(4, 5, "not_computed")]
