@@ -233,3 +233,69 @@ def test_a_token_after_a_cut_is_not_computed_if_its_batch_did_not_run() -> None:
     engine.manager.free("a")  # before the batch with C[0] was taken
     engine.run("b", A + C)
     assert engine.causes() == [(4, 5, "not_computed")]
+
+
+def test_a_request_that_is_admitted_twice_in_a_batch_computed_nothing() -> None:
+    engine = Engine()
+    engine.run("a", A + B, stays=True)
+    engine.manager.advance_epoch()
+    engine.manager.append(["a"], [C[0]])
+    engine.manager.free("a")
+    engine.manager.allocate_slots("a", 9)  # in the new epoch, but never taken as a batch
+    engine.manager.free("a")
+    engine.run("b", A + B + A)
+    assert engine.causes() == [(0, 8, "old_epoch")]
+
+
+def test_each_request_of_a_decode_call_is_named_for_the_block_that_it_took() -> None:
+    """Blocks: 1 and 2 have A and B, free, B first to go; 3 belongs to x, 4 to y."""
+    engine = Engine(5)
+    engine.run("a", A + B)
+    engine.run("x", C, stays=True)
+    engine.run("y", C[::-1], stays=True)
+    engine.manager.append(["x", "y"], [1, 2])
+    engine.manager.free("x")
+    engine.manager.free("y")
+    engine.run("b", A + B + C)
+    assert engine.causes() == [(0, 4, "evicted"), (4, 8, "evicted")]
+    takers = [span.removal.request for span in engine.explained[-1].spans if span.removal]
+    assert takers == ["y", "x"]
+
+
+def test_a_copy_that_was_merged_away_does_not_keep_its_content() -> None:
+    """Block 1 has A; block 2 had it, too, until y got block 1 instead. Then z takes block 2."""
+    engine = Engine(3, duplicates="merge")
+    manager = engine.manager
+    for name in ("x", "y"):
+        manager.add_request(Request(name, A))
+        manager.allocate_slots(name, 4)
+    manager.take_batch()
+    engine.run("z", C)
+    assert [manager.get_block_ids(name) for name in ("x", "y")] == [([1],), ([1],)]
+    manager.evict_blocks([1])
+    for name in ("x", "y"):
+        manager.free(name)
+    engine.run("b", A + B)
+    assert engine.causes() == [(0, 4, "withdrawn")]
+
+
+@pytest.mark.parametrize("by_refusal", [False, True])
+def test_a_block_is_idle_from_the_call_that_trims_its_window(*, by_refusal: bool) -> None:
+    """Blocks 1 to 3 belong to a, whose next query sees block 3 only; block 4 is free."""
+    engine = Engine(5, groups=(Group(4, kind="sliding_window", window=4),))
+    engine.run("a", A + B + C, stays=True)
+    for _ in range(3):
+        engine.manager.take_batch()
+    if by_refusal:
+        engine.manager.add_tokens("a", 5 * A)
+        assert isinstance(engine.manager.allocate_slots("a", 20), Refused)
+    else:
+        engine.manager.remove_skipped_blocks("a", 12)
+    for _ in range(2):
+        engine.manager.take_batch()
+    engine.run("taker", C + B + A)  # takes blocks 4, 2, and 1
+    engine.run("b", A + C)
+    assert engine.causes() == [(0, 4, "evicted")]
+    (span,) = engine.explained[-1].spans
+    assert span.removal is not None
+    assert (span.removal.request, span.removal.idle_steps) == ("taker", 2)
