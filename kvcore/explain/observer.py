@@ -35,8 +35,7 @@ class AdmissionObserver:
         self._sizes = tuple(group.block_size for group in self.config.groups)
         self._groups = [g for g, each in enumerate(self.config.groups) if not each.is_cross]
         self._fine = self.config.hash_block_size
-        is_kept = self.config.duplicates == "keep" and not self.config.has_windows
-        self._is_plain = len(self._sizes) == 1 and is_kept
+        self._is_plain = len(self._sizes) == 1 and not self.config.has_windows
         self._namespaces = Namespaces(self._sizes, self.config.hash_block_size)
         self._requests: dict[str, KnownRequest] = {}
         self._rows: dict[int, KnownRequest] = {}
@@ -192,7 +191,6 @@ class AdmissionObserver:
         if was_scheduled:
             self._contents.withdraw("free", request.held)
         request.held, request.is_odd = [], False
-        request.published = [0] * len(self._sizes)
 
     def _swap_out(self, _: Any, request_ids: Iterable[str]) -> None:
         for request_id in request_ids:
