@@ -40,7 +40,7 @@ BUGS: dict[str, tuple[str, str | None]] = {
     "KeyedWrittenInPlace": ("truncate", None),
     "ForkKeepsQuiet": ("fours", BEHIND),
     "QuietStepNotCounted": ("fours", None),
-    "QuietStepNotAwaited": ("ahead-drafts-completed", None),
+    "QuietStepNotAwaited": ("ahead-fours", None),
     "HitsCostNothing": ("groups", None),
     "CacheWholePrompt": ("calls", BEHIND),
     "FullHit": ("cuts", None),

@@ -40,6 +40,12 @@ RUN_AHEAD: dict[str, Profile] = {
         backend="rust",
         shows=SHOWS,
     ),
+    "ahead-fours": Profile(
+        "steps planned ahead inside blocks of four",
+        world(2, 1, 5, 2, without=ALONE, groups=(Group(4),), **AHEAD),
+        *(380, 735),
+        not_shown=NEVER_REFUSED,
+    ),
     "ahead-letters": Profile(
         "a batch in flight whose output may be either of two tokens",
         world(2, 1, 4, 2, "truncate", "cancel", **{**FLYING, "num_letters": 2}),
