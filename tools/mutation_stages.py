@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -134,9 +135,10 @@ class Scratch:
             ["git", "ls-files", "--cached", "--others", "--exclude-standard"], cwd=ROOT, text=True
         )
         tracked = {*names.splitlines(), "kvcore/_rust.abi3.so"}
-        for path in [*self.folder.glob("tests/**/*"), *self.folder.glob("kvcore/**/*")]:
+        copied = (self.folder.glob(f"{room}/**/*") for room in ("kvcore", "rust", "tests"))
+        for path in chain.from_iterable(copied):
             if path.is_file() and str(path.relative_to(self.folder)) not in tracked:
-                path.unlink()  # from an earlier copy: a moved trace would exist twice
+                path.unlink()  # from an earlier copy: a moved file would exist twice
         for name in tracked:
             source, target = ROOT / name, self.folder / name
             same = target.is_file() and filecmp.cmp(source, target, shallow=False)
