@@ -54,7 +54,7 @@ class Run:
         self.seen: set[str] = set()
 
     def call(self, name: str, *args: Any, **options: Any) -> None:
-        """Make a call, unless it is misuse, and compare what is said of an admission."""
+        """Make a call, unless it is misuse; compare the explanation of each admission."""
         try:
             outcome = getattr(self.manager, name)(*args, **options)
         except KvcoreError:
