@@ -158,12 +158,14 @@ class AdmissionObserver:
         is_prompt = request.computed < request.num_prompt
         self._admit(request, hit, external)
         kind = "prompt" if is_prompt else "decode"
+        fresh = [each for ids in outcome.blocks for each in ids]
+        if self.config.has_windows:  # what a window gave up may be taken by the same call
+            again = set(fresh).intersection(request.held)
+            self._contents.release(again)
+            request.held = [each for each in request.held if each not in again]
         if external or request.is_odd:
             self._rewrite(request, kind)
         else:
-            fresh = [each for ids in outcome.blocks for each in ids]
-            if self.config.has_windows:
-                self._contents.release(set(fresh).intersection(request.held))
             request.held += fresh
             self._note_table(None, request_id)
             self._contents.take(request.name, fresh, kind)

@@ -299,3 +299,23 @@ def test_a_block_is_idle_from_the_call_that_trims_its_window(*, by_refusal: bool
     (span,) = engine.explained[-1].spans
     assert span.removal is not None
     assert (span.removal.request, span.removal.idle_steps) == ("taker", 2)
+
+
+def test_who_takes_a_block_that_its_own_window_gave_up_is_named() -> None:
+    """After a swap, r has blocks 1 to 3. Its fourth token sees block 3 only, and takes block 2."""
+    engine = Engine(4, groups=(Group(1, kind="sliding_window", window=2),), num_host_blocks=4)
+    manager = engine.manager
+    engine.run("r", [10, 11, 12], stays=True)
+    manager.swap_out(["r"])
+    manager.take_batch()
+    manager.swap_in(["r"])
+    manager.take_batch()
+    manager.add_tokens("r", [13])
+    manager.allocate_slots("r", 1)
+    assert manager.get_block_ids("r") == ([0, 0, 3, 2],)
+    manager.free("r")
+    engine.run("b", [10, 11, 99])
+    assert engine.causes() == [(1, 2, "evicted")]
+    (span,) = engine.explained[-1].spans
+    assert span.removal is not None
+    assert (span.removal.request, span.removal.kind) == ("r", "decode")
