@@ -90,6 +90,7 @@ class AdmissionObserver:
         parent = self._requests[parent_id]
         child = self._requests[child_id] = self._rows[row] = self._namespaces.fork(parent, child_id)
         self._refresh(child)
+        self._fresh(child)
         child.was_admitted = child.holds
         self._publish(child)
 

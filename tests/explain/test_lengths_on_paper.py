@@ -319,3 +319,21 @@ def test_who_takes_a_block_that_its_own_window_gave_up_is_named() -> None:
     (span,) = engine.explained[-1].spans
     assert span.removal is not None
     assert (span.removal.request, span.removal.kind) == ("r", "decode")
+
+
+def test_a_block_is_idle_from_the_end_of_the_child_that_shared_it() -> None:
+    """Request a ends two steps before its fork, which is the last owner of A's block."""
+    engine = Engine(3)
+    engine.run("a", A, stays=True)
+    engine.manager.fork("a", "child")
+    engine.manager.free("a")
+    for _ in range(2):
+        engine.manager.take_batch()
+    engine.manager.free("child")
+    for _ in range(3):
+        engine.manager.take_batch()
+    engine.run("taker", C + C)
+    engine.run("b", A + C)
+    (span,) = engine.explained[-1].spans
+    assert span.removal is not None
+    assert (span.removal.request, span.removal.idle_steps) == ("taker", 3)
