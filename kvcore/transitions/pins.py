@@ -138,6 +138,9 @@ def _prefix(
             key = request.key(config, group_id, position)
             own = tx.device.keys[table[position]] == key
             blocks.append(table[position] if own else state.device.index.firsts[key])
+    if not blocks:  # a chunk begins at their end
+        reason = f"a hit of {length} needs no block"
+        raise NothingToPin(request=request.request_id, requested=count, reason=reason)
     for block in blocks:
         if tx.loads and is_unconfirmed(tx, block):
             raise LoadUnconfirmed(block=block)

@@ -119,6 +119,11 @@ fn prefix(state: &State, row: Row, count: i64) -> Result<(u32, Vec<BlockId>), Er
             blocks.push(found.expect("IDX-COMPLETE: the look-up has found it"));
         }
     }
+    if blocks.is_empty() {
+        // A chunk begins at their end.
+        let reason = format!("a hit of {length} needs no block");
+        return Err(Error::NothingToPin { request: request.name(), requested: count, reason });
+    }
     match blocks.iter().find(|&&block| is_unconfirmed(state, block)) {
         Some(block) => Err(Error::LoadUnconfirmed { block: i64::from(block.0) }),
         None => Ok((length, blocks)),

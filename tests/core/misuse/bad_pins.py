@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from kvcore import KVCacheManager
+from kvcore import Group, KVCacheManager
 from kvcore.types.errors import (
     EmptyPinName,
     InvalidCount,
@@ -93,4 +93,15 @@ def full(backend: Backend) -> KVCacheManager:
     return manager
 
 
+def chunked(backend: Backend) -> KVCacheManager:
+    """Make a manager of chunks of four tokens; "runs" has computed two of them."""
+    group = Group(2, kind="chunked_local", window=4)
+    manager = make(backend, groups=(group,), max_model_len=12)
+    serve(manager, "runs", range(8))
+    step(manager)
+    return manager
+
+
+NO_BLOCK = "a hit of 4 needs no block"
+ROWS.append(bad(chunked, nothing("runs", 5, NO_BLOCK), "pin_prefix", "q", "runs", 5))
 ROWS.append(bad(full, TooManyPinned(pin="q", num_blocks=3, most=2), "pin_prefix", "q", "other", 4))
