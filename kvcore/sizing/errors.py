@@ -65,12 +65,6 @@ class NoInterval(SizingError):
     )
 
 
-class StatesNotManaged(SizingError):
-    """A manager's configuration for layers with states."""
-
-    message = "{num_groups} of the groups keep states, which kvcore.Config has no kind for yet"
-
-
 class UnknownLayer(SizingError):
     """A group names a layer that the model does not have."""
 

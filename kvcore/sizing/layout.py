@@ -14,9 +14,9 @@ from typing import Any
 
 import attrs
 
-from kvcore.sizing.errors import EmptyGroup, NoLayers, SpecsDiffer, StatesNotManaged, UnknownLayer
+from kvcore.sizing.errors import EmptyGroup, NoLayers, SpecsDiffer, UnknownLayer
 from kvcore.sizing.memory import Specs, check_memory
-from kvcore.sizing.specs import AttentionSpec, LayerSpec, Limits, blocks_of, check_count
+from kvcore.sizing.specs import LayerSpec, Limits, blocks_of, check_count
 from kvcore.types.config import Config
 from kvcore.types.errors import GroupsDoNotFit
 from kvcore.types.groups import Group
@@ -149,10 +149,10 @@ def num_cache_tokens(config: KVCacheConfig, limits: Limits) -> int:
 def make_manager_config(config: KVCacheConfig, limits: Limits, **options: Any) -> Config:
     """Make the configuration of a `KVCacheManager` for these groups and blocks.
 
-    Groups with a window or chunk need the null block, which takes one more block; limits with
-    `null_block=True` include it when memory is checked. options: further fields of `kvcore.Config`.
-    Raises InvalidConfig as that does, also if limits without the null block left no space for it,
-    and StatesNotManaged.
+    Groups with a window, a chunk or states need the null block, which takes one more block; limits
+    with `null_block=True` include it when memory is checked. options: further fields of
+    `kvcore.Config`. Raises InvalidConfig as that does, also if limits without the null block left
+    no space for it.
     """
     groups = tuple(
         Group(
@@ -162,16 +162,13 @@ def make_manager_config(config: KVCacheConfig, limits: Limits, **options: Any) -
             page_bytes=config.block_bytes,
         )
         for group in config.groups
-        if isinstance(group.spec, AttentionSpec)
     )
-    if len(groups) < len(config.groups):
-        raise StatesNotManaged(num_groups=len(config.groups) - len(groups))
     return Config(
         config.num_blocks,
         groups=groups,
         max_model_len=limits.max_model_len,
         max_num_batched_tokens=limits.max_num_batched_tokens,
-        null_block=limits.null_block or any(group.window is not None for group in groups),
+        null_block=limits.null_block or any(group.is_windowed for group in groups),
         **options,
     )
 

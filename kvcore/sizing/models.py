@@ -61,7 +61,7 @@ class Model:
     """A model's cache. dtype: of the weights, None if the file does not give it.
 
     layer_names: of the layers, if they are not one per layer of the model; `layers.0` and so on if
-    empty.
+    empty. remark: what the file says of itself (`kvcore_note`).
     """
 
     file: str
@@ -71,6 +71,7 @@ class Model:
     dtype: str | None
     max_position_embeddings: int | None
     layer_names: tuple[str, ...] = ()
+    remark: str | None = None
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -115,6 +116,7 @@ def read_model(path: str | Path) -> Model:
         num_heads=num_heads,
         dtype=_read_dtype(fields),
         max_position_embeddings=fields.find_count("max_position_embeddings"),
+        remark=fields.find_text("kvcore_note"),
     )
 
 
@@ -141,6 +143,7 @@ def _read_hybrid(fields: Fields, family: str, num_layers: int, num_heads: int) -
         dtype=_read_dtype(fields),
         max_position_embeddings=fields.find_count("max_position_embeddings"),
         layer_names=tuple(name for name, _ in parts),
+        remark=fields.find_text("kvcore_note"),
     )
 
 

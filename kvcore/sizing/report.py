@@ -7,6 +7,7 @@ request. A request that does not fit is a result here, not an error. Sizes are t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from itertools import groupby
 from typing import Any
@@ -59,6 +60,11 @@ class SizeReport:
     def blocks_per_request(self) -> int:
         """The most blocks that one request of full length holds."""
         return blocks_per_request(self.config.groups, self.limits)
+
+    @property
+    def hit_alignment(self) -> int:
+        """Hits end at multiples of so many tokens: at whole blocks of all groups."""
+        return math.lcm(*(group.spec.block_size for group in self.config.groups))
 
     @property
     def num_full_requests(self) -> int:
@@ -149,6 +155,7 @@ def to_json(report: SizeReport) -> dict[str, Any]:
         "max_model_len": limits.max_model_len,
         "max_num_batched_tokens": limits.max_num_batched_tokens,
         "blocks_per_request": report.blocks_per_request,
+        "hit_alignment": report.hit_alignment,
         "request_bytes": request_bytes(config.groups, limits),
         "num_full_requests": report.num_full_requests,
         "fits": report.fits,
@@ -177,6 +184,8 @@ def to_text(report: SizeReport) -> str:
 
 
 def _notes(model: Model, limits: Limits, dtype: str | None) -> Iterator[str]:
+    if model.remark is not None:
+        yield model.remark
     family = family_note(model.model_type)
     if family is not None:
         yield family
@@ -261,12 +270,14 @@ def _size_lines(report: SizeReport) -> list[tuple[str, str]]:
             f", of which {usable_blocks(config, limits):,} hold tokens (one is the null block)"
         )
     length = _count(limits.max_model_len, "token")
+    num_held = report.blocks_per_request
+    held = f"{_count(num_held, 'block')}, {format_memory(num_held * config.block_bytes)}"
     lines = [
         ("a token", token),
         ("a block", f"{_count(config.block_bytes, 'byte')}: {slots} of {page:,}"),
         ("memory", f"{format_memory(report.memory_bytes)}: {blocks}"),
         *_token_lines(report),
-        ("a request", f"{_count(report.blocks_per_request, 'block')} for {length}{_steps(report)}"),
+        ("a request", f"{held}, for {length}{_steps(report)}"),
         *_state_lines(report),
     ]
     lines += [("note", note) for note in report.notes]
@@ -292,7 +303,8 @@ def _state_lines(report: SizeReport) -> list[tuple[str, str]]:
         (
             "its states",
             f"{num_blocks:,} of these blocks, {format_memory(num_blocks * config.block_bytes)}",
-        )
+        ),
+        ("hits", f"end at multiples of {_count(report.hit_alignment, 'token')}"),
     ]
 
 

@@ -9,7 +9,7 @@ integers; a spec that cannot work is refused when it is made.
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal, TypeAlias
+from typing import ClassVar
 
 import attrs
 
@@ -17,9 +17,6 @@ from kvcore.sizing.errors import WindowOnLatent
 from kvcore.sizing.units import DTYPE_BYTES, read_dtype
 from kvcore.types.errors import InvalidCount, WrongArgument
 from kvcore.types.groups import Kind
-
-LayerKind: TypeAlias = Kind | Literal["state"]
-"""The kinds of groups, and states, which no group of a manager holds yet."""
 
 
 @attrs.frozen(kw_only=True)
@@ -64,7 +61,7 @@ class LayerSpec:
     block_size: int
     dtype: str
 
-    name: ClassVar[LayerKind]
+    name: ClassVar[Kind]
     keeps_all: ClassVar[bool] = False
     """Whether a request's blocks grow with its length without limit."""
 
@@ -73,7 +70,7 @@ class LayerSpec:
         object.__setattr__(self, "dtype", read_dtype(self.dtype))
 
     @property
-    def kind(self) -> LayerKind:
+    def kind(self) -> Kind:
         """The kind of the `kvcore.Group` of these layers."""
         return self.name
 
@@ -148,7 +145,7 @@ class StateSpec(LayerSpec):
     state_bytes: int
     padded_bytes: int
 
-    name: ClassVar[LayerKind] = "state"
+    name: ClassVar[Kind] = "state"
 
     def __attrs_post_init__(self) -> None:
         super().__attrs_post_init__()

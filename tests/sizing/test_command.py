@@ -42,7 +42,7 @@ def test_the_command_of_the_manual_counts_whole_requests(
         f"a block    {LLAMA_BLOCK:,} bytes: 32 layers of {LLAMA_BLOCK // 32:,}",
         f"memory     80.00 GiB: {blocks:,} blocks, {usable}",
         f"tokens     {(blocks - 1) * 16:,} in all blocks, which the requests share",
-        f"a request  {32768 // 16:,} blocks for 32,768 tokens",
+        f"a request  {32768 // 16:,} blocks, 4.00 GiB, for 32,768 tokens",
         "note       the model itself was made for 8,192 tokens",
         f"fits       {(blocks - 1) * 16 // 32768} requests of 32,768 tokens",
     ]

@@ -11,6 +11,7 @@ from typing import Any
 import attrs
 import pytest
 
+from kvcore import KVCacheManager, Request
 from kvcore.sizing import (
     AttentionSpec,
     Limits,
@@ -30,9 +31,9 @@ from kvcore.sizing.errors import (
     MissingField,
     NoInterval,
     SizingError,
-    StatesNotManaged,
     UnsupportedModel,
 )
+from tests.conftest import Backend
 from tests.sizing.models import CONFIGS, HYBRIDS, write
 
 GIB = 2**30
@@ -157,10 +158,45 @@ def test_a_layer_may_keep_both() -> None:
     )
 
 
-def test_a_manager_has_no_states_yet() -> None:
-    report = size_model(read_model(CONFIGS / "lfm2-1.2b.json"), GIB, LIMITS)
-    with pytest.raises(StatesNotManaged, match="5 of the groups"):
-        make_manager_config(report.config, LIMITS)
+def test_a_manager_gets_a_group_of_states_for_each_group(backend: Backend) -> None:
+    """LFM2 has 3 groups of attention and 5 of states; without limits.null_block, too."""
+    limits = Limits(max_model_len=40)
+    report = size_model(read_model(CONFIGS / "lfm2-1.2b.json"), 32 * 2**16, limits)
+    config = make_manager_config(report.config, limits)
+    assert (config.num_blocks, config.null_block) == (32, True)
+    assert [group.kind for group in config.groups] == ["full_attention"] * 3 + ["state"] * 5
+    assert {group.page_bytes for group in config.groups} == {2 * 16 * 2048}
+    manager = KVCacheManager(config, backend)
+    manager.add_request(Request("r", range(40)))
+    assert manager.allocate_slots("r", 32)
+    assert manager.num_free_blocks == 31 - (3 * 2 + 5)
+    manager.take_batch()
+    assert manager.allocate_slots("r", 8)
+    assert 31 - manager.num_free_blocks == report.blocks_per_request == 3 * 3 + 5 * 2
+
+
+@pytest.mark.parametrize(
+    ("name", "interval", "alignment"),
+    [("jamba-v0.1", None, 80), ("jamba-v0.1", 160, 160), ("jamba-v0.1", 4096, 80 * 4096 // 16)],
+)
+def test_hits_end_at_whole_blocks_of_attention_and_of_states(
+    name: str, interval: int | None, alignment: int
+) -> None:
+    report = size_model(
+        read_model(CONFIGS / f"{name}.json"), 80 * GIB, LIMITS, checkpoint_interval=interval
+    )
+    assert report.hit_alignment == alignment
+    assert make_manager_config(report.config, LIMITS).hit_alignment == alignment
+    assert f"hits       end at multiples of {alignment:,} tokens" in to_text(report).splitlines()
+
+
+@pytest.mark.parametrize("name", HYBRIDS)
+def test_what_is_not_verified_is_said(name: str) -> None:
+    report = size_model(read_model(CONFIGS / f"{name}.json"), 80 * GIB, LIMITS)
+    unverified = name not in ("qwen3-next-80b-a3b", "jamba-v0.1")
+    said = [note for note in report.notes if "not verified against the published" in note]
+    assert len(said) == unverified
+    assert all(f"note       {note}" in to_text(report).splitlines() for note in said)
 
 
 def test_states_alone_need_an_interval(tmp_path: Path) -> None:
