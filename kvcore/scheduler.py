@@ -260,9 +260,20 @@ class Scheduler(Generic[S]):
             if sequence.has_new_token or sequence.num_to_come > 0:
                 continue
             start = self._manager.num_computed_tokens(sequence.sequence_id)
-            length = min(sequence.num_tokens - start, self._budget)
+            length = self._length(sequence, start)
             if length > 0:
                 self._allocate(sequence, start, start + length)
+
+    def _length(self, sequence: S, start: int) -> int:
+        """Return how many positions to compute from here: what is left of the sequence and of the
+        budget. With states a chunk stops where a hit may end, but before the last token.
+        """
+        end = start + min(sequence.num_tokens - start, self._budget)
+        config = self._manager.config
+        if config.has_states:
+            stop = min(end, sequence.num_tokens - 1) // config.hit_alignment * config.hit_alignment
+            end = stop if stop > start else end
+        return end - start
 
     def _allocate(self, sequence: S, start: int, end: int) -> None:
         """Schedule positions of a running sequence; preempt younger ones if necessary."""
@@ -299,7 +310,7 @@ class Scheduler(Generic[S]):
                 self.loading.append(self.waiting.pop(0))
                 continue
             start = hit.num_tokens
-            length = min(sequence.num_tokens - start, self._budget)
+            length = self._length(sequence, start)
             if length == 0:
                 return
             reserved = self._num_reserved(hit)

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from kvcore_runtime.attention.ragged import RaggedStep, heads_first
 from kvcore_runtime.attention.read_plan import ReadPlan
+from kvcore_runtime.attention.recurrence import PagedStates
 from kvcore_runtime.attention.visibility import FULL, Visibility
 from kvcore_runtime.errors import ShapeMismatch
 
@@ -95,8 +96,11 @@ class PagedAttention:
         self._slots = (written, self._offsets)
         return self
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def attend(
+        self, layer: int, q: Tensor, k: Tensor, v: Tensor, gates: Tensor | None = None
+    ) -> Tensor:
         """Write k and v of the step to their slots of this layer, then attend. See `Attention`."""
+        del gates
         keys, values = self._cache.layer(layer)
         keys.index_put_(self._slots, k)
         values.index_put_(self._slots, v)
@@ -144,9 +148,15 @@ class Scratch:
 
 
 class GroupedAttention:
-    """One `PagedAttention` for each group and visibility; a layer goes to its own."""
+    """One `PagedAttention` for each group and visibility, or `PagedStates` for a group of states; a
+    layer goes to its own.
+    """
 
-    def __init__(self, attentions: Sequence[PagedAttention], places: Sequence[tuple[int, int]]):
+    def __init__(
+        self,
+        attentions: Sequence[PagedAttention | PagedStates],
+        places: Sequence[tuple[int, int]],
+    ):
         """places: for each layer, the index of its attention, and the layer's place in its
         group.
         """
@@ -159,10 +169,12 @@ class GroupedAttention:
         for attention, tables in zip(self._attentions, block_tables, strict=True):
             attention.bind(tables)
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def attend(
+        self, layer: int, q: Tensor, k: Tensor, v: Tensor, gates: Tensor | None = None
+    ) -> Tensor:
         """See `Attention`."""
         attention, place = self._places[layer]
-        return self._attentions[attention].attend(place, q, k, v)
+        return self._attentions[attention].attend(place, q, k, v, gates)
 
 
 def num_blocks_gathered(cache: BlockLayers) -> int:

@@ -60,10 +60,9 @@ def plan_reads(
     """
     starts = [seq_len - num for num, seq_len in zip(query_lens, seq_lens, strict=False)]
     seen = [
-        (visibility.first_seen(start), seq_len)
-        for start, seq_len in zip(starts, seq_lens, strict=False)
+        visibility.seen(start, seq_len) for start, seq_len in zip(starts, seq_lens, strict=False)
     ]
-    spans = [range(first // block_size, -(-stop // block_size)) for first, stop in seen]
+    spans = [range(each.start // block_size, -(-each.stop // block_size)) for each in seen]
     row = np.array(range(len(spans)) if rows is None else rows, dtype=np.int64)
     counts = [len(span) for span in spans]
     positions = flat_ranges(starts, query_lens)
@@ -83,15 +82,15 @@ def plan_reads(
 
 
 def _gathers(
-    spans: Sequence[range], seen: Sequence[tuple[int, int]], block_size: int, num_blocks_max: int
+    spans: Sequence[range], seen: Sequence[range], block_size: int, num_blocks_max: int
 ) -> tuple[tuple[int, tuple[int, ...]], ...]:
-    """Return `ReadPlan.parts`. seen: the first key and the length of each sequence."""
+    """Return `ReadPlan.parts`. seen: the positions that each sequence reads or writes."""
     gathers, rest = [], iter(seen)
     for part in _parts(spans, num_blocks_max):
         sizes = [0]
-        for span, (first, stop) in zip(part, rest, strict=False):
-            sizes[-1] += first - span.start * block_size
-            sizes += [stop - first, span.stop * block_size - stop]
+        for span, each in zip(part, rest, strict=False):
+            sizes[-1] += each.start - span.start * block_size
+            sizes += [len(each), span.stop * block_size - each.stop]
         gathers.append((sum(len(span) for span in part), tuple(sizes)))
     return tuple(gathers)
 

@@ -2,7 +2,8 @@
 """The keys that a query sees: all before it, a window that slides with it, or its chunk.
 
 The names and the meaning of a window are those of `kvcore.Group`, so that what a layer sees
-and what its cache group keeps can be compared. A query always sees its own key.
+and what its cache group keeps can be compared. A query always sees its own key. A layer of kind
+`state` has no keys: it reads the state before the step and writes the one after it, in one block.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from kvcore_runtime.errors import UnsupportedModelFile
 
-Kind = Literal["full_attention", "sliding_window", "chunked_local"]
+Kind = Literal["full_attention", "sliding_window", "chunked_local", "state"]
 
 
 @attrs.frozen(kw_only=True)
@@ -23,7 +24,7 @@ class Visibility:
     """The positions that the queries of a layer see.
 
     window: sliding_window: keys that a query sees, its own included; chunked_local: tokens of a
-    chunk, of which a query sees those up to its own; full_attention: None.
+    chunk, of which a query sees those up to its own; full_attention and state: None.
 
     Raises UnsupportedModelFile.
     """
@@ -35,12 +36,21 @@ class Visibility:
         if self.kind not in get_args(Kind):
             expected = f"one of {', '.join(get_args(Kind))}"
             raise UnsupportedModelFile(what="kind", value=self.kind, expected=expected)
-        if self.kind == "full_attention" and self.window is not None:
-            raise UnsupportedModelFile(
-                what="window", value=self.window, expected="None, for all keys"
-            )
-        if self.kind != "full_attention" and (type(self.window) is not int or self.window < 1):
+        if self.kind in ("full_attention", "state"):
+            if self.window is not None:
+                expected = f"None, for {self.kind}"
+                raise UnsupportedModelFile(what="window", value=self.window, expected=expected)
+        elif type(self.window) is not int or self.window < 1:
             raise UnsupportedModelFile(what="window", value=self.window, expected="1 token or more")
+
+    @property
+    def is_state(self) -> bool:
+        """Whether the layer keeps a state."""
+        return self.kind == "state"
+
+    def seen(self, start: int, end: int) -> range:
+        """Return the positions whose blocks a step that computes [start, end) reads or writes."""
+        return range(end - 1 if self.is_state else self.first_seen(start), end)
 
     def first_seen(self, position: int) -> int:
         """Return the first position whose key the query at this position sees."""
@@ -63,3 +73,4 @@ class Visibility:
 
 
 FULL = Visibility()
+STATE = Visibility(kind="state")

@@ -11,13 +11,13 @@ zeros. Block 0 may be kvcore's null block, which is no special case here.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import attrs
 import torch
 from torch import Tensor
 
-from kvcore_runtime.cache.errors import GroupOutOfRange, InvalidSize, LayerOutOfRange
+from kvcore_runtime.cache.errors import GroupOutOfRange, InvalidLayout, InvalidSize, LayerOutOfRange
 from kvcore_runtime.cache.host_memory import allocate
 from kvcore_runtime.cache.layout import CacheLayout
 
@@ -74,8 +74,10 @@ class Cache:
 
     layout: of the blocks of group 0. num_blocks: device blocks, including the null block.
     num_host_blocks: 0 for no host tier. groups: (layers, tokens per block) of every group; default:
-    one group with all the layout's layers. shared: on a CPU, share the memory with processes forked
-    later.
+    one group with all the layout's layers. states: the shape of what a block of a group of states
+    holds, by group: layers first, then the state of one, in float32, from the start of its page;
+    `groups` gives such a group the layout's own numbers. shared: on a CPU, share the memory with
+    processes forked later.
     Raises InvalidSize, InvalidLayout.
     """
 
@@ -88,6 +90,7 @@ class Cache:
         guard: bool = False,
         *,
         groups: Sequence[tuple[int, int]] = (),
+        states: Mapping[int, tuple[int, ...]] | None = None,
         shared: bool = False,
     ) -> None:
         check_size("num_blocks", num_blocks)
@@ -105,6 +108,9 @@ class Cache:
         shapes = groups or [(layout.num_layers, layout.block_size)]
         layouts = [layout.regrouped(*each) for each in shapes]
         self.groups = tuple(GroupLayers(self.blocks.data, each) for each in layouts)
+        self.states = {
+            group_id: _view_states(self.blocks, shape) for group_id, shape in (states or {}).items()
+        }
 
     @property
     def num_blocks(self) -> int:
@@ -155,6 +161,17 @@ def _make_tier(
     num_words = layout.piece_size_bytes // word.itemsize
     pieces = storage.view(-1).view(word).view(layout.num_pieces, num_blocks, num_words)
     return Tier(name=name, data=storage.permute(places), pieces=pieces)
+
+
+def _view_states(tier: Tier, shape: tuple[int, ...]) -> Tensor:
+    """Return the pages of a tier as states, [num_blocks, *shape] float32. Raises InvalidLayout."""
+    needed, page_bytes = math.prod(shape) * 4, tier.piece_size_bytes
+    if len(tier.pieces) > 1 or page_bytes % 4 or needed > page_bytes:
+        pages = f"{len(tier.pieces)} pieces of {page_bytes} bytes"
+        reason = f"{needed} bytes of float32 do not fit into pages of {pages}"
+        raise InvalidLayout(field="states", value=list(shape), reason=reason)
+    states: Tensor = tier.pieces[0].view(torch.float32)[:, : needed // 4].unflatten(1, shape)
+    return states
 
 
 def check_size(name: str, value: int, least: int = 1) -> None:

@@ -44,8 +44,9 @@ class UnequalPages(CacheError):
     """Blocks of all groups come from one pool, so they must have the same size in bytes."""
 
     message = (
-        "group {group_id} has {layers} layers with blocks of {block_size} tokens, group 0 has "
-        "{first_layers} with blocks of {first_block_size}: their pages differ in size"
+        "group {group_id} has {layers} layers with blocks of {block_size} tokens, "
+        "group {first} has {first_layers} with blocks of {first_block_size}: "
+        "their pages differ in size"
     )
 
 

@@ -7,13 +7,14 @@ whose content is undefined. Such fills are writes, so commands run one at a time
 A forward pass may read only owned blocks; a copy may also read cached ones. A host block may be
 read once a SwapOut has written it. Positions that have left a group's window are not read: there
 the table names the null block, which has no owner, so that reading it is detected like any stale
-read. A table names only blocks that its request owns; after a cancelled batch, whose commands may
-never have been applied, this determines the owner.
+read. Of a group of states a forward pass reads the block that it then overwrites, so this is
+checked for NaN before the pass, and slots of tokens after it. A table names only blocks that its
+request owns; after a cancelled batch, whose commands may never have been applied, this determines
+the owner.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -37,7 +38,7 @@ from kvcore.types.commands import (
 )
 from kvcore_runtime.attention.visibility import FULL, Visibility
 from kvcore_runtime.cache.cache import Cache
-from kvcore_runtime.cache.copies import fill_pages
+from kvcore_runtime.cache.copies import ids
 from kvcore_runtime.cache.errors import StaleRead, UnownedWrite
 from kvcore_runtime.cache.tables import PADDING_BLOCK, BlockTables
 
@@ -132,7 +133,8 @@ class CacheGuard:
             self.written[b] = True
 
     def check_reads(self, tables: BlockTables, reads: Reads, step: int) -> None:
-        """Check that all positions that a step reads or writes lie in owned blocks, in every group.
+        """Check that all positions that a step reads or writes lie in owned blocks, in every group,
+        and that no state that it reads holds NaN.
 
         To be called after batch `step` was applied and before its forward pass. Raises StaleRead.
         """
@@ -141,6 +143,10 @@ class CacheGuard:
             if stale.numel():
                 reason = f"it has no owner, and is in row {seen.row}, group {seen.group_id}"
                 raise seen.stale(int(stale[0]), reason)
+            states = self._cache.states.get(seen.group_id)
+            if states is not None and states[seen.blocks.to(states.device)].isnan().any():
+                reason = "its state holds NaN: neither zeros nor a copy came before the step"
+                raise seen.stale(int(seen.blocks[0]), reason)
 
     def check_content(self, tables: BlockTables, reads: Reads, step: int) -> None:
         """Check that no slot that a step read or wrote holds NaN, in any layer: all was written.
@@ -148,6 +154,8 @@ class CacheGuard:
         To be called after the forward pass of `step`. Raises StaleRead.
         """
         for seen in self._seen(tables, reads, step):
+            if seen.group_id in self._cache.states:
+                continue
             size, positions = tables.block_sizes[seen.group_id], seen.positions
             content = self._cache.groups[seen.group_id].data[seen.blocks.to(self._cache.device)]
             first = positions.start // size * size
@@ -167,7 +175,7 @@ class CacheGuard:
         for group_id in range(tables.num_groups):
             size = tables.block_sizes[group_id]
             for row, start, end, request in zip(*columns, strict=True):
-                positions = range(self._kept[group_id].first_seen(start), end)
+                positions = self._kept[group_id].seen(start, end)
                 needed, held = -(-end // size), int(tables.lengths[group_id, row])
                 blocks = tables.blocks[group_id, row, positions.start // size : needed]
                 blocks = blocks.cpu().to(torch.int64)
@@ -179,4 +187,6 @@ class CacheGuard:
                 yield seen
 
     def _poison(self, blocks: Sequence[int]) -> None:
-        fill_pages(self._cache.blocks, blocks, math.nan)
+        """Set all bits, which is NaN in every element type, of pages and of states in them."""
+        if blocks:
+            self._cache.blocks.pieces[:, ids(blocks, self._cache.device)] = -1

@@ -4,7 +4,8 @@
 A pool has one page size: blocks of all groups have the same size in bytes, so layers times tokens
 per block are equal in all groups. Layers of one visibility are distributed, in order, over the
 groups that keep what they see; if there is no such group they go to the full-attention groups,
-which keep everything, and their window becomes a mask. Pure: nothing here touches a tensor.
+which keep everything, and their window becomes a mask. States lie only in groups of states, whose
+blocks hold them whatever their tokens are. Pure: nothing here touches a tensor.
 """
 
 from __future__ import annotations
@@ -64,13 +65,15 @@ def place_layers(visibilities: Sequence[Visibility], groups: Sequence[Group]) ->
     """Split layers with these visibilities over a manager's groups.
 
     Raises GroupsDoNotHoldModel if a layer has no group, a group no layer, or the layers of a
-    visibility do not split evenly; UnequalPages if blocks of two groups differ in size.
+    visibility do not split evenly, or no group is of attention; UnequalPages if blocks of two
+    groups differ in size.
     """
     kept = [kept_by(group_id, group) for group_id, group in enumerate(groups)]
     layers: list[list[int]] = [[] for _ in groups]
     for wanted in dict.fromkeys(visibilities):
         chosen = [index for index, each in enumerate(kept) if each == wanted]
-        chosen = chosen or [index for index, each in enumerate(kept) if each == FULL]
+        if not (chosen or wanted.is_state):
+            chosen = [index for index, each in enumerate(kept) if each == FULL]
         if not chosen:
             reason = f"no group keeps what {_name(wanted)} layers see"
             raise GroupsDoNotHoldModel(reason=reason, visibility=wanted)
@@ -107,23 +110,30 @@ def kept_by(group_id: int, group: Group) -> Visibility:
     match group.kind:
         case "full_attention":
             return FULL
-        case "sliding_window" | "chunked_local":
+        case "sliding_window" | "chunked_local" | "state":
             return Visibility(kind=group.kind, window=group.window)
     reason = f"group {group_id} is {group.kind}, which no layer here is"
     raise GroupsDoNotHoldModel(reason=reason, group_id=group_id, kind=group.kind)
 
 
 def _check_pages(layers: Sequence[Sequence[int]], groups: Sequence[Group]) -> None:
-    """Raise UnequalPages unless layers times tokens per block are equal in all groups."""
-    first = len(layers[0]) * groups[0].block_size
-    for index, (members, group) in enumerate(zip(layers, groups, strict=True)):
-        if len(members) * group.block_size != first:
+    """Raise UnequalPages unless layers times tokens per block are equal in all groups of attention;
+    GroupsDoNotHoldModel if there is none, so that nothing gives the size of a page.
+    """
+    chosen = [index for index, group in enumerate(groups) if not group.is_state]
+    if not chosen:
+        raise GroupsDoNotHoldModel(reason="no group is of attention, so a page has no size")
+    first = chosen[0]
+    for index in chosen:
+        members, group = layers[index], groups[index]
+        if len(members) * group.block_size != len(layers[first]) * groups[first].block_size:
             raise UnequalPages(
                 group_id=index,
                 layers=len(members),
                 block_size=group.block_size,
-                first_layers=len(layers[0]),
-                first_block_size=groups[0].block_size,
+                first=first,
+                first_layers=len(layers[first]),
+                first_block_size=groups[first].block_size,
             )
 
 

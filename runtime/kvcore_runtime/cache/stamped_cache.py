@@ -25,7 +25,13 @@ from kvcore.types.groups import skipped_tokens
 from kvcore_runtime.attention.visibility import FULL
 from kvcore_runtime.cache.apply import Runtime
 from kvcore_runtime.cache.cache import Cache
-from kvcore_runtime.cache.errors import BlockMissing, TablesDiffer, TierFailed, WrongContent
+from kvcore_runtime.cache.errors import (
+    BlockMissing,
+    GroupsDoNotHoldModel,
+    TablesDiffer,
+    TierFailed,
+    WrongContent,
+)
 from kvcore_runtime.cache.guard import Reads
 from kvcore_runtime.cache.layer_groups import kept_by
 from kvcore_runtime.cache.layout import CacheLayout
@@ -67,7 +73,7 @@ class StampedCache:
 
     max_rows: most requests at a time. max_len: tokens of the longest request, including lookahead.
     max_tokens: most positions that a step writes, over all requests. tier: for stores and loads.
-    Raises GroupsDoNotHoldModel for cross-attention, which does not hold a request's tokens.
+    Raises GroupsDoNotHoldModel for cross-attention and states, which hold no request's tokens.
     """
 
     def __init__(
@@ -85,6 +91,8 @@ class StampedCache:
             FULL if group.kind == "mla" else kept_by(index, group)
             for index, group in enumerate(config.groups)
         ]
+        if config.has_states:
+            raise GroupsDoNotHoldModel(reason="stamps stand for tokens, which states do not hold")
         shapes = [(largest // size, size) for size in sizes]
         layout = CacheLayout(
             num_layers=shapes[0][0],

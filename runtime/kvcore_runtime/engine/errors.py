@@ -10,6 +10,12 @@ class InvalidOption(KvcoreRuntimeError):
     message = "{name} is {value!r}, expected {least} or more"
 
 
+class NotWithStates(KvcoreRuntimeError):
+    """An engine does not have this option for a model with recurrent states."""
+
+    message = "a model with recurrent states has no {option}"
+
+
 class NoSuchCore(KvcoreRuntimeError):
     """This process may not run on the core."""
 

@@ -26,6 +26,7 @@ from kvcore_runtime.attention.attention import (
 )
 from kvcore_runtime.attention.ragged import any_shape
 from kvcore_runtime.attention.read_plan import ReadPlan, plan_reads
+from kvcore_runtime.attention.recurrence import PagedStates
 from kvcore_runtime.cache.apply import Runtime
 from kvcore_runtime.cache.cache import Cache
 from kvcore_runtime.cache.guard import Reads
@@ -55,24 +56,32 @@ def make_runtime(
 
     max_rows: most requests at a time. max_tokens: most positions that a step computes. shared: on a
     CPU, share them with processes forked later. Raises GroupsDoNotHoldModel, UnequalPages,
-    NoMemory.
+    InvalidLayout, NoMemory.
     """
     shape = model.config
     groups = place_layers(shape.layer_visibilities, config.groups)
+    shapes = list(zip(groups.num_layers, groups.block_sizes, strict=True))
+    own = next(shapes[index] for index, each in enumerate(groups.kept) if not each.is_state)
     layout = CacheLayout(
-        num_layers=groups.num_layers[0],
+        num_layers=own[0],
         num_kv_heads=shape.num_kv_heads,
         head_dim=shape.head_dim,
-        block_size=groups.block_sizes[0],
+        block_size=own[1],
         dtype=model.dtype,
     )
+    states = {
+        index: (groups.num_layers[index], *shape.state_shape)
+        for index, each in enumerate(groups.kept)
+        if each.is_state
+    }
     cache = Cache(
         layout,
         config.num_blocks,
         config.num_host_blocks,
         device=model.device,
         guard=guard,
-        groups=list(zip(groups.num_layers, groups.block_sizes, strict=True)),
+        groups=[own if index in states else each for index, each in enumerate(shapes)],
+        states=states,
         shared=shared,
     )
     longest = -(-(shape.max_model_len + config.num_preallocate_tokens) // min(groups.block_sizes))
@@ -321,20 +330,26 @@ class Forward:
         self, plans: Sequence[tuple[Any, ...]], numbers: Sequence[Tensor]
     ) -> GroupedAttention:
         """Make the attention of a step, not yet bound to block tables."""
-        groups, invariant = self._runtime.cache.groups, self._model.invariant
-        attentions = [
-            PagedAttention(
-                groups[group_id],
-                ReadPlan._make((*plan, _NOTHING)),
-                invariant=invariant,
-                visibility=visibility,
-                numbers=numbers[3 * index : 3 * index + 3],
-                scratch=self._scratches[index],
+        cache = self._runtime.cache
+        attentions: list[PagedAttention | PagedStates] = []
+        for index, (fields, (group_id, visibility)) in enumerate(
+            zip(plans, self._kinds, strict=True)
+        ):
+            plan = ReadPlan._make((*fields, _NOTHING))
+            own = numbers[3 * index : 3 * index + 3]
+            if visibility.is_state:
+                attentions.append(PagedStates(cache.states[group_id], plan, own))
+                continue
+            attentions.append(
+                PagedAttention(
+                    cache.groups[group_id],
+                    plan,
+                    invariant=self._model.invariant,
+                    visibility=visibility,
+                    numbers=own,
+                    scratch=self._scratches[index],
+                )
             )
-            for index, (plan, (group_id, visibility)) in enumerate(
-                zip(plans, self._kinds, strict=True)
-            )
-        ]
         return GroupedAttention(attentions, self._places)
 
 

@@ -14,6 +14,7 @@ from typing import Literal, TypeAlias
 from kvcore import Hit, KVCacheManager, Refused, Status
 from kvcore import scheduler as batching
 from kvcore_runtime.engine.drafts import Drafter
+from kvcore_runtime.engine.errors import NotWithStates
 from kvcore_runtime.engine.exchange import Exchange
 from kvcore_runtime.engine.sequence import Sequence
 
@@ -26,7 +27,8 @@ ScheduledChunk: TypeAlias = batching.ScheduledChunk[Sequence]
 class EngineScheduler(batching.Scheduler[Sequence]):
     """Queues of sequences, each ordered by age.
 
-    drafter: guesses tokens of decoding sequences. exchange: loads tokens computed elsewhere.
+    drafter: guesses tokens of decoding sequences. exchange: loads tokens computed elsewhere. Raises
+    NotWithStates for these two.
     """
 
     def __init__(
@@ -38,6 +40,10 @@ class EngineScheduler(batching.Scheduler[Sequence]):
         drafter: Drafter | None = None,
         exchange: Exchange | None = None,
     ) -> None:
+        given = {"drafter": drafter, "exchange": exchange}
+        for option, each in given.items() if manager.config.has_states else ():
+            if each is not None and type(each) is not Exchange:
+                raise NotWithStates(option=option)
         swaps = preemption == "swap" and manager.config.num_host_blocks > 0
         super().__init__(manager, token_budget=token_budget, swaps=swaps)
         self._drafter = drafter

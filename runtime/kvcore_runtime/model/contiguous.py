@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from kvcore_runtime.attention.ragged import RaggedStep, heads_first
+from kvcore_runtime.attention.recurrence import advance
 from kvcore_runtime.attention.visibility import FULL
 from kvcore_runtime.errors import ShapeMismatch, TooLong
 from kvcore_runtime.model.model import Llama, LlamaConfig
@@ -22,7 +23,9 @@ Decode = Callable[[Sequence[int]], str]
 
 
 class ContiguousCache:
-    """Keys and values of one request, [num_layers, 2, num_tokens_max, num_kv_heads, head_dim]."""
+    """Keys and values of one request, [num_layers, 2, num_tokens_max, num_kv_heads, head_dim], and
+    the states of layers that keep one, by layer.
+    """
 
     def __init__(
         self,
@@ -35,6 +38,11 @@ class ContiguousCache:
         self.visibilities = config.layer_visibilities
         shape = (config.num_layers, 2, num_tokens_max, config.num_kv_heads, config.head_dim)
         self.tensor = torch.zeros(shape, dtype=dtype, device=device)
+        self.states = {
+            layer: torch.zeros(config.state_shape, dtype=torch.float32, device=device)
+            for layer, visibility in enumerate(self.visibilities)
+            if visibility.is_state
+        }
 
     @property
     def num_tokens_max(self) -> int:
@@ -77,8 +85,16 @@ class ContiguousAttention:
         }
         self.step = self._steps[self._visibilities[0]]
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def attend(
+        self, layer: int, q: Tensor, k: Tensor, v: Tensor, gates: Tensor | None = None
+    ) -> Tensor:
         """Write k and v of the step to their requests' tensors, then attend. See `Attention`."""
+        if self._visibilities[layer].is_state:
+            states = torch.stack([cache.states[layer] for cache in self._caches])
+            seen = advance(states, q, k, v, gates, self.step.query_lens)
+            for cache, state in zip(self._caches, states, strict=True):
+                cache.states[layer] = state
+            return seen
         keys_values = []
         start = 0
         for cache, (query_len, seq_len) in zip(self._caches, self.step.pairs(), strict=True):

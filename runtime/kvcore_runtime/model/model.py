@@ -33,10 +33,13 @@ Reduce: TypeAlias = Callable[[Tensor], Tensor]
 class Attention(Protocol):
     """Writes and reads the keys and values of the sequences of one step."""
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def attend(
+        self, layer: int, q: Tensor, k: Tensor, v: Tensor, gates: Tensor | None = None
+    ) -> Tensor:
         """Write k and v of the step's tokens in this layer, then attend to all that q may see.
 
-        q: [T, num_heads, head_dim]; k, v: [T, num_kv_heads, head_dim]. Returns a tensor like q.
+        q: [T, num_heads, head_dim]; k, v: [T, num_kv_heads, head_dim]. gates: like k, of a layer
+        that keeps a state (recurrence.py). Returns a tensor like q.
         """
         ...
 
@@ -45,7 +48,8 @@ class Attention(Protocol):
 class LlamaConfig:
     """The shape of a model; sizes in elements, lengths in tokens.
 
-    visibilities: of each layer, () for full attention in all. Raises UnsupportedModelFile.
+    visibilities: of each layer, () for full attention in all; a layer of kind `state` is gated
+    linear attention. Raises UnsupportedModelFile.
     """
 
     num_layers: int
@@ -88,9 +92,16 @@ class LlamaConfig:
         return self.visibilities or (FULL,) * self.num_layers
 
     @property
-    def qkv_size(self) -> int:
-        """Width of the joint projection to queries, keys and values."""
-        return (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
+    def state_shape(self) -> tuple[int, int, int]:
+        """Shape of the state of a layer that keeps one."""
+        return (self.num_kv_heads, self.head_dim, self.head_dim)
+
+    def qkv_size(self, layer: int) -> int:
+        """Return the width of a layer's joint projection to queries, keys, values and, if it keeps
+        a state, gates.
+        """
+        num_parts = 3 if self.layer_visibilities[layer].is_state else 2
+        return (self.num_heads + num_parts * self.num_kv_heads) * self.head_dim
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -98,7 +109,7 @@ class LayerWeights:
     """One layer; matrices are [out, in]. Projections that read the same input are joined."""
 
     attention_norm: Tensor  # [hidden]
-    qkv: Tensor  # [(num_heads + 2 * num_kv_heads) * head_dim, hidden]: queries, keys, values
+    qkv: Tensor  # [qkv_size, hidden]: queries, keys, values; of a state also gates
     output: Tensor  # [hidden, num_heads * head_dim]
     mlp_norm: Tensor  # [hidden]
     gate_up: Tensor  # [2 * intermediate, hidden]: gate, then up
@@ -189,7 +200,8 @@ class Llama:
         heads = qkv.view(num_tokens, -1, config.head_dim)
         rotated = rotate(heads[:, :num_rotated], cos, sin)
         q, k = rotated.split_with_sizes((config.num_heads, config.num_kv_heads), dim=1)
-        seen = to.attend(index, q, k, heads[:, num_rotated:])
+        v, *gates = heads[:, num_rotated:].split(config.num_kv_heads, dim=1)
+        seen = to.attend(index, q, k, v, *gates)
         return functional.linear(self._pad_rows(seen.reshape(num_tokens, -1)), layer.output)
 
     def _mlp(self, layer: LayerWeights, x: Tensor) -> Tensor:
@@ -251,12 +263,12 @@ def tiny_model(
         values = torch.randn(rows, columns, generator=random, dtype=torch.float64)
         return (values * scale).to(device, dtype)
 
-    def layer() -> LayerWeights:
+    def layer(index: int) -> LayerWeights:
         hidden, inner = shape.hidden_size, shape.intermediate_size
         heads = shape.num_heads * shape.head_dim
         return LayerWeights(
             attention_norm=ones,
-            qkv=draw(shape.qkv_size, hidden, 1.5 * hidden**-0.5),
+            qkv=draw(shape.qkv_size(index), hidden, 1.5 * hidden**-0.5),
             output=draw(hidden, heads, heads**-0.5),
             mlp_norm=ones,
             gate_up=draw(2 * inner, hidden, hidden**-0.5),
@@ -264,7 +276,7 @@ def tiny_model(
         )
 
     embedding = draw(shape.vocab_size, shape.hidden_size, 0.5)
-    layers = tuple(layer() for _ in range(shape.num_layers))
+    layers = tuple(map(layer, range(shape.num_layers)))
     head = embedding if tied else draw(shape.vocab_size, shape.hidden_size, 0.5)
     weights = LlamaWeights(embedding=embedding, layers=layers, norm=ones, head=head)
     return Llama(config=shape, weights=weights, invariant=invariant)
@@ -293,7 +305,6 @@ def _check_shapes(config: LlamaConfig, weights: LlamaWeights) -> None:
     hidden, inner = config.hidden_size, config.intermediate_size
     layer_shapes = {
         "attention_norm": (hidden,),
-        "qkv": (config.qkv_size, hidden),
         "output": (hidden, config.num_heads * config.head_dim),
         "mlp_norm": (hidden,),
         "gate_up": (2 * inner, hidden),
@@ -309,7 +320,8 @@ def _check_shapes(config: LlamaConfig, weights: LlamaWeights) -> None:
             name="layers", expected=(config.num_layers,), actual=(len(weights.layers),)
         )
     for index, layer in enumerate(weights.layers):
-        for name, shape in layer_shapes.items():
+        shapes = layer_shapes | {"qkv": (config.qkv_size(index), hidden)}
+        for name, shape in shapes.items():
             expected.append((f"layer {index} {name}", shape, getattr(layer, name)))
     for name, shape, tensor in expected:
         if tuple(tensor.shape) != shape:

@@ -73,8 +73,8 @@ def pad_heads(model: Llama, world: int) -> Llama:
         return torch.cat([tensor, tensor.new_zeros(shape)], dim)
 
     def pad(layer: LayerWeights) -> LayerWeights:
-        query, key, value = _split_qkv(layer.qkv, config)
-        parts = (zeros(query, more_heads, 0), zeros(key, more_kv, 0), zeros(value, more_kv, 0))
+        query, *others = _split_qkv(layer.qkv, config)
+        parts = [zeros(query, more_heads, 0), *(zeros(each, more_kv, 0) for each in others)]
         return attrs.evolve(layer, qkv=torch.cat(parts), output=zeros(layer.output, more_heads, 1))
 
     weights = attrs.evolve(model.weights, layers=tuple(map(pad, model.weights.layers)))
@@ -82,8 +82,7 @@ def pad_heads(model: Llama, world: int) -> Llama:
     return attrs.evolve(model, config=shape, weights=weights)
 
 
-def _split_qkv(qkv: Tensor, config: LlamaConfig) -> tuple[Tensor, Tensor, Tensor]:
-    """Split a weight into the rows of queries, keys and values."""
-    kv = config.num_kv_heads * config.head_dim
-    query, key, value = qkv.split((config.num_heads * config.head_dim, kv, kv))
-    return query, key, value
+def _split_qkv(qkv: Tensor, config: LlamaConfig) -> tuple[Tensor, ...]:
+    """Split a weight into the rows of queries, keys, values and, if the layer has them, gates."""
+    num_queries = config.num_heads * config.head_dim
+    return qkv[:num_queries], *qkv[num_queries:].split(config.num_kv_heads * config.head_dim)

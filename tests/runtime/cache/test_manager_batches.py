@@ -4,6 +4,7 @@ tokens.
 
 The forward pass is played by writing, at each slot, a number made of all tokens up to it: so a
 block that is shared, copied, swapped or hit wrongly holds another number than the request expects.
+A state holds the number of the whole prefix.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections import Counter
 from typing import Literal
 
 import pytest
-from kvcore_runtime.attention.visibility import FULL, Visibility
+from kvcore_runtime.attention.visibility import FULL, STATE, Visibility
 from kvcore_runtime.cache.apply import Runtime
 from kvcore_runtime.cache.cache import Cache
 from kvcore_runtime.cache.guard import Reads
@@ -30,6 +31,7 @@ THREE_GROUPS = (
     Visibility(kind="sliding_window", window=3),
     Visibility(kind="chunked_local", window=4),
 )
+WITH_STATES = (FULL, STATE, Visibility(kind="sliding_window", window=3))
 KINDS_SEEN = {1, 2, 3, 5, 7, 8, 9, 12, 13}
 
 
@@ -58,7 +60,10 @@ class Play:
         self.manager = KVCacheManager(config, backend=backend)
         layout = CacheLayout(num_layers=1, num_kv_heads=1, head_dim=1, block_size=BLOCK_SIZE)
         shapes = [(1, BLOCK_SIZE)] * len(kept)
-        cache = Cache(layout, num_blocks, num_host_blocks, guard=guard, groups=shapes)
+        states = {index: (1, 1) for index, each in enumerate(kept) if each is STATE}
+        cache = Cache(
+            layout, num_blocks, num_host_blocks, guard=guard, groups=shapes, states=states
+        )
         tables = BlockTables(16, MAX_LEN // BLOCK_SIZE, 64, BLOCK_SIZE, num_groups=len(kept))
         self.runtime = Runtime(cache, tables, kept=kept)
         self.tokens: dict[str, list[int]] = {}
@@ -154,7 +159,9 @@ class Play:
         lengths = [start + count for start, count in self.writes.values()]
         reads = Reads(rows, starts, lengths, names)
         self.runtime.check_reads(reads)
-        for group_id in range(len(self.kept)):
+        for group_id in self.runtime.cache.states:
+            self._advance_states(group_id)
+        for group_id in self._attention():
             keys, values = self.runtime.cache.layer(0, group_id)
             slots = self.runtime.tables.slot_mapping(
                 rows, starts, counts, group_id=group_id
@@ -168,7 +175,8 @@ class Play:
                 keys[slot // BLOCK_SIZE, slot % BLOCK_SIZE] = number
                 values[slot // BLOCK_SIZE, slot % BLOCK_SIZE] = -number
         self.runtime.check_content(reads)
-        for group_id, kept in enumerate(self.kept):
+        for group_id in self._attention():
+            kept = self.kept[group_id]
             keys, _ = self.runtime.cache.layer(0, group_id)
             for name, row, start, length in zip(names, rows, starts, lengths, strict=True):
                 every = self.runtime.tables.blocks[group_id, row].long()
@@ -176,8 +184,22 @@ class Play:
                 held = keys[every].flatten()[seen.start : length].tolist()
                 assert held == [self._content(name, position) for position in seen], name
 
+    def _attention(self) -> list[int]:
+        return [index for index, each in enumerate(self.kept) if each is not STATE]
 
-@pytest.mark.parametrize("kept", [ONE_GROUP, THREE_GROUPS], ids=["one group", "three groups"])
+    def _advance_states(self, group_id: int) -> None:
+        """Find the state before the step, zero at first, where the state after it is written."""
+        states = self.runtime.cache.states[group_id]
+        for name, (start, count) in self.writes.items():
+            last = start + count - 1
+            block = self.runtime.tables.row_blocks(self.rows[name], group_id)[last // BLOCK_SIZE]
+            assert states[block].item() == (self._content(name, start - 1) if start else 0), name
+            states[block] = self._content(name, last)
+
+
+@pytest.mark.parametrize(
+    "kept", [ONE_GROUP, THREE_GROUPS, WITH_STATES], ids=["one group", "three groups", "states"]
+)
 @python_once("guard", [True, False])
 def test_requests_read_their_own_tokens_whatever_the_manager_does(
     backend: Literal["python", "rust"], guard: bool, kept: tuple[Visibility, ...]
@@ -191,4 +213,4 @@ def test_requests_read_their_own_tokens_whatever_the_manager_does(
         kinds += play.kinds
         num_nulls += play.num_nulls
     assert set(kinds) >= KINDS_SEEN, kinds
-    assert (num_nulls > 0) == (kept is THREE_GROUPS)
+    assert (num_nulls > 0) == (kept is not ONE_GROUP)

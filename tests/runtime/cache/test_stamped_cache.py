@@ -5,7 +5,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from kvcore_runtime.cache.errors import NotSkipped, StaleRead, TablesDiffer, WrongContent
+from kvcore_runtime.cache.errors import (
+    GroupsDoNotHoldModel,
+    NotSkipped,
+    StaleRead,
+    TablesDiffer,
+    WrongContent,
+)
 from kvcore_runtime.cache.stamped_cache import MemoryTier, StampedCache
 
 from kvcore import Config, Group, KVCacheManager, Refused, Request
@@ -152,3 +158,9 @@ def test_stamps_tell_histories_apart() -> None:
     growing = Prefix()
     assert growing.nodes([1, 2, 3], 2)[0] == growing.nodes([1, 2, 3], 3)[0]
     assert list(growing.nodes([1, 2, 3], 3)) == stamps_of([1, 2, 3])
+
+
+def test_states_hold_no_stamps() -> None:
+    config = Config(12, groups=(Group(2), Group(2, kind="state")))
+    with pytest.raises(GroupsDoNotHoldModel, match="which states do not hold"):
+        StampedCache(config, max_rows=4, max_len=16, max_tokens=32)

@@ -12,13 +12,14 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from kvcore_runtime.cache import copies
-from kvcore_runtime.engine import connector
+from kvcore_runtime.attention import recurrence
+from kvcore_runtime.cache import apply, copies, guard, segments
+from kvcore_runtime.engine import connector, forward
 
 from kvcore import scheduler
 from tests.conftest import Backend
 from tests.runtime.cache import plans, test_copies, test_plans
-from tests.runtime.engine import test_hand_over
+from tests.runtime.engine import test_hand_over, test_hybrid_engine
 
 Seeded = tuple[ModuleType, str, str, Callable[..., None]]
 
@@ -41,9 +42,48 @@ SEEDED: dict[str, Seeded] = {
         "False",
         test_plans.test_blocks_of_the_plan_itself_are_waited_for,
     ),
+    "a state is not copied into the block that is written": (
+        copies,
+        "    if not sources:\n",
+        "    if sources:\n",
+        test_hybrid_engine.test_a_hit_needs_no_guard,
+    ),
+    "a state does not begin as zeros": (
+        copies,
+        "    fill_pages(cache.blocks, blocks, 0.0)\n",
+        "",
+        test_hybrid_engine.test_a_hit_needs_no_guard,
+    ),
+    "a state is written where the first token of the step would lie": (
+        recurrence,
+        "entries[len(self.positions) :]",
+        "entries[: plan.num_blocks]",
+        test_hybrid_engine.test_a_hit_needs_no_guard,
+    ),
+    "a state is not written back": (
+        recurrence,
+        "        states.index_copy_(0, self._blocks, held)\n",
+        "",
+        test_hybrid_engine.test_a_hit_needs_no_guard,
+    ),
+    "the guard does not look at states": (
+        guard,
+        "states[seen.blocks.to(states.device)].isnan().any()",
+        "False",
+        test_hybrid_engine.test_a_state_that_nothing_filled_is_found_by_the_guard,
+    ),
+    "what is poisoned is not NaN as a state": (
+        guard,
+        "self._cache.blocks.pieces[:, ids(blocks, self._cache.device)] = -1",
+        'self._cache.blocks.data[blocks] = float("nan")',
+        test_hybrid_engine.test_a_state_that_nothing_filled_is_found_by_the_guard,
+    ),
 }
 IMPORTERS = (
+    apply,
+    forward,
     plans,
+    segments,
     test_copies,
     test_hand_over,
     test_plans,

@@ -8,6 +8,7 @@ from typing import Any
 import attrs
 import pytest
 import torch
+from kvcore_runtime.attention.visibility import FULL, STATE
 from kvcore_runtime.engine.engine import Engine, EngineOptions
 from kvcore_runtime.model.contiguous import generate_reference
 from kvcore_runtime.model.model import Llama, tiny_config, tiny_model
@@ -34,7 +35,7 @@ def logits(of: Llama) -> torch.Tensor:
 
 @pytest.mark.parametrize("world", [1, 2])
 def test_each_layers_parts_add_up_to_the_layer(world: int) -> None:
-    whole = model()
+    whole = model(visibilities=(FULL, STATE))
     shares = [shard(whole, rank, world) for rank in range(world)]
     x = torch.randn(5, whole.config.hidden_size, dtype=torch.float64)
     for number, layer in enumerate(whole.weights.layers):
@@ -42,10 +43,11 @@ def test_each_layers_parts_add_up_to_the_layer(world: int) -> None:
         torch.testing.assert_close(sum(parts), whole._mlp(layer, x))
     sizes = [share.config.num_kv_heads for share in shares]
     assert sizes == [whole.config.num_kv_heads // world] * world
+    assert {share.config.state_shape[0] for share in shares} == set(sizes)
 
 
 def test_heads_of_zeros_change_no_answer() -> None:
-    whole = model(num_heads=6, num_kv_heads=3)
+    whole = model(num_heads=6, num_kv_heads=3, visibilities=(FULL, STATE))
     padded = pad_heads(whole, 2)
     assert (padded.config.num_heads, padded.config.num_kv_heads) == (8, 4)
     torch.testing.assert_close(logits(padded), logits(whole))

@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Gated linear attention: its formula, and the same bits however a sequence was cut and batched."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from kvcore_runtime.attention.recurrence import GATE_ROOT, advance
+from kvcore_runtime.errors import ShapeMismatch
+from torch import Tensor
+
+HEADS, KV_HEADS, SIZE = 4, 2, 8
+Inputs = tuple[Tensor, Tensor, Tensor, Tensor]
+
+
+def inputs(num_tokens: int, seed: int, dtype: torch.dtype = torch.float32) -> Inputs:
+    """Return queries, keys, values and gates of one sequence."""
+    draw = torch.Generator().manual_seed(seed)
+    counts = (HEADS, KV_HEADS, KV_HEADS, KV_HEADS)
+    q, k, v, g = (torch.randn(num_tokens, count, SIZE, generator=draw) for count in counts)
+    return q.to(dtype), k.to(dtype), v.to(dtype), g.to(dtype)
+
+
+def zeros(num_sequences: int) -> Tensor:
+    return torch.zeros(num_sequences, KV_HEADS, SIZE, SIZE)
+
+
+def test_a_token_decays_the_state_adds_its_own_and_reads_it() -> None:
+    q, k, v, g = (each.double() for each in inputs(5, 0))
+    states = zeros(1)
+    seen = advance(states, q, k, v, g, [5])
+    for head in range(KV_HEADS):
+        state = torch.zeros(SIZE, SIZE, dtype=torch.float64)
+        for token in range(5):
+            decay = torch.diag(torch.sigmoid(g[token, head]) ** (1 / GATE_ROOT))
+            state = decay @ state + torch.outer(k[token, head], v[token, head])
+            for reader in (2 * head, 2 * head + 1):
+                expected = q[token, reader] @ state
+                torch.testing.assert_close(seen[token, reader], expected, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(states[0, head].double(), state, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_no_bit_depends_on_how_sequences_are_cut_and_batched(dtype: torch.dtype) -> None:
+    pick = random.Random(0)
+    lengths = [13, 1, 30]
+    given = [inputs(length, seed, dtype) for seed, length in enumerate(lengths)]
+    whole = zeros(3)
+    expected = [
+        advance(whole[index : index + 1], *each, [length])
+        for index, (each, length) in enumerate(zip(given, lengths, strict=True))
+    ]
+    done, states = [0, 0, 0], zeros(3)
+    while any(at < length for at, length in zip(done, lengths, strict=True)):
+        open_ = [index for index in range(3) if done[index] < lengths[index]]
+        chosen = pick.sample(open_, pick.randint(1, len(open_)))
+        counts = [pick.randint(1, lengths[index] - done[index]) for index in chosen]
+        spans = [slice(done[i], done[i] + n) for i, n in zip(chosen, counts, strict=True)]
+        q, k, v, g = (
+            torch.cat([given[i][part][span] for i, span in zip(chosen, spans, strict=True)])
+            for part in range(4)
+        )
+        held = states[chosen]
+        seen = advance(held, q, k, v, g, counts).split(counts)
+        states[chosen] = held
+        for index, count, span, each in zip(chosen, counts, spans, seen, strict=True):
+            assert torch.equal(each, expected[index][span])
+            done[index] += count
+    assert torch.equal(states, whole)
+
+
+def test_a_layer_with_a_state_needs_gates() -> None:
+    q, k, v, _ = inputs(1, 0)
+    with pytest.raises(ShapeMismatch, match="gates"):
+        advance(zeros(1), q, k, v, None, [1])
