@@ -66,7 +66,7 @@ class Life:
             for each in make_groups(self.layers, 16)
         ]
         config = Config(
-            self.pick.randint(28, 45),
+            self.pick.randint(28, 36),
             num_host_blocks=30 if swaps else 0,
             groups=tuple(groups),
             max_num_batched_tokens=budget,
@@ -83,11 +83,10 @@ class Life:
         self.seen: Counter[str] = Counter()
 
     def live(self) -> None:
-        """Answer all requests, some of them twice and some aborted, and compare."""
-        engine, waiting = self.engine, requests()
+        """Answer some requests, two of them twice and perhaps one not at all, and compare."""
+        engine, waiting = self.engine, self.pick.sample(requests(), 4)
         waiting += [
-            attrs.evolve(each, request_id=f"{each.request_id}#again")
-            for each in self.pick.sample(waiting, 3)
+            attrs.evolve(each, request_id=f"{each.request_id}#again") for each in waiting[:2]
         ]
         self.pick.shuffle(waiting)
         aborted, completions = waiting[0].request_id, {}
@@ -98,10 +97,10 @@ class Life:
                 engine.abort(aborted)
             for each in engine.step():
                 completions[f"{each.request_id.split('#')[0]}#{each.sample}"] = each
+                self.seen["forks"] += each.sample > 0
         expected = references(self.model)
-        found = {name for name in expected if name in completions}
-        assert len(expected) - len(found) <= 3
-        assert_same_answers(completions, {name: expected[name] for name in sorted(found)})
+        assert completions
+        assert_same_answers(completions, {name: expected[name] for name in completions})
         assert_drained(engine)
         for kind in (Zero, CopyOnWrite, Evict, SwapOut, SwapIn, Free):
             self.seen[kind.__name__] += engine.metrics.commands[kind.kind]
@@ -111,12 +110,22 @@ class Life:
 
 def test_random_lives_answer_as_states_that_never_moved(backend: Backend) -> None:
     seen: Counter[str] = Counter()
-    for seed in range(4):
+    for seed in range(3):
         life = Life(seed, backend)
         life.live()
         seen += life.seen
     assert set(seen) == {
-        *("Zero", "CopyOnWrite", "Evict", "SwapOut", "SwapIn", "Free", "hits", "recomputed")
+        *(
+            "Zero",
+            "CopyOnWrite",
+            "Evict",
+            "SwapOut",
+            "SwapIn",
+            "Free",
+            "hits",
+            "forks",
+            "recomputed",
+        )
     }
 
 
@@ -154,7 +163,7 @@ def check_hits(backend: Backend, model: Llama, *, guard: bool) -> None:
     assert_drained(engine)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_a_hit_starts_from_the_state_at_a_boundary(backend: Backend, dtype: torch.dtype) -> None:
     config = tiny_config(visibilities=TWO_AND_ONE)
     check_hits(backend, tiny_model(dtype=dtype, invariant=True, config=config), guard=True)
