@@ -16,7 +16,7 @@ unexport PYTHONDONTWRITEBYTECODE
 CLIPPY := cargo clippy --locked --all-targets
 STUBS := target/stubs
 
-.PHONY: help python-found setup setup-core twin demo test test-core conformance check explore fuzz mutants shrinks mutation mutation-slice mutation-tools counts bench bench-peers bench-engines engines engines-vllm engines-vllm-shadow engines-vllm-tests engines-nano engines-transformers engines-transformers-shadow engines-dynamo engines-sanitizer demo-ranks demo-apart demo-cluster demo-transformers gpu-check docs stubs lock hooks clean
+.PHONY: help python-found setup setup-core twin demo test test-core conformance check explore fuzz mutants shrinks mutation mutation-slice mutation-tools counts bench bench-peers bench-engines engines engines-vllm engines-vllm-shadow engines-vllm-tests engines-nano engines-transformers engines-transformers-shadow engines-dynamo engines-sanitizer demo-hybrid demo-ranks demo-apart demo-cluster demo-transformers gpu-check docs stubs lock hooks clean
 
 help: ## list the commands
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/\1|\2/' | \
@@ -151,6 +151,9 @@ engines-sanitizer: setup ## reproduce each bug of docs/found.md in the installed
 	$(BIN)/pytest -m "slow or not slow" tests/sanitizer/test_found.py tests/sanitizer/test_sanitize_command.py $(ARGS)
 
 engines: engines-nano engines-transformers engines-transformers-shadow engines-dynamo engines-vllm-tests engines-vllm engines-vllm-shadow engines-sanitizer ## test all adapters, each under its engine (an hour)
+
+demo-hybrid: setup ## answer prompts with a tiny model that keeps recurrent states, bit for bit (seconds)
+	$(BIN)/kvcore generate --tiny --states --guard --verify --require-all $(ARGS)
 
 demo-ranks: setup ## run SmolLM2 on two processes, and compare its answers with those of one (two minutes)
 	$(BIN)/python -m kvcore_runtime.demos.ranks $(ARGS)

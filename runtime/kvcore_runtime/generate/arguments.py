@@ -9,7 +9,7 @@ import torch
 
 from kvcore import Config
 from kvcore.cli.arguments import parse
-from kvcore_runtime.attention.visibility import FULL, Visibility
+from kvcore_runtime.attention.visibility import FULL, STATE, Visibility
 from kvcore_runtime.cache.layer_groups import make_groups
 from kvcore_runtime.engine.drafts import PromptLookup
 from kvcore_runtime.engine.engine import EngineOptions
@@ -105,12 +105,19 @@ def _is_as_preset(given: argparse.Namespace) -> bool:
 
 
 def _read_visibilities(given: argparse.Namespace) -> tuple[Visibility, ...]:
-    if given.window is None:
-        return ()
-    if given.model != "tiny":
-        raise WrongCall(f"--window {given.window}: {given.model} has no windows, --model tiny may")
-    sliding = Visibility(kind="sliding_window", window=given.window)
-    return (FULL, sliding, FULL, sliding)
+    if given.states:
+        if given.model != "tiny":
+            raise WrongCall(f"--states: {given.model} has no states, --model tiny may")
+        for name in ("drafts", "directory", "max_in_flight"):
+            if getattr(given, name):
+                raise WrongCall(f"--states with --{name.replace('_', '-')}: not for states yet")
+    kinds = [FULL, *([STATE] if given.states else [])]
+    if given.window is not None:
+        if given.model != "tiny":
+            reason = f"{given.model} has no windows, --model tiny may"
+            raise WrongCall(f"--window {given.window}: {reason}")
+        kinds.append(Visibility(kind="sliding_window", window=given.window))
+    return tuple(kinds * 2) if len(kinds) > 1 else ()
 
 
 def _read_config(given: argparse.Namespace, visibilities: tuple[Visibility, ...]) -> Config:

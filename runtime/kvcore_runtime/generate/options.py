@@ -58,8 +58,10 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--device", default="cpu", metavar="cpu|cuda", help="default: cpu")
     threads = "of torch; default: half the cores; with --tiny: 1"
     parser.add_argument("--threads", type=int, metavar="N", help=threads)
-    window = "tiny model: four layers, of which every other one sees W tokens"
+    window = "tiny model: two layers see W tokens, beside two of full attention"
     parser.add_argument("--window", type=int, metavar="W", help=window)
+    states = "tiny model: two layers keep a recurrent state, beside two of full attention"
+    parser.add_argument("--states", action="store_true", help=states)
     _add_pool(parser.add_argument_group("pool"))
     _add_engine(parser.add_argument_group("engine"))
     _add_sampling(parser.add_argument_group("sampling, if a prompt does not say"))

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from kvcore_runtime.generate import command
+from kvcore_runtime.generate.arguments import WrongCall, read_arguments
 from kvcore_runtime.generate.options import TINY_PROMPTS
 from kvcore_runtime.generate.prompts import read_prompts
 from kvcore_runtime.model.sampling import Sampling
@@ -44,10 +45,31 @@ def test_the_tiny_demo_verifies_itself(
     assert picture.stat().st_size > 0
 
 
-def test_the_demo_prints_what_it_verified(capsys: pytest.CaptureFixture[str]) -> None:
-    assert command.main(["--tiny", "--guard"]) == 0
+def test_the_hybrid_demo_prints_what_it_verified(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(["--tiny", "--states", "--guard", "--require-all"]) == 0
     last = capsys.readouterr().out.splitlines()[-1]
     assert last.startswith("verified: 12 answers equal to a contiguous cache's, ")
+    assert " rows of logits bit by bit, " in last
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (["--drafts", "2"], "--states with --drafts: not for states yet"),
+        (["--directory", "pages"], "--states with --directory: not for states yet"),
+        (["--max-in-flight", "1"], "--states with --max-in-flight: not for states yet"),
+    ],
+)
+def test_what_states_cannot_do_is_refused(
+    capsys: pytest.CaptureFixture[str], options: list[str], sentence: str
+) -> None:
+    assert command.main(["--tiny", "--states", *options]) == 2
+    assert capsys.readouterr().err == f"kvcore generate: {sentence}\n"
+
+
+def test_smollm2_has_no_states() -> None:
+    with pytest.raises(WrongCall, match="smollm2 has no states"):
+        read_arguments(["--model", "smollm2", "--states", "--prompts", str(EXAMPLES)])
 
 
 @pytest.mark.parametrize("path", [EXAMPLES, TINY_PROMPTS], ids=["examples", "tiny"])
