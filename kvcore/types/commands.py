@@ -292,9 +292,11 @@ def close(number: int, commands: Sequence[Command], epoch: int = 0) -> Batch:
     rows: list[int] = []
     for command, segment in zip(commands, segments(commands), strict=True):
         rows += (command.kind, segment, *to_row(command, keys))
-    width, form = len(COLUMNS), f"<{len(commands)}i"
-    columns = b"".join(struct.pack(form, *rows[column::width]) for column in range(width))
-    return Batch(number, bytearray(columns), bytes(keys), epoch)
+    columns: list[int] = []
+    for column in range(len(COLUMNS)):
+        columns += rows[column :: len(COLUMNS)]
+    packed = struct.pack(f"<{len(columns)}i", *columns)
+    return Batch(number, bytearray(packed), bytes(keys), epoch)
 
 
 def named_rows(commands: Iterable[Command]) -> tuple[int, ...]:

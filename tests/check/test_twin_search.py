@@ -21,8 +21,10 @@ from tests.check.worlds import world
 from tests.conftest import need_twin
 
 SLOT = Group(1)
-FIRST_STATES = 800
-"""How many states of a slow named world the twin explores in a moment."""
+FIRST_STATES = {"rust": 800, "python": 300}
+"""How many states of a slow named world a language explores in a moment: no seeded bug of a far
+tier, which only Python explores, needs more than 162.
+"""
 FEW_STATES = 10_000
 """Of more than these, a state takes at most 100 bytes."""
 
@@ -138,8 +140,10 @@ def test_a_world_of_an_engine_is_right_on_every_edge(
 
 @pytest.mark.parametrize("name", SLOW)
 def test_the_first_states_of_a_slow_named_world_are_right(name: str) -> None:
-    need_twin()
-    report = check(PROFILES[name].world, backend=language(name), max_states=FIRST_STATES)
+    backend = language(name)
+    if backend == "rust":
+        need_twin()
+    report = check(PROFILES[name].world, backend=backend, max_states=FIRST_STATES[backend])
     assert (report.verdict, report.violation) == ("bounded by states", None)
 
 

@@ -205,7 +205,7 @@ class AskedBetween(KVCacheManager):
 
     def allocate_slots(self, *args: Any, **options: Any) -> Any:
         got = super().allocate_slots(*args, **options)
-        self.core.check()
+        assert self.core is not None
         return got
 
 
@@ -269,6 +269,10 @@ def serve(
     return seen
 
 
+NUM_RUNS = {"rust": (2, 60), "python": (1, 24)}
+"""Runs and their steps."""
+
+
 @pytest.mark.parametrize("late", [False, True], ids=["known", "late"])
 @pytest.mark.parametrize("kind", [EngineRequest, HashedRequest])
 @pytest.mark.parametrize("groups", GROUPS)
@@ -277,8 +281,8 @@ def test_the_short_way_leads_to_the_same(
     backend: Backend, groups: str, kind: type[EngineRequest], late: bool, events: bool
 ) -> None:
     config = Config(40, groups=GROUPS[groups], hash_seed=b"unit", enable_events=events)
-    num_seeds, num_steps = (5, 60) if backend == "rust" else (1, 24)
-    for seed in range(num_seeds):
+    num_runs, num_steps = NUM_RUNS[backend]
+    for seed in range(num_runs):
         ways = [
             serve(way(config, backend=backend), kind, seed, late=late, num_steps=num_steps)
             for way in (KVCacheManager, AskedBetween, LooksAlways)

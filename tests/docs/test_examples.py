@@ -11,9 +11,13 @@ from tests.conftest import Backend
 from tests.helpers.examples import ROOT, check_example, check_sizes
 
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+OF_PYTHON = [path for path in EXAMPLES if path.stem in ("check_manager", "check_policy")]
+"""Examples that make no manager of this project, so there is one way to run them."""
 
 
-@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path", [path for path in EXAMPLES if path not in OF_PYTHON], ids=lambda path: path.stem
+)
 def test_an_example_prints_what_its_header_says(
     path: Path,
     backend: Backend,
@@ -21,6 +25,13 @@ def test_an_example_prints_what_its_header_says(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     check_example(path, backend, monkeypatch, capsys)
+
+
+@pytest.mark.parametrize("path", OF_PYTHON, ids=lambda path: path.stem)
+def test_an_example_without_a_manager_prints_what_its_header_says(
+    path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    check_example(path, None, monkeypatch, capsys)
 
 
 OF_THE_ENGINE = {

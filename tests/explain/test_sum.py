@@ -34,12 +34,19 @@ GROUPS = {
     "chunks": (Group(16), Group(32, kind="chunked_local", window=512)),
     "mla": (Group(16, kind="mla"), Group(16, kind="sliding_window", window=64)),
 }
-POOLS = [
-    *((policy, 1024) for policy in EVICTIONS),
-    *((EVICTIONS[0], num_blocks) for num_blocks in (4096, 65_536)),  # nothing leaves the largest
-    *(pytest.param(policy, 4096, marks=pytest.mark.slow) for policy in EVICTIONS[1:]),
+RUNS = [
+    pytest.param(kind, policy, 1024, marks=[] if few else [pytest.mark.slow])
+    for kind in KINDS
+    for policy in EVICTIONS
+    for few in [policy == EVICTIONS[0] or kind == "documents"]
 ]
-"""Policies, and sizes of pools."""
+RUNS += [
+    pytest.param(kind, policy, num_blocks, marks=[] if few else [pytest.mark.slow])
+    for kind in KINDS
+    for policy, num_blocks in (*((each, 4096) for each in EVICTIONS), (EVICTIONS[0], 65_536))
+    for few in [policy == EVICTIONS[0] and kind == "turns"]
+]
+"""Workloads, policies, and sizes of pools; nothing leaves the largest."""
 
 
 def explain(requests: Any, options: Options) -> tuple[Explained, Result]:
@@ -77,8 +84,7 @@ def known_tokens(requests: list[TraceRequest], explained: Explained) -> int:
     return total
 
 
-@pytest.mark.parametrize(("policy", "num_blocks"), POOLS)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "policy", "num_blocks"), RUNS)
 def test_the_causes_of_a_workload_are_ideal_less_hits(
     kind: str, policy: EvictionName, num_blocks: int
 ) -> None:

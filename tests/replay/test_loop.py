@@ -231,13 +231,13 @@ def test_a_trace_is_not_read_far_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_an_interrupted_run_gives_what_it_has(backend: BackendName) -> None:
     samples: list[Sample] = []
-    whole = replay(made(), TIGHT, backend=backend, watch=samples.append)
+    whole = replay(made(15), TIGHT, backend=backend, watch=samples.append)
 
     def stop(sample: Sample) -> None:
         if sample.finished == 5:
             raise KeyboardInterrupt
 
-    result = replay(made(), TIGHT, backend=backend, watch=stop)
+    result = replay(made(15), TIGHT, backend=backend, watch=stop)
     assert (result.interrupted, whole.interrupted) == (True, False)
     assert 5 == result.finished < whole.finished
     assert result.samples == tuple(samples[: result.steps])

@@ -21,13 +21,14 @@ GROUPS = {
     "ring": [CacheGroup(block_size=2), CacheGroup(block_size=1, window=3, ring=True, pool=1)],
 }
 
+NUM_QUEUES = examples(60)
 SIDES = [(kind, full) for kind in ("python", "rust") for full in (True, False)]
 
 
 @pytest.mark.parametrize("name", GROUPS)
 def test_reading_what_changed_finds_what_reading_everything_finds(name: str) -> None:
     names: Counter[str] = Counter()
-    for seed in range(examples(150)):
+    for seed in range(NUM_QUEUES):
         fault = (0, 0.02, 0.1)[seed % 3]
         moves = Queue(random.Random(seed), GROUPS[name], 8, fault).make(40)
         sides = [Sanitizer(GROUPS[name], 8, full=full, backend=kind) for kind, full in SIDES]

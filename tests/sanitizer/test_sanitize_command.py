@@ -105,11 +105,11 @@ def test_a_finding_ends_with_1_and_its_written_test_fails(
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     written = tmp_path / "written"
-    options = ["--runs", "60", "--seed", "1", "--only", name, "--write", str(written), "--json"]
+    options = ["--runs", "30", "--seed", "1", "--only", name, "--write", str(written), "--json"]
     assert main([engine, *options]) == 1
     summary = json.loads(capsys.readouterr().out)
     assert {each["name"] for each in summary["findings"]} == {name}
-    assert summary["runs"] == 60
+    assert summary["runs"] == 30
     test = min(written.glob("test_*.py"))
     text = test.with_name(test.stem.removeprefix("test_") + ".md").read_text()
     assert "## Steps" in text

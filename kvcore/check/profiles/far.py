@@ -36,6 +36,7 @@ FAR: dict[str, Profile] = {
         far_world(2, 1, 2, ONE),
         1838,
         6150,
+        slow=True,
         not_shown=NO_REFUSAL,
     ),
     "far-epochs": Profile(
@@ -43,6 +44,7 @@ FAR: dict[str, Profile] = {
         far_world(2, 1, 2, attrs.evolve(ONE, num_faults=0, num_epochs=1)),
         1637,
         5017,
+        slow=True,
         shows=("call advance_epoch: done", "move weigh"),
         not_shown=NO_REFUSAL,
     ),

@@ -68,7 +68,7 @@ def _follow(folder: Path, rank: int, world: int, story: str) -> None:
         answers: dict[str, tuple[int, ...]] = {}
         number = 0
         while story == "endless" or not number:
-            for request in model_requests():
+            for request in model_requests()[: 4 if story == "endless" else None]:
                 engine.add_request(
                     attrs.evolve(request, request_id=f"{number}.{request.request_id}")
                 )
