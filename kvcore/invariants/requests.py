@@ -177,8 +177,8 @@ def computed_bound(state: State) -> Iterator[str]:
 
 
 def states(state: State) -> Iterator[str]:
-    """STATE-LIVE: a request has the state at its count, and at most the one that its last step
-    began with; null blocks stand in the other places.
+    """STATE-LIVE: a request has the state at its count, and of the states before it the one that a
+    step began with and the newest ones; null blocks stand in the other places.
     """
     if state.config.has_states:
         from kvcore.invariants.states import wrong_tables  # few models have states

@@ -197,9 +197,9 @@ class Schedule:
                     raise InvariantViolation("CAP", detail)
 
     def _fork(self, state: StateLike, parent: str, child: str) -> None:
-        settled = self._before.get(parent, self.computed[parent])
-        settled = min(settled, len(state.requests[parent].tokens))
-        shared = settled == self.computed[parent] or keeps_state(state, parent, settled)
+        before = self._before.get(parent, self.computed[parent])
+        settled = min(before, len(state.requests[parent].tokens))
+        shared = settled == self.computed[parent] or keeps_state(state, parent, before)
         self.computed[child] = settled if shared and resumes(state, parent, settled) else 0
         if self.computed[child]:
             self.epochs[child] = self.epochs[parent]
@@ -235,6 +235,9 @@ class Schedule:
         """Process output: positions scheduled after rejected drafts move up to where these were."""
         known = len(state.requests[request_id].tokens)
         count = min(num_rejected, max(0, self.computed[request_id] - known))
+        if count and state.config.has_states:
+            self._cut(state, request_id, 0)
+            return
         self.computed[request_id] -= count
         if self._before.get(request_id, 0) > known:
             self._before[request_id] -= count
@@ -305,9 +308,10 @@ class Schedule:
         if state.requests[request_id].host_tables:
             num_tokens = 0
         known = len(state.requests[request_id].tokens)
-        count = min(self._before.pop(request_id, self.computed[request_id]), known)
+        before = self._before.pop(request_id, self.computed[request_id])
+        count = min(before, known)
         count = count if resumes(state, request_id, count) else 0
-        if state.config.has_states and (brought or num_tokens < count):
+        if state.config.has_states and (brought or min(num_tokens, known) < before):
             num_tokens = 0
         count = min(count, num_tokens)
         self.computed[request_id] = count if resumes(state, request_id, count) else 0
@@ -373,14 +377,16 @@ def resumes(state: StateLike, request_id: str, num_tokens: int) -> bool:
 
 def keeps_state(state: StateLike, request_id: str, num_tokens: int) -> bool:
     """Whether the state before the open batch, in each state group, is in a block that the batch
-    does not overwrite.
+    does not overwrite, and of known tokens. num_tokens: those before the batch.
     """
     tables = state.requests[request_id].tables
     for group, table in zip(state.config.groups, tables, strict=True):
         place = (num_tokens - 1) // group.block_size
-        if group.is_state and (
-            not 0 <= place < len(table) - 1 or table[place] < state.device.first_block
-        ):
+        if not group.is_state:
+            continue
+        if num_tokens > len(state.requests[request_id].tokens):
+            return False
+        if not 0 <= place < len(table) - 1 or table[place] < state.device.first_block:
             return False
     return True
 

@@ -203,8 +203,9 @@ class Transaction:
         num_tokens = request.num_accepted
         if record is not None:
             num_tokens = min(len(request.tokens), record.num_computed_before)
-            if self.config.has_states and self._keeps_state(request, num_tokens):
-                request = replace(request, num_computed=num_tokens)
+            before = record.num_computed_before
+            if self.config.has_states and self._keeps_state(request, before):
+                request = replace(request, num_computed=before)
         return self.resumable(request, num_tokens)
 
     def resumable(self, request: RequestState, num_tokens: int) -> int:

@@ -29,7 +29,6 @@ from kvcore.types.errors import (
     BeyondModelLength,
     InOpenBatch,
     LengthMismatch,
-    NoStateAhead,
     NotComputed,
     NotRunning,
     RepeatedRequest,
@@ -54,7 +53,7 @@ def append(
     are unchanged, except for the refused one's window trim. Raises WrongArgument,
     UnsupportedBuffer, UnknownRequest, InvalidCount, InvalidToken, LengthMismatch, SwappedOut,
     LoadUnfinished, RepeatedRequest, NotRunning, DraftsPending, InOpenBatch, NotComputed,
-    BatchNotTaken, StaleOutput, OutputOutOfOrder, BeyondModelLength, NoStateAhead.
+    BatchNotTaken, StaleOutput, OutputOutOfOrder, BeyondModelLength.
     """
     named, rows = read_named(requests)
 
@@ -93,7 +92,7 @@ def append_one(
         tx.put(apply_trims(tx, before, trims))
         return plan.refused
     if token is not None and to_come:
-        publish_filled(tx, tx.request(request_id))
+        publish_filled(tx, tx.request(request_id), len(before.tokens))
         plan = replace(plan, request=tx.request(request_id))
     commit(tx, plan)
     return None
@@ -145,8 +144,4 @@ def check_append(
         if num_computed >= limit:
             raise BeyondModelLength(
                 request=request_id, requested=num_computed + 1, max_model_len=limit
-            )
-        if tokens is None and tx.config.has_states:
-            raise NoStateAhead(
-                request=request_id, num_tokens=num_tokens, requested=num_computed + 1
             )

@@ -89,7 +89,7 @@ def hold_rows(tx: Transaction, number: int) -> None:
 
 def fall(tx: Transaction, request_id: str, num_tokens: int, number: int) -> None:
     """Lower a request to `num_tokens` tokens, without the cancelled loads."""
-    request = tx.request(request_id)
+    request = known = tx.request(request_id)
     for operation, found in sorted(tx.operations.items()):
         if found.request_id == request_id and found.batch >= number:
             left = replace(found, request_id=None)
@@ -101,4 +101,4 @@ def fall(tx: Transaction, request_id: str, num_tokens: int, number: int) -> None
         cut_tables(tx, request, num_tokens, request.num_output_placeholders)
     elif num_tokens < request.num_computed:
         drop_host(tx, request)
-    tx.put(tx.request(request_id).awaiting_before(number, request))
+    tx.put(tx.request(request_id).awaiting_before(number, known))

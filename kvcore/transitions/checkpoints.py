@@ -11,7 +11,7 @@ gets no second key. Twin: rust/src/transitions/checkpoints.rs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from msgspec.structs import replace
 from pyrsistent import PVector
@@ -50,17 +50,14 @@ def settle_ends(tx: Transaction, ends: PVector[str], stored: Stored) -> None:
     waits = tx.config.publish == "completed" and tx.config.max_in_flight
     for request_id in ends:
         request = tx.request(request_id)
-        found = checkpoints(tx, request, stored)
+        found = checkpoints(tx, request, request.num_computed, stored)
         if not waits:
-            keys = publish_states(tx, request, found)
+            keys = publish_states(tx, request, request.num_computed, found)
             if tx.config.max_in_flight:
                 batch = tx.in_flight[-1]
                 tx.in_flight[-1] = replace(batch, published_keys=batch.published_keys.extend(keys))
             continue
-        for owed in found:
-            tx.device.touch(owed.block)
-        batch = tx.in_flight[-1]
-        tx.in_flight[-1] = replace(batch, owed=(*batch.owed, *found))
+        _owe(tx, len(tx.in_flight) - 1, found)
 
 
 def cache_state(tx: Transaction, request: RequestState, num_tokens: int, stored: Stored) -> None:
@@ -73,19 +70,42 @@ def cache_state(tx: Transaction, request: RequestState, num_tokens: int, stored:
         if request.request_id not in tx.batch.ends:
             note_end(tx, request, publishes=True)
     elif tx.config.publish == "scheduled" or num_finished(tx, request) == num_tokens:
-        for block, key in publish_states(tx, request, checkpoints(tx, request, stored)):
+        found = checkpoints(tx, request, num_tokens, stored)
+        for block, key in publish_states(tx, request, num_tokens, found):
             note_published_key(tx, block, key)
 
 
-def checkpoints(tx: Transaction, request: RequestState, stored: Stored) -> list[OwedCheckpoint]:
-    """Return the checkpoints at a request's count that have no key, group by group."""
-    count, found = request.num_computed, []
+def publish_reached(tx: Transaction, request: RequestState, num_known: int, stored: Stored) -> None:
+    """Publish the checkpoints behind the first num_known tokens whose tokens are known now, as far
+    as taken batches write them; one that is not yet written belongs to its batch until then.
+    """
+    record, name = tx.scheduled.get(request.request_id), request.request_id
+    taken = request.num_computed if record is None else record.num_computed_before
+    waits = tx.config.publish == "completed" and tx.config.max_in_flight
+    for count in range(num_known + 1, min(len(request.tokens), taken) + 1):
+        found = checkpoints(tx, request, count, stored)
+        if waits and num_finished(tx, request) < count:
+            begun = (
+                name in each.entries and each.entries[name].before < count for each in tx.in_flight
+            )
+            _owe(tx, max(index for index, writes in enumerate(begun) if writes), found)
+            continue
+        for block, key in publish_states(tx, request, count, found):
+            note_published_key(tx, block, key)
+
+
+def checkpoints(
+    tx: Transaction, request: RequestState, count: int, stored: Stored
+) -> list[OwedCheckpoint]:
+    """Return the checkpoints of a request after `count` tokens that have no key, group by group."""
+    found: list[OwedCheckpoint] = []
     if tx.is_stale(request) or count > len(request.block_hashes) * tx.config.hash_block_size:
         return []
     for group_id, group in enumerate(tx.config.groups):
         if group.is_state and count and count % group.block_size == 0:
-            block, place = request.tables[group_id][-1], count // group.block_size - 1
-            if tx.device.keys[block] is None:
+            place = count // group.block_size - 1
+            block = request.tables[group_id][place]
+            if not tx.is_null(block) and tx.device.keys[block] is None:
                 event = None
                 if tx.effects.events_enabled:
                     event = stored(tx, request, group_id, place, place + 1)
@@ -95,14 +115,21 @@ def checkpoints(tx: Transaction, request: RequestState, stored: Stored) -> list[
 
 
 def publish_states(
-    tx: Transaction, request: RequestState, found: Iterable[OwedCheckpoint]
+    tx: Transaction, request: RequestState, count: int, found: Iterable[OwedCheckpoint]
 ) -> list[PublishedKey]:
-    """Make the states at a request's count findable; return their blocks and keys."""
+    """Make the states of a request after `count` tokens findable; return their blocks and keys."""
     published = [(each.block, each.key) for each in found if _publish(tx, each)]
     if published and tx.loads:
-        count = request.num_computed
         note_keyed(tx, request.request_id, [(block, count) for block, _ in published])
     return published
+
+
+def _owe(tx: Transaction, index: int, found: Sequence[OwedCheckpoint]) -> None:
+    """Let a batch in flight own checkpoints until it publishes them."""
+    for owed in found:
+        tx.device.touch(owed.block)
+    batch = tx.in_flight[index]
+    tx.in_flight[index] = replace(batch, owed=(*batch.owed, *found))
 
 
 def publish_owed(tx: Transaction, batch: BatchInFlight) -> None:

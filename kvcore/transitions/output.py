@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from kvcore.state.state import RequestState
 from kvcore.state.transaction import Transaction
 from kvcore.transitions.in_flight import num_finished
-from kvcore.transitions.publish import publish_blocks
+from kvcore.transitions.publish import publish_blocks, stored
 from kvcore.types.errors import BatchNotTaken, InOpenBatch, OutputOutOfOrder, StaleOutput
 
 
@@ -94,11 +94,18 @@ def drop_positions(request: RequestState, rejected: int) -> RequestState:
     return replace(request, num_computed=request.num_computed - dropped).awaiting(moved)
 
 
-def publish_filled(tx: Transaction, request: RequestState) -> None:
-    """Make blocks findable that new tokens have filled, as far as their write is scheduled."""
+def publish_filled(tx: Transaction, request: RequestState, num_known: int) -> None:
+    """Make blocks findable that new tokens have filled, as far as their write is scheduled.
+
+    num_known: the tokens that were known before.
+    """
     if not tx.config.enable_caching:
         return
     count = request.num_accepted
     if tx.config.publish == "completed":
         count = num_finished(tx, request)
     publish_blocks(tx, request, count)
+    if tx.config.has_states:
+        from kvcore.transitions.checkpoints import publish_reached  # few models have states
+
+        publish_reached(tx, tx.request(request.request_id), num_known, stored)

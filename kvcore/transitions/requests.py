@@ -23,6 +23,7 @@ from kvcore.hashing.extra_keys import read_extra_keys
 from kvcore.state.state import RequestState, State
 from kvcore.state.transaction import Transaction, transition
 from kvcore.state.waiting import forget_waiting, settle_waiting
+from kvcore.transitions.free import check_leaving, cut_tables, leave_open_batch
 from kvcore.transitions.in_flight import forget_entries, shift_starts
 from kvcore.transitions.output import (
     check_output,
@@ -104,12 +105,14 @@ def add_tokens(
         dropped = min(rejected, to_come)
         if len(values) > 1:
             check_surplus(tx, request, number, len(values), rejected)
-        if dropped:
+        if dropped and tx.config.has_states:
+            request, to_come = _begin_anew(tx, request), 0
+        elif dropped:
             shift_starts(tx, request_id, num_known, dropped)
         request = drop_positions(request, rejected)
         tx.put(take_output(extend(tx, request, values), number))
         if to_come:
-            publish_filled(tx, tx.request(request_id))
+            publish_filled(tx, tx.request(request_id), num_known)
         settle_waiting(tx, request_id)
 
     return transition(state, change)
@@ -219,6 +222,16 @@ def check_no_placeholders(request: RequestState) -> None:
     to_come = request.num_output_placeholders
     if to_come:
         raise PlaceholdersPending(request=request.request_id, num_placeholders=to_come)
+
+
+def _begin_anew(tx: Transaction, request: RequestState) -> RequestState:
+    """Return the request without blocks: its states include rejected tokens. Raises
+    HitInOpenBatch.
+    """
+    check_leaving(tx, [request])
+    leave_open_batch(tx, request)
+    cut_tables(tx, tx.request(request.request_id), 0)
+    return tx.request(request.request_id)
 
 
 def is_text(request_id: str) -> bool:

@@ -25,7 +25,6 @@ from kvcore.types.errors import (
     HitsOnRunningRequest,
     InvalidCount,
     NoEncoderGroup,
-    NoStateAhead,
     StaleHits,
     TooManyDrafts,
     TooManyTokens,
@@ -144,7 +143,7 @@ def check_slot_request(
         raise WrongHit(request=name, num_blocks=0, num_tokens=slot_request.hit.num_tokens)
     check_length(tx, request, slot_request)
     if tx.config.has_states:
-        check_all_known(tx, request, slot_request)
+        check_one_unknown(tx, request, slot_request)
     return hits
 
 
@@ -192,17 +191,16 @@ def check_length(tx: Transaction, request: RequestState, slot_request: SlotReque
         raise TooManyTokens(request=name, num_tokens=num_tokens, requested=scheduled)
 
 
-def check_all_known(tx: Transaction, request: RequestState, slot_request: SlotRequest) -> None:
-    """Raise TooManyDrafts or NoStateAhead if a step of state groups would end behind the known
-    tokens: a state cannot be cut back to the accepted ones.
+def check_one_unknown(tx: Transaction, request: RequestState, slot_request: SlotRequest) -> None:
+    """Raise TooManyDrafts if a step of state groups would compute drafts, or more than one token to
+    come: a state cannot be cut back to the accepted ones.
     """
     local = request.num_computed + _num_hit(slot_request)
     total = min(local + slot_request.num_external_computed_tokens, tx.config.length_limit)
-    end, num_tokens = total + slot_request.num_new_tokens, len(request.tokens)
-    if end > num_tokens and request.drafts:
-        raise TooManyDrafts(request=request.request_id, num_drafts=end - num_tokens, most=0)
-    if end > num_tokens:
-        raise NoStateAhead(request=request.request_id, num_tokens=num_tokens, requested=end)
+    end, most = total + slot_request.num_new_tokens, int(not request.drafts)
+    unknown = end - max(local, len(request.tokens))
+    if unknown > most:
+        raise TooManyDrafts(request=request.request_id, num_drafts=unknown, most=most)
 
 
 def _num_hit(slot_request: SlotRequest) -> int:

@@ -131,7 +131,9 @@ def num_saved(tx: Transaction, request: RequestState) -> int:
     if tx.config.has_states and record is not None:
         from kvcore.transitions.states import num_left  # few models have states
 
-        return num_left(record)
+        left = num_left(record)
+        ahead = request.num_output_placeholders > 0
+        return 0 if ahead and left >= len(request.tokens) else left
     if not request.num_output_placeholders:
         return tx.num_settled(request)
     num_tokens = len(request.tokens) - 1

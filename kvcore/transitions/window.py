@@ -2,7 +2,7 @@
 """Window trims: replace blocks that no later query sees by the null block.
 
 Invariants: a table's null blocks are a prefix of it, but in a state group there are also null
-blocks between its two states. Blocks are given back from the highest skipped
+blocks behind its first state. Blocks are given back from the highest skipped
 one down to the first null block, so the newest is evicted first. Blocks that the open batch's
 forward pass sees are kept until the batch is taken.
 Source: S000-15, 16, 39, 40; S001-80. Twin: rust/src/transitions/window.rs.
@@ -68,7 +68,8 @@ def plan_trims(tx: Transaction, request: RequestState, seen_from: int) -> tuple[
         end = first = min(len(table), skipped_blocks(group, seen_from))
         if group.is_state:
             first = min(end, request.num_cached[index])
-            end = min(end, first + 1)
+            if first + 1 < end and tx.is_null(table[first + 1]):
+                end = first + 1
         else:
             while first > 0 and not tx.is_null(table[first - 1]):
                 first -= 1
@@ -106,5 +107,6 @@ def apply_trims(tx: Transaction, request: RequestState, trims: tuple[Trim, ...])
     for trim in trims:
         edit.blank(trim.group_id, trim.first, trim.end)
         if tx.config.groups[trim.group_id].is_state:
-            num_cached[trim.group_id] = len(edit.tables[trim.group_id]) - 1
+            table = edit.tables[trim.group_id]
+            num_cached[trim.group_id] = len(table) - 1 if tx.is_null(table[trim.end]) else trim.end
     return replace(request, tables=tuple(edit.tables), num_cached=tuple(num_cached))

@@ -158,17 +158,13 @@ class TooManyPinned(KvcoreError):
 
 
 class TooManyDrafts(KvcoreError):
-    """A state after a draft has no place of its own, and could not be cut back."""
-
-    message = "request {request!r} schedules {num_drafts} drafts: state groups take {most}"
-
-
-class NoStateAhead(KvcoreError):
-    """A recurrent state is computed only from known tokens."""
+    """A state after a draft has no place of its own, and could not be cut back. Two tokens to come
+    in one step are a draft and the token after it.
+    """
 
     message = (
-        "request {request!r} has {num_tokens} tokens and is to compute {requested}: a state group "
-        "has no state for a token to come"
+        "request {request!r} schedules {num_drafts} drafts or tokens to come: a step of state "
+        "groups takes {most}"
     )
 
 

@@ -19,7 +19,7 @@ from immutables import Map
 from kvcore.types.arguments import read_int, read_scalars
 from kvcore.types.errors import GroupsDoNotFit, InvalidConfig, InvalidExtraKey
 from kvcore.types.extra_inputs import check_text
-from kvcore.types.groups import Group, admission_cap
+from kvcore.types.groups import Group, admission_cap, most_states
 from kvcore.types.keys import HASHINGS, MAX_GROUPS, Hashing
 from kvcore.types.policy import EvictionPolicy
 
@@ -194,6 +194,8 @@ class Config:
 
         num_to_come: its scheduled positions whose tokens are not yet known.
         """
+        if self.groups[group_id].is_state:
+            return most_states(self.groups[group_id], num_to_come)
         limit = self.length_limit
         step = (self.max_num_batched_tokens or limit) + num_to_come
         return admission_cap(self.groups[group_id], step, limit)

@@ -17,7 +17,6 @@ from kvcore.types.base_error import InvalidRetention as InvalidRetention
 from kvcore.types.base_error import InvariantViolation as InvariantViolation
 from kvcore.types.base_error import KvcoreError as KvcoreError
 from kvcore.types.base_error import NoOwner as NoOwner
-from kvcore.types.base_error import NoStateAhead as NoStateAhead
 from kvcore.types.base_error import NothingToPin as NothingToPin
 from kvcore.types.base_error import NotPinned as NotPinned
 from kvcore.types.base_error import PolicyFailed as PolicyFailed

@@ -34,8 +34,6 @@ KINDS: tuple[Kind, ...] = (
 WINDOWED = ("sliding_window", "chunked_local")
 MAX_BLOCK_SIZE = 2**31 - 1
 MAX_PAGE_BYTES = 2**63 - 1
-STATES_HELD = 2
-"""The most states that a request holds: the one before the last step, and the one after it."""
 
 
 @attrs.frozen
@@ -111,13 +109,18 @@ def admission_cap(group: Group, max_num_batched: int, max_model_len: int) -> int
     max_num_batched: most tokens that one step computes of a request. The result includes one more
     block if the first visible token need not be at the start of a block.
     """
-    if group.is_state:
-        return STATES_HELD
     if group.window is None:
         return None
     seen = group.window - 1 if group.kind == "sliding_window" else group.window
     most = -(-min(seen + max_num_batched, max_model_len) // group.block_size)
     return most + int(group.kind == "sliding_window" or group.window % group.block_size > 0)
+
+
+def most_states(group: Group, num_to_come: int) -> int:
+    """Return the most states that a request holds at once: the one after its last step, and the one
+    before it or those that its tokens to come will make checkpoints.
+    """
+    return 1 + max(1, -(-num_to_come // group.block_size))
 
 
 def _is_count(value: Any, least: int, most: int) -> bool:

@@ -15,10 +15,12 @@ from kvcore.pool.block_pool import PoolTransaction
 from kvcore.state.state import RequestState, State
 from kvcore.state.transaction import Transaction
 from kvcore.trace.calls import Call
-from kvcore.transitions import checkpoints, states
+from kvcore.transitions import append, checkpoints, plan, states
 from kvcore.transitions.publish import stored
 from kvcore.transitions.queries import get_computed_blocks
+from kvcore.transitions.requests import extend
 from kvcore.transitions.states import StateStep
+from kvcore.types import config
 from kvcore.types.commands import CopyOnWrite, Zero
 from kvcore.types.values import Request
 
@@ -42,9 +44,10 @@ def m_state_keyed_by_the_call(patcher: Patcher) -> None:
     @patcher.around(checkpoints, "note_end")
     def keyed(note: Any, tx: Transaction, request: RequestState, *, publishes: bool) -> None:
         note(tx, request, publishes=publishes)
-        found = checkpoints.checkpoints(tx, request, stored)
+        count = request.num_computed
+        found = checkpoints.checkpoints(tx, request, count, stored)
         if publishes:
-            checkpoints.publish_states(tx, request, found)
+            checkpoints.publish_states(tx, request, count, found)
 
 
 @mutant("states-cut", "STATE-OWN", "STATE-KEY")
@@ -52,9 +55,9 @@ def m_state_keyed_inside_a_block(patcher: Patcher) -> None:
     """A boundary that the step ran over gives its key to the state at the end of the step."""
 
     @patcher.around(checkpoints, "checkpoints")
-    def rounded(found: Any, tx: Transaction, request: RequestState, stored: Any) -> Any:
+    def rounded(found: Any, tx: Transaction, request: RequestState, count: int, made: Any) -> Any:
         size = tx.config.hit_alignment
-        return found(tx, replace(request, num_computed=request.num_computed // size * size), stored)
+        return found(tx, request, count // size * size, made)
 
     patcher.replace(checkpoints, "note_end", note_always)
 
@@ -164,3 +167,68 @@ def m_leaves_with_the_moved_target(patcher: Patcher) -> None:
     @patcher.around(states, "step_back")
     def stay(_: Any, __: Any, request: RequestState, num_tokens: int) -> RequestState:
         return replace(request, num_computed=num_tokens)
+
+
+def guessing(settle: Any, tx: Transaction, ends: Any, stored: Any) -> None:
+    """Settle checkpoints as if the tokens to come were 0."""
+    known = [tx.request(name) for name in ends]
+    for request in known:
+        guessed = extend(tx, request, [0] * request.num_output_placeholders)
+        tx.put(replace(request, block_hashes=guessed.block_hashes))
+    settle(tx, ends, stored)
+    for request in known:
+        tx.put(request)
+
+
+@mutant(
+    "states-ahead",
+    "STATE-KEY",
+    costs="a hit also needs the block of attention, which has no such key",
+)
+def m_state_keyed_before_its_token(patcher: Patcher) -> None:
+    """A state gets its key when its batch is taken, though its last token is to come."""
+    patcher.around(checkpoints, "settle_ends")(guessing)
+
+
+@mutant(
+    "states-ahead",
+    "GROUP-AGREE",
+    costs="less is findable, and only with three tokens to come, what is found is right",
+)
+def m_state_trimmed_before_its_token(patcher: Patcher) -> None:
+    """A table gives back states whose last token is to come."""
+    for module in (plan, append):
+
+        @patcher.around(module, "visible_from")
+        def ahead(visible: Any, tx: Any, request: Any, count: int) -> int:
+            found: int = visible(tx, request, max(count, request.num_computed))
+            return found
+
+
+@mutant("states-ahead", "PUBLISHED", costs="less is findable, what is found is right")
+def m_state_gets_no_late_key(patcher: Patcher) -> None:
+    """A state whose last token comes after its batch was taken never gets a key."""
+    patcher.replace(checkpoints, "publish_reached", lambda *_: None)
+
+
+@mutant("states-ahead-completed", "REF")
+def m_late_checkpoint_has_no_owner(patcher: Patcher) -> None:
+    """A checkpoint whose token comes before its batch is completed can be overwritten until
+    then.
+    """
+    patcher.during(checkpoints, "publish_reached", PoolTransaction, "touch", lambda *_: None)
+
+
+@mutant("states-ahead-fork", "COMPUTED-RULE", "STATE-READ")
+def m_child_begins_without_its_state(patcher: Patcher) -> None:
+    """A child counts the known tokens of its parent, which has a state of more."""
+
+    @patcher.around(Transaction, "num_settled")
+    def known(settle: Any, self: Transaction, request: RequestState) -> int:
+        return len(request.tokens) if request.num_output_placeholders else settle(self, request)
+
+
+@mutant("states-ahead-slots", "CAP", costs="a refused call waits for blocks that never come")
+def m_cap_forgets_tokens_to_come(patcher: Patcher) -> None:
+    """The cap of a state group does not count states that wait for their last token."""
+    patcher.around(config, "most_states")(lambda most, group, _: most(group, 0))

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Named worlds of recurrent states beside attention, whose hits end at whole blocks.
+"""Named worlds of recurrent states beside attention, whose hits end at whole blocks; some engines
+run ahead of the tokens.
 
 They follow registry.py.
 """
@@ -8,11 +9,21 @@ from __future__ import annotations
 
 from typing import Any
 
+from kvcore.check.profiles.ahead import SHOWS
 from kvcore.check.profiles.features import NEVER_REFUSED, ROOMY
 from kvcore.check.profiles.profile import FULL, STATE, SWAPS, Profile, world
+from kvcore.types.groups import Group
 
 HYBRID: dict[str, Any] = {"groups": (FULL, STATE)}
 ALONE: dict[str, Any] = {**HYBRID, "num_letters": 1}
+LEFT = ("remove_request", "reset_prefix_cache")
+AHEAD: dict[str, Any] = {**ALONE, "num_output_placeholders": 1, "without": ("fork", *LEFT)}
+FLYING: dict[str, Any] = {**AHEAD, "max_in_flight": 1}
+SLOTS: dict[str, Any] = {
+    "groups": (Group(4), Group(1, kind="state")),
+    "max_in_flight": 2,
+    "without": ("fork", "free", *LEFT),
+}
 
 STATES: dict[str, Profile] = {
     "states": Profile("recurrent states beside attention", world(4, 2, 3, 3, **HYBRID), 533, 4126),
@@ -66,5 +77,98 @@ STATES: dict[str, Profile] = {
         2038,
         6179,
         not_shown=NEVER_REFUSED,
+    ),
+    "states-ahead": Profile(
+        "recurrent states of tokens to come",
+        world(5, 1, 4, 2, "truncate", **AHEAD),
+        *(6745, 13495),
+        backend="rust",
+        shows=SHOWS,
+        not_shown=NEVER_REFUSED,
+    ),
+    "states-ahead-slots": Profile(
+        "a recurrent state of each token to come, two batches in flight",
+        world(4, 1, 3, 1, **{**FLYING, **SLOTS}),
+        *(2174, 6043),
+        backend="rust",
+        shows=SHOWS,
+        not_shown={
+            "command Touch": "no request has the tokens of a block of attention, so none hits",
+            "goal abort in flight": "no request is freed",
+        },
+    ),
+    "states-ahead-moves": Profile(
+        "recurrent states of tokens to come, two moves in a batch",
+        world(4, 1, 3, 2, "unschedule", moves_per_batch=2, **AHEAD),
+        *(8409, 17640),
+        backend="rust",
+        shows=SHOWS,
+        not_shown=NEVER_REFUSED,
+    ),
+    "states-ahead-flight": Profile(
+        "recurrent states of tokens to come, a batch in flight",
+        world(4, 1, 4, 1, "truncate", "cancel", **FLYING),
+        *(12506, 35419),
+        backend="rust",
+        shows=SHOWS,
+        not_shown=NEVER_REFUSED,
+    ),
+    "states-ahead-two": Profile(
+        "recurrent states of tokens to come, two batches in flight",
+        world(4, 1, 3, 1, "cancel", **{**FLYING, "max_in_flight": 2}),
+        *(10927, 43156),
+        backend="rust",
+        shows=SHOWS,
+    ),
+    "states-ahead-completed": Profile(
+        "recurrent states of tokens to come, findable when their batch is completed",
+        world(4, 1, 3, 2, "truncate", "cancel", publish="completed", **FLYING),
+        *(6607, 18305),
+        backend="rust",
+        shows=SHOWS,
+        not_shown=NEVER_REFUSED,
+    ),
+    "states-ahead-fork": Profile(
+        "recurrent states, forks while output is to come",
+        world(4, 2, 3, 2, **{**AHEAD, "without": LEFT}),
+        *(5817, 13681),
+        backend="rust",
+        shows=SHOWS,
+    ),
+    "states-ahead-swap": Profile(
+        "recurrent states, swapped while output is to come",
+        world(4, 1, 3, 2, "cancel", *SWAPS, num_host_blocks=4, **FLYING),
+        *(2835, 7983),
+        backend="rust",
+        shows=SHOWS,
+        not_shown={"call append: refused later": ROOMY},
+    ),
+    "states-ahead-large": Profile(
+        "recurrent states of tokens to come, two batches in flight; a larger one",
+        world(5, 1, 4, 2, "truncate", "cancel", **{**FLYING, "max_in_flight": 2}),
+        *(469718, 1872314),
+        slow=True,
+        backend="rust",
+        shows=SHOWS,
+    ),
+    "states-ahead-completed-large": Profile(
+        "two batches in flight, states findable when their batch is completed; a larger one",
+        world(
+            *(5, 1, 4, 2, "truncate", "cancel"),
+            publish="completed",
+            **{**FLYING, "max_in_flight": 2},
+        ),
+        *(758897, 3062808),
+        slow=True,
+        backend="rust",
+        shows=SHOWS,
+    ),
+    "states-ahead-fork-large": Profile(
+        "recurrent states, a batch in flight, forks while output is to come; a larger one",
+        world(5, 2, 3, 1, "cancel", **{**FLYING, "without": LEFT}),
+        *(630101, 1989356),
+        slow=True,
+        backend="rust",
+        shows=SHOWS,
     ),
 }

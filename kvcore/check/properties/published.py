@@ -21,7 +21,9 @@ from kvcore.types.values import Outcome, Refused, Status
 def published(before: State, call: Call, outcome: Outcome[State, Any]) -> Iterator[str]:
     """PUBLISHED: a full block that a call may publish is findable after the call, or waits to be
     merged with one that is; no other block is published, and none of a request of an older epoch.
+    A state whose last token comes late is findable then, or belongs to the batch that writes it.
     """
+    yield from _unpublished_states(before, call, outcome)
     state, late = outcome.state, outcome.state.config.publish == "completed"
     commands = state.batch.commands if late else ()
     copies = {each.target for each in commands if isinstance(each, CopyOnWrite)}
@@ -46,6 +48,26 @@ def published(before: State, call: Call, outcome: Outcome[State, Any]) -> Iterat
             found = request.num_cached[index]
             if found > max(num_cached[index], num_full):
                 yield f"{found} blocks of group {index} count as published, not {num_full}"
+
+
+def _unpublished_states(before: State, call: Call, outcome: Outcome[State, Any]) -> Iterator[str]:
+    """Yield the states whose last token a call added, and which cannot become findable."""
+    state = outcome.state
+    if call.name != "add_tokens" or isinstance(outcome.value, Misuse):
+        return
+    name = call.args[0]
+    request, first = state.requests[name], len(before.requests[name].tokens) + 1
+    if request.num_computed and request.epoch < state.epoch:
+        return
+    record = state.batch.scheduled.get(name)
+    taken = request.num_computed if record is None else record.num_computed_before
+    owed = {each.key for batch in state.in_flight for each in batch.owed}
+    for index, group in enumerate(state.config.groups if state.config.enable_caching else ()):
+        for count in range(first, min(len(request.tokens), taken) + 1):
+            if group.is_state and count % group.block_size == 0:
+                key = request.key(state.config, index, count // group.block_size - 1)
+                if key not in owed and key not in state.device.index:
+                    yield f"the state after {count} tokens in group {index} has no key"
 
 
 def _publishing(

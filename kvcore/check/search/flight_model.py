@@ -160,8 +160,8 @@ class FlightModel(CoreModel):
             follow(schedule, step)
             node = self._without(node, step)
         self.checker.run_check(schedule.check, opened)
-        self.checker.run_check(schedule.check_caps, opened)
         if steps:
+            self.checker.run_check(schedule.check_caps, opened)
             self.checker.check_batch(start, opened)
         filled = attrs.evolve(
             node,

@@ -34,6 +34,7 @@ Row = tuple[str, ...]
 REQUEST_HEADS: Row = ("request", "tokens", "computed", "blocks")
 BLOCK_HEADS: Row = ("block", "held by", "key", "queue", "slots hold")
 CONTENT = re.compile(r"\((-?\d+), (\d+)\)")
+SCHEDULING = ("allocate_slots", "append")
 SIGNS = {RUBBISH: "~", ZEROS: "zeros", SPOILT: "!"}
 
 
@@ -94,6 +95,7 @@ class Follower:
         self._hear(self.ghost.prefixes.learn, step.outcome.state)
         if call.name != "take_batch":
             self._hear(self._schedule.check, step.outcome.state)
+        if call.name in SCHEDULING:
             self._hear(self._schedule.check_caps, step.outcome.state)
         self.ghost.loading = self._schedule.loading
         numbers = {each.number for each in step.outcome.state.in_flight}

@@ -8,8 +8,8 @@ use crate::state::state::{RequestState, State};
 use crate::types::ids::Row;
 use crate::types::violation::Finding;
 
-/// STATE-LIVE: a request has the state at its count, and at most the one that its last step began
-/// with; null blocks stand in the other places.
+/// STATE-LIVE: a request has the state at its count, and of the states before it the one that a
+/// step began with and the newest ones; null blocks stand in the other places.
 pub(crate) fn live_states(state: &State, _: &mut Scratch) -> Finding {
     if !state.has_states {
         return Ok(());
@@ -35,7 +35,8 @@ fn check_table(state: &State, request: &RequestState, index: usize, end: usize) 
     }
     let on_device = request.host_tables.is_empty();
     let first = if on_device { request.num_cached[index] as usize } else { 0 };
-    if live.len() > 2 || live.first().is_some_and(|&at| on_device && at != first) {
+    let is_run = live.iter().skip(1).rev().enumerate().all(|(back, &at)| at + 1 + back == end);
+    if !is_run || live.first().is_some_and(|&at| on_device && at != first) {
         return Err(format!("{name} has states at {live:?} of group {index}, from {first} on"));
     }
     Ok(())

@@ -265,8 +265,9 @@ impl Schedule {
     fn fork(&mut self, state: &State, parent: Name, value: &Value) {
         let (Some(parent), &Value::Row(child)) = (parent.row(state), value) else { return };
         let computed = self.computed(parent);
-        let settled = self.at(parent).before.unwrap_or(computed).min(state[parent].num_tokens());
-        let shares = settled == computed || keeps_state(state, parent, settled);
+        let before = self.at(parent).before.unwrap_or(computed);
+        let settled = before.min(state[parent].num_tokens());
+        let shares = settled == computed || keeps_state(state, parent, before);
         let computed = if shares && resumes(state, parent, settled) { settled } else { 0 };
         let encoder = self.at(parent).encoder.filter(|_| computed > 0);
         *self.at(Row(child)) = Known { computed: Some(computed), encoder, ..Known::default() };
@@ -296,9 +297,11 @@ impl Schedule {
     /// Process output: positions scheduled after rejected drafts move up to where these were.
     fn came_in(&mut self, state: &State, name: Name, num_rejected: u32) {
         let Some(row) = name.row(state) else { return };
-        let known = state[row].num_tokens();
-        let computed = self.computed(row);
+        let (known, computed) = (state[row].num_tokens(), self.computed(row));
         let count = num_rejected.min(computed.saturating_sub(known));
+        if count > 0 && state.has_states {
+            return self.cut_row(state, row, 0);
+        }
         let request = self.at(row);
         request.computed = Some(computed - count);
         request.before = request.before.map(|before| moved_up(before, known, count));
@@ -381,11 +384,12 @@ impl Schedule {
         let brought = loading || self.loads().any(|write| write.row == row);
         self.writes.retain(|write| write.row != row);
         let computed = self.computed(row);
-        let count = self.at(row).before.take().unwrap_or(computed).min(state[row].num_tokens());
+        let known = state[row].num_tokens();
+        let before = self.at(row).before.take().unwrap_or(computed);
         let resumed = |count| if resumes(state, row, count) { count } else { 0 };
         let mut most = if state[row].host_tables.is_empty() { num_tokens } else { 0 };
-        let count = resumed(count);
-        if state.has_states && (brought || most < count) {
+        let count = resumed(before.min(known));
+        if state.has_states && (brought || most.min(known) < before) {
             most = 0;
         }
         let count = resumed(count.min(most));

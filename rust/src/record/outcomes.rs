@@ -16,7 +16,7 @@ use crate::types::values::{
     Admitted, Appended, Hit, KVCacheBlocks, PrefixCacheStats, Reason, Refused, Swapped,
 };
 
-const ERRORS: [&str; 59] = [
+const ERRORS: [&str; 58] = [
     "UnknownRequest",
     "UnknownRow",
     "RepeatedRequest",
@@ -75,7 +75,6 @@ const ERRORS: [&str; 59] = [
     "NothingToPin",
     "TooManyPinned",
     "TooManyDrafts",
-    "NoStateAhead",
 ];
 /// The name of the misuse that a token below 0 is, which the bindings raise themselves.
 pub(crate) const INVALID_TOKEN: &str = "InvalidToken";

@@ -48,7 +48,7 @@ pub enum Requests<'a> {
 /// Requests from the first refused one on are unchanged, except for the refused one's window trim.
 /// Fails with UnknownRequest, InvalidCount, LengthMismatch, SwappedOut, LoadUnfinished,
 /// RepeatedRequest, NotRunning, DraftsPending, InOpenBatch, NotComputed, BatchNotTaken,
-/// StaleOutput, OutputOutOfOrder, BeyondModelLength, NoStateAhead.
+/// StaleOutput, OutputOutOfOrder, BeyondModelLength.
 pub fn append<'a>(
     state: &mut State,
     requests: Requests<'_>,
@@ -142,7 +142,7 @@ fn append_one(
         }
     };
     if fills {
-        publish_filled(state, row);
+        publish_filled(state, row, num_tokens as u32);
     }
     take_output(state, row, token.and(batch));
     match plan {
@@ -212,8 +212,7 @@ fn find_rows(
 #[inline(always)] // of each request in each step
 fn schedule_all(state: &mut State, rows: &[u32], output: &Output<'_>) -> bool {
     let wrong_number = output.tokens.is_some_and(|tokens| tokens.len() != rows.len());
-    let ahead = output.tokens.is_none() && state.has_states && !rows.is_empty();
-    if wrong_number || ahead {
+    if wrong_number {
         return false;
     }
     let (limit, number) = (state.config.length_limit(), state.batch.number);
@@ -299,10 +298,6 @@ fn check_each(state: &State, rows: &[u32], output: &Output<'_>) -> Result<(), Er
             let (requested, max_model_len) = (i64::from(num_computed) + 1, i64::from(limit));
             let request = request.name();
             return Err(Error::BeyondModelLength { request, requested, max_model_len });
-        }
-        if output.tokens.is_none() && state.has_states {
-            let (num_tokens, requested) = (i64::from(num_tokens), i64::from(num_computed) + 1);
-            return Err(Error::NoStateAhead { request: request.name(), num_tokens, requested });
         }
     }
     Ok(())

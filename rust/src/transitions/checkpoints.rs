@@ -44,19 +44,16 @@ pub(crate) fn settle_ends(state: &mut State, ends: Vec<Row>, stored: StoredBytes
     let in_flight = state.config.max_in_flight > 0;
     let waits = state.config.publish == Publish::Completed && in_flight;
     for row in ends {
-        let found = checkpoints(state, row, stored);
+        let count = state[row].num_computed;
+        let found = checkpoints(state, row, count, stored);
         if !waits {
-            let keys = publish_states(state, row, found);
+            let keys = publish_states(state, row, count, found);
             if let Some(batch) = state.in_flight.last_mut().filter(|_| !keys.is_empty()) {
                 Arc::make_mut(batch).published_keys.extend(keys);
             }
             continue;
         }
-        for owed in &found {
-            state.device.touch(owed.block, &mut state.effects);
-        }
-        let batch = state.in_flight.last_mut().expect("IN-FLIGHT: it was just taken");
-        Arc::make_mut(batch).owed.extend(found);
+        owe(state, state.in_flight.len() - 1, found);
     }
 }
 
@@ -71,16 +68,38 @@ pub(crate) fn cache_state(state: &mut State, row: Row, num_tokens: u32, stored: 
             note_end(state, row, true);
         }
     } else if state.config.publish == Publish::Scheduled || num_finished(state, row) == num_tokens {
-        let found = checkpoints(state, row, stored);
-        for (block, key) in publish_states(state, row, found) {
+        let found = checkpoints(state, row, num_tokens, stored);
+        for (block, key) in publish_states(state, row, num_tokens, found) {
             note_published_key(state, block, key);
         }
     }
 }
 
-/// Return the checkpoints at a request's count that have no key, group by group.
-fn checkpoints(state: &State, row: Row, stored: StoredBytes) -> Vec<OwedCheckpoint> {
-    let (request, count) = (&state[row], state[row].num_computed);
+/// Publish the checkpoints behind the first num_known tokens whose tokens are known now, as far as
+/// taken batches write them; one that is not yet written belongs to its batch until then.
+pub(crate) fn publish_reached(state: &mut State, row: Row, num_known: u32, stored: StoredBytes) {
+    let record = state.batch.scheduled.get(row);
+    let taken = record.map_or(state[row].num_computed, |record| record.num_computed_before);
+    let waits = state.config.publish == Publish::Completed && state.config.max_in_flight > 0;
+    for count in num_known + 1..=state[row].num_tokens().min(taken) {
+        let found = checkpoints(state, row, count, stored);
+        if waits && num_finished(state, row) < count {
+            let writes = |batch: &Arc<BatchInFlight>| {
+                batch.entries.get(row).is_some_and(|entry| entry.before < count)
+            };
+            let index = state.in_flight.iter().rposition(writes);
+            owe(state, index.expect("IN-FLIGHT: a batch computes it"), found);
+            continue;
+        }
+        for (block, key) in publish_states(state, row, count, found) {
+            note_published_key(state, block, key);
+        }
+    }
+}
+
+/// Return the checkpoints of a request after `count` tokens that have no key, group by group.
+fn checkpoints(state: &State, row: Row, count: u32, stored: StoredBytes) -> Vec<OwedCheckpoint> {
+    let request = &state[row];
     let num_hashed = request.block_hashes.len() as u64 * u64::from(state.hash_block_size);
     if count == 0 || state.is_stale(row) || u64::from(count) > num_hashed {
         return Vec::new();
@@ -90,8 +109,8 @@ fn checkpoints(state: &State, row: Row, stored: StoredBytes) -> Vec<OwedCheckpoi
             return None;
         }
         let place = count / group.block_size - 1;
-        let &block = request.tables[group_id as usize].last()?;
-        if state.device.key(block).is_some() {
+        let block = request.tables[group_id as usize][place as usize];
+        if state.is_null(block) || state.device.key(block).is_some() {
             return None;
         }
         let key = request.key(state.scales[group_id as usize], group_id, place);
@@ -101,8 +120,13 @@ fn checkpoints(state: &State, row: Row, stored: StoredBytes) -> Vec<OwedCheckpoi
     (0..).zip(&state.config.groups).filter_map(checkpoint).collect()
 }
 
-/// Make the states at a request's count findable; return their blocks and keys.
-fn publish_states(state: &mut State, row: Row, found: Vec<OwedCheckpoint>) -> Vec<PublishedKey> {
+/// Make the states of a request after `count` tokens findable; return their blocks and keys.
+fn publish_states(
+    state: &mut State,
+    row: Row,
+    count: u32,
+    found: Vec<OwedCheckpoint>,
+) -> Vec<PublishedKey> {
     let mut published = Vec::new();
     for each in found {
         if publish(state, &each) {
@@ -110,11 +134,18 @@ fn publish_states(state: &mut State, row: Row, found: Vec<OwedCheckpoint>) -> Ve
         }
     }
     if !published.is_empty() && !state.loads.is_empty() {
-        let count = state[row].num_computed;
         let keyed: Vec<_> = published.iter().map(|&(block, _)| (block, count)).collect();
         note_keyed(state, row, &keyed);
     }
     published
+}
+
+/// Let a batch in flight own checkpoints until it publishes them.
+fn owe(state: &mut State, index: usize, found: Vec<OwedCheckpoint>) {
+    for owed in &found {
+        state.device.touch(owed.block, &mut state.effects);
+    }
+    Arc::make_mut(&mut state.in_flight[index]).owed.extend(found);
 }
 
 /// Make the checkpoints of a completed batch findable, and give back its blocks.

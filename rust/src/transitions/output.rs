@@ -9,8 +9,9 @@
 use crate::mutants::{Mutant, seeded};
 use crate::state::open_batch::ScheduledRequest;
 use crate::state::state::{RequestState, State};
+use crate::transitions::checkpoints::publish_reached;
 use crate::transitions::in_flight::num_finished;
-use crate::transitions::publish::publish_blocks;
+use crate::transitions::publish::{publish_blocks, stored_bytes};
 use crate::types::errors::Error;
 use crate::types::ids::Row;
 
@@ -119,11 +120,16 @@ pub(crate) fn drop_positions(state: &mut State, row: Row, rejected: u32) {
 }
 
 /// Make blocks findable that new tokens have filled, as far as their write is scheduled.
-pub(crate) fn publish_filled(state: &mut State, row: Row) {
+///
+/// num_known: the tokens that were known before.
+pub(crate) fn publish_filled(state: &mut State, row: Row, num_known: u32) {
     if !state.config.enable_caching {
         return;
     }
     let at_once = state.config.publishes_at_once();
     let count = if at_once { state[row].num_accepted() } else { num_finished(state, row) };
     publish_blocks(state, row, count, false);
+    if state.has_states {
+        publish_reached(state, row, num_known, stored_bytes);
+    }
 }

@@ -14,6 +14,7 @@ use crate::hashing::block_hash::extend_chain;
 use crate::hashing::extra_keys::read_extra_keys;
 use crate::mutants::{Mutant, seeded};
 use crate::state::state::{RequestState, State};
+use crate::transitions::free::{check_leaving, cut_tables, leave_open_batch};
 use crate::transitions::in_flight::{forget_entries, shift_starts};
 use crate::transitions::output::{
     check_output, check_sampled, check_surplus, drop_positions, publish_filled,
@@ -78,12 +79,16 @@ pub fn add_tokens<'a>(
     check_sampled(state, row)?;
     check_output(state, row, batch)?;
     let request = &state[row];
-    let (num_known, to_come) = (request.num_tokens(), request.num_output_placeholders());
+    let (num_known, mut to_come) = (request.num_tokens(), request.num_output_placeholders());
     let rejected = num_rejected.min(i64::from(u32::MAX)) as u32;
     if tokens.len() > 1 {
         check_surplus(state, row, batch, tokens.len(), rejected)?;
     }
     if rejected > 0 {
+        if to_come > 0 && state.has_states {
+            begin_anew(state, row)?;
+            to_come = 0;
+        }
         shift_starts(state, row, num_known, rejected.min(to_come));
         drop_positions(state, row, rejected);
     }
@@ -93,13 +98,22 @@ pub fn add_tokens<'a>(
     extend(state, row, tokens);
     state[row].settle_awaited();
     if to_come > 0 {
-        publish_filled(state, row);
+        publish_filled(state, row, num_known);
         let request = &mut state[row];
         // The token that fills the next block comes with an earlier slot now (`fast_path.rs`).
         let filled = to_come - request.num_output_placeholders();
         request.quiet_until = request.quiet_until.saturating_sub(filled);
     }
     state.settle_waiting(row);
+    Ok(())
+}
+
+/// Give back all blocks of a request: its states include rejected tokens. Fails with
+/// HitInOpenBatch.
+fn begin_anew(state: &mut State, row: Row) -> Result<(), Error> {
+    check_leaving(state, &[row])?;
+    leave_open_batch(state, row);
+    cut_tables(state, row, 0, 0);
     Ok(())
 }
 

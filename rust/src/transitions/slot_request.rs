@@ -179,7 +179,7 @@ pub fn check_slot_request(
     };
     check_length(state, request, slot_request)?;
     if state.has_states {
-        check_all_known(state, request, slot_request)?;
+        check_one_unknown(state, request, slot_request)?;
     }
     Ok(hits)
 }
@@ -253,9 +253,9 @@ pub fn check_length(
     Ok(())
 }
 
-/// Fails with TooManyDrafts or NoStateAhead if a step of state groups would end behind the known
-/// tokens: a state cannot be cut back to the accepted ones.
-pub fn check_all_known(
+/// Fails with TooManyDrafts if a step of state groups would compute drafts, or more than one token
+/// to come: a state cannot be cut back to the accepted ones.
+pub fn check_one_unknown(
     state: &State,
     request: &RequestState,
     slot_request: &SlotRequest,
@@ -263,15 +263,11 @@ pub fn check_all_known(
     let limit = i64::from(state.config.length_limit());
     let num_local = i64::from(request.num_computed) + slot_request.num_hit_tokens();
     let num_total = (num_local + slot_request.num_external_computed_tokens).min(limit);
-    let (requested, num_tokens) =
-        (num_total + slot_request.num_new_tokens, i64::from(request.num_tokens()));
-    if requested <= num_tokens {
-        return Ok(());
+    let end = num_total + slot_request.num_new_tokens;
+    let num_drafts = end - num_local.max(request.num_tokens().into());
+    let most = i64::from(request.drafts.is_empty());
+    if num_drafts > most {
+        return Err(Error::TooManyDrafts { request: request.name(), num_drafts, most });
     }
-    let name = request.name();
-    if request.drafts.is_empty() {
-        return Err(Error::NoStateAhead { request: name, num_tokens, requested });
-    }
-    let num_drafts = requested - num_tokens;
-    Err(Error::TooManyDrafts { request: name, num_drafts, most: 0 })
+    Ok(())
 }

@@ -127,7 +127,9 @@ fn refuse(pool: &BlockPool, needed: u32, watermark: u32, kept: u32) -> Refused {
 fn num_saved(state: &State, row: Row) -> u32 {
     let (request, record) = (&state[row], state.batch.scheduled.get(row));
     if let Some(record) = record.filter(|_| state.has_states) {
-        return num_left(record);
+        let left = num_left(record);
+        let ahead = request.num_output_placeholders() > 0 && left >= request.num_tokens();
+        return if ahead { 0 } else { left };
     }
     if request.num_output_placeholders() == 0 {
         return state.num_settled(row);

@@ -2,7 +2,7 @@
 //! Windows: blocks that no later query sees are given back, and the null block takes their places.
 //!
 //! Invariants: a table's null blocks are a prefix of it, but in a state group there are also null
-//! blocks between its two states. Blocks are given back from the highest
+//! blocks behind its first state. Blocks are given back from the highest
 //! skipped one down to the first null block, so the newest is evicted first. Blocks that the open
 //! batch's forward pass sees are kept until the batch is taken.
 //! Source: S000-15, 16, 39, 40; S001-80. Twin: kvcore/transitions/window.py.
@@ -77,7 +77,10 @@ pub fn plan_trims(state: &State, row: Row, seen_from: u32) -> Trims {
         if group.is_state() {
             let first = state[row].num_cached[index as usize];
             if first < end {
-                trims.push(Trim { group_id: index, first, end: first + 1 });
+                let next = first + 1;
+                let end =
+                    if next < end && state.is_null(table[next as usize]) { next } else { end };
+                trims.push(Trim { group_id: index, first, end });
             }
             continue;
         }
@@ -132,9 +135,10 @@ pub fn apply_trims(state: &mut State, row: Row, trims: &[Trim]) {
     for &Trim { group_id, first, end } in trims {
         TableEdit::of(state, row, group_id).blank(first, end);
         if state.config.groups[group_id as usize].is_state() {
-            let request = &mut state[row];
-            let last = request.tables[group_id as usize].len() as u32 - 1;
-            request.num_cached[group_id as usize] = last;
+            let table = &state[row].tables[group_id as usize];
+            let last = table.len() as u32 - 1;
+            let next = if state.is_null(table[end as usize]) { last } else { end };
+            state[row].num_cached[group_id as usize] = next;
         }
     }
 }

@@ -9,7 +9,7 @@ use claims::{check_claims, check_floors};
 
 use crate::types::clone_in_place::clone_in_place;
 use crate::types::errors::{Error, Field};
-use crate::types::groups::{Group, admission_cap};
+use crate::types::groups::{Group, admission_cap, most_states};
 use crate::types::keys::Hashing;
 
 /// Most blocks of a pool; ids and counts are int32 in batches.
@@ -230,9 +230,13 @@ impl Config {
     /// num_to_come: its scheduled positions whose tokens are not yet known.
     #[must_use]
     pub fn cap(&self, group_id: u32, num_to_come: u32) -> Option<u32> {
+        let group = &self.groups[group_id as usize];
+        if group.is_state() {
+            return Some(most_states(group, num_to_come));
+        }
         let limit = self.length_limit();
         let step = self.max_num_batched_tokens.unwrap_or(limit).saturating_add(num_to_come);
-        admission_cap(&self.groups[group_id as usize], step, limit)
+        admission_cap(group, step, limit)
     }
 
     /// Return the most blocks that a request holds in all groups until it has `num_tokens` tokens.

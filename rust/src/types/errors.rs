@@ -146,13 +146,11 @@ errors! {
     /// Pins of prefixes would hold more blocks than the config allows.
     TooManyPinned { pin: String, num_blocks: i64, most: i64 }
         "with pin {pin:?} {num_blocks} blocks are pinned, max_pinned_blocks={most}";
-    /// A state after a draft has no place of its own, and could not be cut back.
+    /// A state after a draft has no place of its own, and could not be cut back. Two tokens to come
+    /// in one step are a draft and the token after it.
     TooManyDrafts { request: String, num_drafts: i64, most: i64 }
-        "request {request:?} schedules {num_drafts} drafts: state groups take {most}";
-    /// A recurrent state is computed only from known tokens.
-    NoStateAhead { request: String, num_tokens: i64, requested: i64 }
-        "request {request:?} has {num_tokens} tokens and is to compute {requested}: a state group \
-         has no state for a token to come";
+        "request {request:?} schedules {num_drafts} drafts or tokens to come: a step of state \
+         groups takes {most}";
     /// A request that began with older weights cannot load content, which is of the new ones.
     StaleRequest { request: String, epoch: i64, current: i64 }
         "request {request:?} is of epoch {epoch}, the weights are of epoch {current}";

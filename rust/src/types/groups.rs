@@ -42,8 +42,6 @@ pub const KINDS: [Kind; 6] = [
 pub const MAX_BLOCK_SIZE: u32 = (1 << 31) - 1;
 /// Most bytes of a block.
 pub const MAX_PAGE_BYTES: u64 = (1 << 63) - 1;
-/// The most states that a request holds: the one before the last step, and the one after it.
-pub const STATES_HELD: u32 = 2;
 
 impl Kind {
     /// The name that configurations give it.
@@ -183,15 +181,19 @@ pub fn skipped_blocks(group: &Group, num_computed: u32) -> u32 {
 /// block if the first visible token need not be at the start of a block.
 #[must_use]
 pub fn admission_cap(group: &Group, max_num_batched: u32, max_model_len: u32) -> Option<u32> {
-    if group.is_state() {
-        return Some(STATES_HELD);
-    }
     let window = group.window?;
     let sliding = group.kind == Kind::SlidingWindow;
     let seen = if sliding { window - 1 } else { window };
     let most = seen.saturating_add(max_num_batched).min(max_model_len);
     let straddles = sliding || !window.is_multiple_of(group.block_size);
     Some(most.div_ceil(group.block_size) + u32::from(straddles))
+}
+
+/// Return the most states that a request holds at once: the one after its last step, and the one
+/// before it or those that its tokens to come will make checkpoints.
+#[must_use]
+pub fn most_states(group: &Group, num_to_come: u32) -> u32 {
+    1 + num_to_come.div_ceil(group.block_size).max(1)
 }
 
 fn refuse(

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from kvcore import Group, Hit, KVCacheBlocks, KVCacheManager
-from kvcore.types.errors import NoStateAhead, StaleHits, TooManyDrafts
+from kvcore.types.errors import StaleHits, TooManyDrafts
 from tests.conftest import Backend
 from tests.helpers.misuse import Row, bad
 from tests.helpers.stories import add, make, serve, step
@@ -38,10 +38,9 @@ ROWS: list[Row] = [
         TooManyDrafts(request="drafts", num_drafts=1, most=0),
         *("allocate_slots", "drafts", 4),
     ),
-    bad(running, NoStateAhead(request="runs", num_tokens=5, requested=6), "append", ["runs"]),
     bad(
         running,
-        NoStateAhead(request="runs", num_tokens=5, requested=7),
+        TooManyDrafts(request="runs", num_drafts=2, most=1),
         *("allocate_slots", "runs", 2),
         num_output_placeholders=2,
     ),

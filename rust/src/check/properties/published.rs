@@ -22,7 +22,11 @@ use crate::types::violation::Finding;
 
 /// PUBLISHED: a full block that a call may publish is findable after the call, or waits to be
 /// merged with one that is; no other block is published, and none of a request of an older epoch.
+/// A state whose last token comes late is findable then, or belongs to the batch that writes it.
 pub(crate) fn published(made: &Made<'_>) -> Finding {
+    if made.after.has_states {
+        check_states(made)?;
+    }
     let (before, after) = (made.before, made.after);
     let late = after.config.publish == Publish::Completed;
     let is_copied = |block: BlockId| {
@@ -60,6 +64,29 @@ pub(crate) fn published(made: &Made<'_>) -> Finding {
             if num_cached > num_full.max(known.num_cached[index as usize]) {
                 let found = format!("{num_cached} blocks of group {index} count as published");
                 return Err(format!("{found}, not {num_full}"));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Fails if a state whose last token a call added cannot become findable.
+fn check_states(made: &Made<'_>) -> Finding {
+    let (before, after) = (made.before, made.after);
+    let Call::AddTokens { name, .. } = made.call else { return Ok(()) };
+    let publishes = |row: &Row| after.config.enable_caching && !after.is_stale(*row);
+    let Some(row) = name.row(after).filter(publishes) else { return Ok(()) };
+    let (request, first) = (&after[row], before[row].num_tokens() + 1);
+    let record = after.batch.scheduled.get(row);
+    let taken = record.map_or(request.num_computed, |record| record.num_computed_before);
+    let groups = (0..).zip(&after.config.groups).filter(|(_, group)| group.is_state());
+    for (index, size) in groups.map(|(index, group)| (index, group.block_size)) {
+        let counts = (first..=request.num_tokens().min(taken)).filter(|n| n.is_multiple_of(size));
+        for count in counts {
+            let key = request.key(after.scales[index as usize], index, count / size - 1);
+            let mut owed = after.in_flight.iter().flat_map(|batch| &batch.owed);
+            if after.device.index.first(&key).is_none() && !owed.any(|owed| owed.key == key) {
+                return Err(format!("the state after {count} tokens of group {index} has no key"));
             }
         }
     }

@@ -168,8 +168,8 @@ impl FlightModel {
         keep_reportable(&mut after);
         let checks = &self.core.checker.checks;
         checks.hear(after.schedule.check(&after.state))?;
-        checks.hear(after.schedule.check_caps(&after.state))?;
         if path.is_some() {
+            checks.hear(after.schedule.check_caps(&after.state))?;
             self.core.checker.check_batch(start, &after.state)?;
         }
         after.filled = path.is_none() || fills(start, &after.state);

@@ -20,12 +20,13 @@ pub(crate) fn resumes(state: &State, row: Row, num_tokens: u32) -> bool {
 }
 
 /// Whether the state before the open batch, in each state group, is in a block that the batch does
-/// not overwrite.
+/// not overwrite, and of known tokens. num_tokens: those before the batch.
 pub(crate) fn keeps_state(state: &State, row: Row, num_tokens: u32) -> bool {
     let mut groups = state.config.groups.iter().zip(&state[row].tables);
     groups.all(|(group, table)| {
         let place = num_tokens.checked_sub(1).map(|last| (last / group.block_size) as usize);
         let is_before = |place: usize| place + 1 < table.len() && !state.is_null(table[place]);
-        !group.is_state() || place.is_some_and(is_before)
+        let known = num_tokens <= state[row].num_tokens();
+        !group.is_state() || known && place.is_some_and(is_before)
     })
 }

@@ -14,12 +14,10 @@ impl State {
     /// that they need was given back since, or the batch overwrites their state.
     #[must_use]
     pub fn num_settled(&self, row: Row) -> u32 {
-        let record = self.batch.scheduled.get(row);
-        let num_tokens = record.map_or_else(
-            || self[row].num_accepted(),
-            |record| record.num_computed_before.min(self[row].num_tokens()),
-        );
-        if record.is_some() && self.has_states && self.keeps_state(row, num_tokens) {
+        let before = self.batch.scheduled.get(row).map(|record| record.num_computed_before);
+        let accepted = || self[row].num_accepted();
+        let num_tokens = before.map_or_else(accepted, |before| before.min(self[row].num_tokens()));
+        if before == Some(num_tokens) && self.has_states && self.keeps_state(row, num_tokens) {
             return self.has_blocks_for(row, num_tokens);
         }
         self.resumable(row, num_tokens)
