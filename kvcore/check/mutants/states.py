@@ -15,7 +15,7 @@ from kvcore.pool.block_pool import PoolTransaction
 from kvcore.state.state import RequestState, State
 from kvcore.state.transaction import Transaction
 from kvcore.trace.calls import Call
-from kvcore.transitions import append, checkpoints, plan, states
+from kvcore.transitions import append, checkpoints, plan, states, swap
 from kvcore.transitions.publish import stored
 from kvcore.transitions.queries import get_computed_blocks
 from kvcore.transitions.requests import extend
@@ -226,6 +226,18 @@ def m_child_begins_without_its_state(patcher: Patcher) -> None:
     @patcher.around(Transaction, "num_settled")
     def known(settle: Any, self: Transaction, request: RequestState) -> int:
         return len(request.tokens) if request.num_output_placeholders else settle(self, request)
+
+
+@mutant("states-ahead-swap", "COMPUTED-RULE")
+def m_swap_keeps_the_awaited_token(patcher: Patcher) -> None:
+    """A request is swapped out with the state that its next token is sampled from, which nothing
+    samples again.
+    """
+
+    @patcher.around(swap, "num_saved")
+    def saved(save: Any, tx: Transaction, request: RequestState) -> int:
+        record = tx.scheduled.get(request.request_id)
+        return save(tx, request) if record is None else states.num_left(record)
 
 
 @mutant("states-ahead-slots", "CAP", costs="a refused call waits for blocks that never come")

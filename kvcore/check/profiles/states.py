@@ -136,12 +136,17 @@ STATES: dict[str, Profile] = {
         shows=SHOWS,
     ),
     "states-ahead-swap": Profile(
-        "recurrent states, swapped while output is to come",
-        world(4, 1, 3, 2, "cancel", *SWAPS, num_host_blocks=4, **FLYING),
-        *(2835, 7983),
+        "recurrent states, swapped while output is to come, two moves in a batch",
+        world(
+            *(4, 1, 3, 1, "cancel", *SWAPS),
+            num_host_blocks=4,
+            moves_per_batch=2,
+            **{**FLYING, "without": ("fork", "free", *LEFT)},
+        ),
+        *(5532, 17279),
         backend="rust",
         shows=SHOWS,
-        not_shown={"call append: refused later": ROOMY},
+        not_shown={"goal abort in flight": "no request is freed"},
     ),
     "states-ahead-large": Profile(
         "recurrent states of tokens to come, two batches in flight; a larger one",
