@@ -5,8 +5,10 @@ Invariants: the state at the end of a step is a checkpoint if its tokens are a m
 group's block size. It gets its key when its batch is taken, or completed with
 `publish="completed"`, never by the call: a hit copies the block, and the open batch has not yet
 written it. Until a batch in flight publishes a checkpoint, it owns the block, so that the key comes
-even if the request goes on or leaves. With `duplicates="merge"` a state that is already findable
-gets no second key. Twin: rust/src/transitions/checkpoints.rs.
+even if the request goes on or leaves. A state whose last token is to come gets its key with that
+token, and is lost if the request leaves before; until then the table of the request keeps it
+(`window.py`). With `duplicates="merge"` a state that is already findable gets no second key.
+Twin: rust/src/transitions/checkpoints.rs.
 """
 
 from __future__ import annotations

@@ -88,10 +88,10 @@ def add_tokens(
     """Append tokens to a request. They fill positions to come, in order; full blocks are hashed and
     become findable.
 
-    num_rejected: number of the last positions to come that are dropped first, at most all. batch:
-    the one that sampled the tokens. Raises UnknownRequest, EmptyTokens, InvalidToken,
-    UnsupportedBuffer, InvalidCount, DraftsPending, InOpenBatch, BatchNotTaken, StaleOutput,
-    OutputOutOfOrder.
+    num_rejected: number of the last positions to come that are dropped first, at most all; beside
+    state groups the request then begins again. batch: the one that sampled the tokens. Raises
+    UnknownRequest, EmptyTokens, InvalidToken, UnsupportedBuffer, InvalidCount, DraftsPending,
+    InOpenBatch, BatchNotTaken, StaleOutput, OutputOutOfOrder, HitInOpenBatch.
     """
 
     def change(tx: Transaction) -> None:

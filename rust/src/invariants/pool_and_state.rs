@@ -95,8 +95,9 @@ fn ref_counts(state: &State, scratch: &mut Scratch) -> Finding {
                 held[block.index()] += 1;
             }
         }
-        for owed in state.in_flight.iter().flat_map(|batch| &batch.owed) {
-            held[owed.block.index()] += u32::from(tier == "device");
+        let batches = state.in_flight.iter().filter(|_| tier == "device");
+        for owed in batches.flat_map(|batch| &batch.owed) {
+            held[owed.block.index()] += 1;
         }
         for (block, held) in (0..).map(BlockId).zip(held) {
             let (count, expected) = (pool.ref_count(block), *held + pool.num_pins(block));

@@ -5,8 +5,10 @@
 //! group's block size. It gets its key when its batch is taken, or completed with
 //! `Publish::Completed`, never by the call: a hit copies the block, and the open batch has not yet
 //! written it. Until a batch in flight publishes a checkpoint, it owns the block, so that the key
-//! comes even if the request goes on or leaves. With `Duplicates::Merge` a state that is already
-//! findable gets no second key. Twin: kvcore/transitions/checkpoints.py.
+//! comes even if the request goes on or leaves. A state whose last token is to come gets its key
+//! with that token, and is lost if the request leaves before; until then the table of the request
+//! keeps it (`window.rs`). With `Duplicates::Merge` a state that is already findable gets no second
+//! key. Twin: kvcore/transitions/checkpoints.py.
 
 use std::sync::Arc;
 

@@ -59,9 +59,9 @@ pub fn add_request(state: &mut State, request: Request<'_>) -> Result<Row, Error
 /// Add tokens behind those that a request has; they fill positions to come, in order, and full
 /// blocks are hashed and become findable.
 ///
-/// The last positions to come that were rejected are dropped first, at most all. Fails with
-/// UnknownRequest, EmptyTokens, InvalidCount, DraftsPending, InOpenBatch, BatchNotTaken,
-/// StaleOutput, OutputOutOfOrder.
+/// The last positions to come that were rejected are dropped first, at most all; beside state
+/// groups the request then begins again. Fails with UnknownRequest, EmptyTokens, InvalidCount,
+/// DraftsPending, InOpenBatch, BatchNotTaken, StaleOutput, OutputOutOfOrder, HitInOpenBatch.
 pub fn add_tokens<'a>(
     state: &mut State,
     request_id: &str,
