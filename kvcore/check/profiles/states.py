@@ -136,14 +136,15 @@ STATES: dict[str, Profile] = {
         shows=SHOWS,
     ),
     "states-ahead-swap": Profile(
-        "recurrent states, swapped while output is to come, two moves in a batch",
+        "recurrent states, swapped while output is to come, findable on completion",
         world(
             *(4, 1, 3, 1, "cancel", *SWAPS),
             num_host_blocks=4,
             moves_per_batch=2,
+            publish="completed",
             **{**FLYING, "without": ("fork", "free", *LEFT)},
         ),
-        *(5532, 17279),
+        *(7419, 23355),
         backend="rust",
         shows=SHOWS,
         not_shown={"goal abort in flight": "no request is freed"},
