@@ -9,7 +9,7 @@ from tests.conftest import need_twin
 from tests.legacy.v0.walk import AllocatorWalk, ManagerWalk
 
 NUM_CALLS = 400
-SEEDS = range(6)
+SEEDS = range(3)
 COPIES = {"Allocate", "Free", "CopyOnWrite", "SwapOut", "SwapIn"}
 CACHED = {"Touch", "Evict", "EvictAll"}
 
