@@ -28,7 +28,7 @@ class EngineScheduler(batching.Scheduler[Sequence]):
     """Queues of sequences, each ordered by age.
 
     drafter: guesses tokens of decoding sequences. exchange: loads tokens computed elsewhere. Raises
-    NotWithStates for these two.
+    NotWithStates for these two and for batches in flight.
     """
 
     def __init__(
@@ -40,9 +40,13 @@ class EngineScheduler(batching.Scheduler[Sequence]):
         drafter: Drafter | None = None,
         exchange: Exchange | None = None,
     ) -> None:
-        given = {"drafter": drafter, "exchange": exchange}
-        for option, each in given.items() if manager.config.has_states else ():
-            if each is not None and type(each) is not Exchange:
+        given = {
+            "drafter": drafter is not None,
+            "exchange": exchange is not None and type(exchange) is not Exchange,
+            "max_in_flight": manager.config.max_in_flight > 0,
+        }
+        for option, is_given in given.items() if manager.config.has_states else ():
+            if is_given:
                 raise NotWithStates(option=option)
         swaps = preemption == "swap" and manager.config.num_host_blocks > 0
         super().__init__(manager, token_budget=token_budget, swaps=swaps)

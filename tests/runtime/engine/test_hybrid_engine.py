@@ -220,6 +220,8 @@ def test_drafts_and_exchanges_are_refused(backend: Backend) -> None:
     model, config = model_of((FULL, STATE)), Config(9, groups=make_groups((FULL, STATE), 8))
     with pytest.raises(NotWithStates, match="drafter"):
         Engine(model, config, EngineOptions(backend=backend, drafter=PromptLookup()))
+    with pytest.raises(NotWithStates, match="max_in_flight"):
+        Engine(model, attrs.evolve(config, max_in_flight=1), EngineOptions(backend=backend))
 
     class Other(Exchange):
         """An exchange of its own."""
