@@ -108,5 +108,7 @@ def apply_trims(tx: Transaction, request: RequestState, trims: tuple[Trim, ...])
         edit.blank(trim.group_id, trim.first, trim.end)
         if tx.config.groups[trim.group_id].is_state:
             table = edit.tables[trim.group_id]
-            num_cached[trim.group_id] = len(table) - 1 if tx.is_null(table[trim.end]) else trim.end
+            last = len(table) - 1  # external tokens may bring a state behind the table
+            next_place = min(trim.end, last)
+            num_cached[trim.group_id] = last if tx.is_null(table[next_place]) else next_place
     return replace(request, tables=tuple(edit.tables), num_cached=tuple(num_cached))

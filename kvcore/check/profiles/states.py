@@ -52,6 +52,13 @@ STATES: dict[str, Profile] = {
         8796,
         not_shown={**NEVER_REFUSED, "call load: refused later": ROOMY},
     ),
+    "states-external": Profile(
+        "recurrent states that a connector brings, also behind those of the request",
+        world(4, 1, 4, 4, num_external=2, moves="calls", without=("fork", *LEFT), **ALONE),
+        83,
+        641,
+        not_shown=NEVER_REFUSED,
+    ),
     "states-fork": Profile(
         "recurrent states, forks, two calls in a batch",
         world(

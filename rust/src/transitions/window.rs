@@ -136,9 +136,10 @@ pub fn apply_trims(state: &mut State, row: Row, trims: &[Trim]) {
         TableEdit::of(state, row, group_id).blank(first, end);
         if state.config.groups[group_id as usize].is_state() {
             let table = &state[row].tables[group_id as usize];
-            let last = table.len() as u32 - 1;
-            let next = if state.is_null(table[end as usize]) { last } else { end };
-            state[row].num_cached[group_id as usize] = next;
+            let last = table.len() as u32 - 1; // external tokens may bring a state behind the table
+            let next = end.min(last);
+            let first = if state.is_null(table[next as usize]) { last } else { next };
+            state[row].num_cached[group_id as usize] = first;
         }
     }
 }
