@@ -13,6 +13,7 @@ import pytest
 from kvcore.check.cli import command
 from kvcore.check.mutants import MUTANTS
 from kvcore.check.mutants.seeding import Patcher
+from kvcore.check.profiles.registry import PROFILES
 from kvcore.check.properties.registry import PROPERTIES
 from kvcore.check.search.report import Report
 from kvcore.cli.pipes import READER_GONE
@@ -84,6 +85,19 @@ def test_a_limit_of_states_is_kept_exactly(
     assert json.loads(out)["verdict"] == "complete"
 
 
+def test_a_world_of_states_can_be_described(capsys: pytest.CaptureFixture[str]) -> None:
+    sizes = ("--blocks", "4", "--requests", "1", "--tokens", "4", "--letters", "1")
+    left = "fork,remove_request,reset_prefix_cache"
+    words = ("--groups", "full,state", "--external", "2", "--moves", "calls", "--without", left)
+    code, out, _ = run(capsys, *sizes, *words, "--json")
+    found, wanted = json.loads(out), PROFILES["states-external"]
+    assert (code, found["states"], found["edges"]) == (
+        command.FINE,
+        wanted.num_states,
+        wanted.num_edges,
+    )
+
+
 def test_a_report_says_what_it_is_of(capsys: pytest.CaptureFixture[str]) -> None:
     few = ("--properties", "KV-READ,NOCRASH", "--no-symmetry", "tokens", "--tokens", "1")
     _, out, _ = run(capsys, *SMALL, *few, "--json")
@@ -143,6 +157,7 @@ def test_all_backends_count_the_same(capsys: pytest.CaptureFixture[str]) -> None
         ((*SMALL, "--calls", "swap_in"), "use --host-blocks"),
         ((*SMALL, "--calls", "jump"), "there is no call 'jump'"),
         ((*SMALL, "--groups", "round"), "no group is 'round'"),
+        ((*SMALL, "--groups", "state:2"), "no group is 'state:2'"),
         ((*SMALL, "--without", "jump"), "to leave out; there are add_request, allocate_slots"),
         ((*SMALL, "--calls", "load"), "nothing uses load: it brings whole blocks and leaves"),
         ((*SMALL, "--calls", "load", "--tokens", "3", "--without", "free"), "that it preempted"),

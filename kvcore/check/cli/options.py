@@ -21,7 +21,12 @@ from kvcore.cli.arguments import natural, positive
 from kvcore.types.config import EVICTIONS
 from kvcore.types.groups import Group
 
-KIND_WORDS = {"full": "full_attention", "window": "sliding_window", "chunk": "chunked_local"}
+KIND_WORDS = {
+    "full": "full_attention",
+    "state": "state",
+    "window": "sliding_window",
+    "chunk": "chunked_local",
+}
 MORE_CALLS = (
     *("truncate", "rewind", "swap_out", "swap_in", "evict_blocks", "pin", "unpin", "store", "load"),
     *("unschedule", "cache_blocks", "remove_skipped_blocks", "add_tokens"),
@@ -103,7 +108,7 @@ def _add_options(group: Any) -> None:
         "--groups",
         type=names,
         metavar="KIND,...",
-        help="full, window:2, chunk:2 (full); @1: block size",
+        help="full, window:2, chunk:2, state (full); @1: block size",
     )
     add("--host-blocks", type=natural, metavar="N", help="blocks of the host tier (0)")
     add("--max-in-flight", type=natural, metavar="N", help="batches in flight (0)")
@@ -289,9 +294,10 @@ def _group(word: str, size: int) -> Group:
     """Return the group that a word describes: kind, window, size."""
     rest, _, own = word.partition("@")
     kind, _, window = rest.partition(":")
-    if kind not in KIND_WORDS or not (own or "1").isdigit() or (kind == "full") != (not window):
+    has_none = kind in ("full", "state")
+    if kind not in KIND_WORDS or not (own or "1").isdigit() or has_none != (not window):
         raise BadOptions(
-            f"no group is {word!r}: say full, window:2 or chunk:2, with @1 for its size"
+            f"no group is {word!r}: say full, window:2, chunk:2 or state, with @1 for its size"
         )
     if window and not window.isdigit():
         raise BadOptions(f"the window of {word!r} is no number of tokens")
