@@ -8,6 +8,7 @@ import inspect
 import pkgutil
 import re
 from pathlib import Path
+from typing import get_args
 
 import attrs
 import pytest
@@ -15,6 +16,7 @@ import pytest
 import kvcore
 from kvcore import Config, Group, compat
 from kvcore.types import errors
+from kvcore.types.groups import Kind
 from tests.conftest import Backend
 from tests.docs.test_docs import programs
 
@@ -64,5 +66,6 @@ def test_the_options_in_the_page_are_fields_of_the_configuration() -> None:
     right = [line.split("|")[2] for line in table.splitlines() if line.startswith("| `")]
     named = {name for cell in right for name in re.findall(r"`(\w+)`", cell)}
     fields = {field.name for kind in (Config, Group) for field in attrs.fields(kind)}
-    kinds = {"full_attention", "mla", "sliding_window", "chunked_local", "cross_attention"}
+    kinds = set(get_args(Kind))
+    assert kinds <= named
     assert named - kinds - {"InvalidConfig"} <= fields
