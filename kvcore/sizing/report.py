@@ -63,7 +63,7 @@ class SizeReport:
 
     @property
     def hit_alignment(self) -> int:
-        """Hits end at multiples of so many tokens: at whole blocks of all groups."""
+        """The tokens of which every hit length is a multiple: a hit ends a block in each group."""
         return math.lcm(*(group.spec.block_size for group in self.config.groups))
 
     @property

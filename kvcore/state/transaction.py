@@ -202,8 +202,8 @@ class Transaction:
         record = self.scheduled.get(request.request_id)
         num_tokens = request.num_accepted
         if record is not None:
-            num_tokens = min(len(request.tokens), record.num_computed_before)
             before = record.num_computed_before
+            num_tokens = min(len(request.tokens), before)
             if self.config.has_states and self._keeps_state(request, before):
                 request = replace(request, num_computed=before)
         return self.resumable(request, num_tokens)
