@@ -168,9 +168,11 @@ def test_pages_come_back_and_a_stopped_or_killed_server_changes_no_answer() -> N
         ask(engine)
         assert far(engine).counts.num_hits > 0
         server.send(signal.SIGSTOP)
-        for _ in range(4):
+        asked = 0
+        while far(engine).is_up and asked < 20:  # a busy machine notices a late answer later
             ask(engine)
-        assert not far(engine).is_up, "a stopped server is waited for three times"
+            asked += 1
+        assert not far(engine).is_up, "a stopped server is waited for a few times"
         started = time.monotonic()
         server.send(signal.SIGCONT)
         while not far(engine).is_up and time.monotonic() < started + 30:
