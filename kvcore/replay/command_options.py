@@ -86,7 +86,7 @@ def add_pool(group: argparse._ArgumentGroup) -> None:
         "--policy",
         choices=EVICTIONS,
         default=DEFAULTS.policy,
-        help=f"the policy: the policy: which free block leaves first ({DEFAULTS.policy})",
+        help=f"the policy: which free block leaves first ({DEFAULTS.policy})",
     )
     add(
         "--policies",
@@ -144,7 +144,7 @@ def add_loop(group: argparse._ArgumentGroup) -> None:
         metavar="BASE,PROMPT,DECODE",
         default=costs,
         help="virtual time in us per step, per prompt token and per decoded token "
-        "({','.join(f'{each * 1e6:g}' for each in costs)})",
+        f"({','.join(f'{each * 1e6:g}' for each in costs)})",
     )
     add("--skip-bad", action="store_true", help="skip bad lines, and count them")
     add_rate(group)

@@ -136,7 +136,7 @@ def _add_router(group: argparse._ArgumentGroup) -> None:
         help="share of event messages that are lost (0)",
     )
     add("--no-replay", action="store_true", help="lost events are never requested again")
-    seed = "seed seed of losses, deaths and the hash rule (0)"
+    seed = "seed of losses, deaths and the hash rule (0)"
     add("--seed", type=natural, metavar="N", default=0, help=seed)
 
 
@@ -148,7 +148,7 @@ def _add_workload(group: argparse._ArgumentGroup) -> None:
         type=positive,
         metavar="X",
         default=1.0,
-        help="replay this many replay this many times as fast as recorded (1)",
+        help="replay this many times as fast as recorded (1)",
     )
     add("--skip-bad", action="store_true", help="skip bad lines, and count them")
     add_rate(group)

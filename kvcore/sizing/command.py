@@ -153,7 +153,7 @@ def _make_parser() -> argparse.ArgumentParser:
     )
     add("--checkpoint-interval", type=count, metavar="TOKENS", help=_INTERVAL)
     add("--no-windows", dest="windows", action="store_false", help=_NO_WINDOWS)
-    add("--json", action="store_true", help="write write plain data instead of text")
+    add("--json", action="store_true", help="write plain data instead of text")
     return parser
 
 

@@ -69,7 +69,7 @@ def _add_world(group: Any) -> None:
     add(
         "--profile",
         metavar="NAME",
-        help=f"explore explore a named world; --list shows them ({USUAL})",
+        help=f"explore a named world; --list shows them ({USUAL})",
     )
     add("--facade", metavar="NAME", help="explore an older manager, v0 or v0.3, in its own worlds")
     add("--manager", metavar="MODULE:FACTORY", help="explore your own manager, made with a Config")

@@ -82,7 +82,7 @@ def make_parser() -> argparse.ArgumentParser:
     add_pool(parser.add_argument_group("the pool"))
     add_loop(parser.add_argument_group("the loop"))
     group = parser.add_argument_group("output")
-    _add_report(group, "explain explain one request: its place in the trace, from 0")
+    _add_report(group, "explain one request: its place in the trace, from 0")
     group.add_argument(
         "--optimum", action="store_true", help="split evicted tokens into policy and capacity"
     )
