@@ -121,7 +121,7 @@ def _add_options(group: Any) -> None:
 
 def _add_search(group: Any) -> None:
     add = group.add_argument
-    add("--backend", choices=BACKENDS, help="(the named world's, else python)")
+    add("--backend", choices=BACKENDS, help="the core to explore (the named world's, else python)")
     add("--depth", type=natural, metavar="N", help="stop at this distance from the start")
     add("--limit", type=natural, metavar="N", help="stop at this many states")
     add("--time", type=positive, metavar="SECONDS", help="stop after this many seconds")

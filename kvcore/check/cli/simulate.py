@@ -245,7 +245,7 @@ def _make_parser() -> argparse.ArgumentParser:
         epilog="Exit code: 0 no run failed, 1 one did, 2 the call was wrong, 130 interrupted.",
     )
     add = parser.add_argument
-    add("--seed", type=natural, default=0, metavar="N", help="of the first run (0)")
+    add("--seed", type=natural, default=0, metavar="N", help="seed of the first run (0)")
     add("--steps", type=count, default=1000, metavar="N", help="steps of each run (1000)")
     add("--runs", type=count, metavar="N", help="runs, each with the next seed (1)")
     add("--time", type=positive, metavar="SECONDS", help="make runs until the time is up")

@@ -33,7 +33,7 @@ OWN = {
 """Sentences of the properties that only facades have."""
 
 TABLES = "tables are lists of the facade, which no command mirrors (S002-66, S003-06, 34)"
-MARKS = "what is computed is the caller's to say (S002-39, S003-26, 30)"
+MARKS = "the caller decides what is computed (S002-39, S003-26, 30)"
 OWN_HASHES = "a hash belongs to a block or to a tracker, not to a request (S002-53, 60; S003-12)"
 AT_ONCE = (
     "no call leaves work behind: copies are returned, to be done at once (S002-34, S003-20, 28)"
@@ -51,7 +51,7 @@ LIFTED: Mapping[str, str] = {
     **dict.fromkeys(("ROWS", "OPEN-BATCH", "TABLEN", "TABLE-MIRROR", "OWNER-MIRROR"), TABLES),
     "ROW-LIFE": TABLES,
     "GROWN": TABLES,
-    "WAIT-EMPTY": "who waits has no table at all (S002-66, S003-11, 34)",
+    "WAIT-EMPTY": "a waiting sequence has no table at all (S002-66, S003-11, 34)",
     **dict.fromkeys(("COMPUTED", "COMPUTED-RULE", "DRAFT", "OUTPUT-ONCE", "PUBLISHED"), MARKS),
     **dict.fromkeys(("REQ-HASH", "CACHED-COUNT", "CACHE-KEY"), OWN_HASHES),
     "FULLHIT": "a full hit is left to the caller (X-06)",

@@ -30,7 +30,9 @@ from kvcore.transitions import (
 )
 from kvcore.types.errors import InOpenBatch, OutputOutOfOrder
 
-IN_ORDER = "who finds a block early reads it behind its write, and a cancel withdraws the key"
+IN_ORDER = (
+    "a request that finds a block early reads it behind its write, and a cancel withdraws the key"
+)
 
 
 @mutant(

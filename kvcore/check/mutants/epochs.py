@@ -22,7 +22,7 @@ from kvcore.transitions import TRANSITIONS, allocate, batches, epochs, swap
 from kvcore.types.commands import EvictAll
 from kvcore.types.values import Request
 
-ONLY_HITS = "who is evicted too early is computed again"
+ONLY_HITS = "content that is evicted too early is computed again"
 
 
 def loading(_: World, state: State) -> Iterator[Call]:

@@ -137,7 +137,7 @@ def m_evict_drops_dups(patcher: Patcher) -> None:
         return True
 
 
-@mutant("calls", "EVT-COPY", rows=(5,), costs="who mirrors the index does not know of the copy")
+@mutant("calls", "EVT-COPY", rows=(5,), costs="a mirror of the index does not know of the copy")
 def m_event_per_copy(patcher: Patcher) -> None:
     """An event says that a content is gone although a copy of it is left."""
 
@@ -147,7 +147,7 @@ def m_event_per_copy(patcher: Patcher) -> None:
         return True
 
 
-@mutant("calls", "EVT-COPY", costs="who mirrors the index does not know of the hit")
+@mutant("calls", "EVT-COPY", costs="a mirror of the index does not know of the hit")
 def m_stored_event_lost(patcher: Patcher) -> None:
     """No event says that blocks became findable."""
     patcher.replace(Effects, "announce", lambda *_: None)

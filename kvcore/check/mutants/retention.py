@@ -13,7 +13,7 @@ from kvcore.types import retention
 from kvcore.types.policies import DEFAULT_STEPS, Step, Wish
 from kvcore.types.retention import Piece
 
-ONLY_HITS = "who is evicted too early is computed again"
+ONLY_HITS = "content that is evicted too early is computed again"
 
 
 def overriding(patcher: Patcher, part: int) -> None:

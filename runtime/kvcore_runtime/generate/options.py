@@ -56,7 +56,7 @@ def make_parser() -> argparse.ArgumentParser:
     models = ("smollm2", "tiny")
     parser.add_argument("--model", choices=models, help="default: smollm2; with --tiny: tiny")
     parser.add_argument("--device", default="cpu", metavar="cpu|cuda", help="default: cpu")
-    threads = "of torch; default: half the cores; with --tiny: 1"
+    threads = "threads used by torch; default: half the cores; with --tiny: 1"
     parser.add_argument("--threads", type=int, metavar="N", help=threads)
     window = "tiny model: two layers see W tokens, beside two of full attention"
     parser.add_argument("--window", type=int, metavar="W", help=window)
@@ -95,7 +95,7 @@ def _add_sampling(group: argparse._ArgumentGroup) -> None:
     _number(group, "--temperature", "0: greedy", unit="T")
     _number(group, "--top-k", "0: all", 0, unit="K")
     _number(group, "--top-p", "1: all", 1.0, unit="P")
-    _number(group, "--seed", "of the random numbers", 0, unit="S")
+    _number(group, "--seed", "random seed", 0, unit="S")
 
 
 def _add_results(group: argparse._ArgumentGroup) -> None:
