@@ -24,13 +24,13 @@ class LaterCalls:
     """
 
     def __init__(self, own_nothing: Any, block_size: int) -> None:
-        self._noted: list[Any] = []
+        self.noted: list[Any] = []
         self._own_nothing = own_nothing
         self._block_size = block_size
         self._publishes_from: dict[str, int] = {}  # a smaller count fills no block
 
     def __len__(self) -> int:
-        return len(self._noted)
+        return len(self.noted)
 
     def forget(self, request_id: str) -> None:
         """Note a request's next call that publishes, since another call may have changed it."""
@@ -42,8 +42,8 @@ class LaterCalls:
         Each is its name, the request, vLLM's answer and kvcore's. An error of kvcore counts as its
         answer, and ends the calls.
         """
-        calls = self._noted[:]
-        self._noted.clear()
+        calls = self.noted[:]
+        self.noted.clear()
         append, nothing = kvcore.compat.append, kvcore.compat.empty_kv_cache_blocks
         is_short = kvcore.is_short
         for call in calls:
@@ -77,7 +77,7 @@ class LaterCalls:
 
         whole: `allocate_slots` for calls that are not noted.
         """
-        note, nothing = self._noted.append, self._own_nothing
+        note, nothing = self.noted.append, self._own_nothing
         publishes_from, size = self._publishes_from, self._block_size
 
         def allocate_slots(

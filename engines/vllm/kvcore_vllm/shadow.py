@@ -10,10 +10,11 @@ STEPS_PER_TIMED steps, since reading it takes as long as a small call.
 
 from __future__ import annotations
 
+import inspect
 import operator
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from functools import partial
 from math import gcd
 from time import perf_counter_ns
@@ -34,7 +35,7 @@ SIDES = ("vLLM", "kvcore")
 COMPARED = ("free", "remove_skipped_blocks", "evict_blocks", "reset_prefix_cache")
 """Calls that both managers get unchanged, and whose answers are compared."""
 STEPS_PER_TIMED = 64
-MADE = ("new_step_starts", "record_blocks_for_zeroing", "take_new_block_ids", "take_events")
+MADE = ("record_blocks_for_zeroing", "take_new_block_ids")
 """Calls that both get; their answers name block ids, which may differ."""
 
 
@@ -98,14 +99,21 @@ class Shadow:
         self._timed = self._later.noting(*timed, self.allocate_slots)
         self._hits: dict[str, Any] = {}
         count_evictions(self)
+        self._alone = {
+            name: getattr(own, name)
+            for name, _ in inspect.getmembers(type(own), callable)
+            if not name.startswith("_")
+        }
+        for name in self._alone.keys() - vars(Shadow).keys():
+            setattr(self, name, self._alone[name])  # __getattr__ takes as long as such a call
         for name in COMPARED:
-            setattr(self, name, partial(self._compare_both, name, operator.eq))
-        for name in MADE:
-            setattr(self, name, partial(self._compare_both, name, None))
+            setattr(self, name, partial(self._call_both, name, operator.eq))
+        for name in MADE if kvcore.events is None else (*MADE, "take_events"):
+            setattr(self, name, partial(self._call_both, name, None))
         weakref.finalize(self, self.tally.report)
 
     def __getattr__(self, name: str) -> Any:
-        """Pass every other call to vLLM's manager alone."""
+        """Return what else vLLM's manager has."""
         return getattr(self.own, name)
 
     def get_computed_blocks(self, request: Any, *args: Any, **options: Any) -> Any:
@@ -126,22 +134,33 @@ class Shadow:
         **options: Any,
     ) -> Any:
         """Allocate slots in both. Returns vLLM's new blocks, or None."""
-        counts = (request, num_new_tokens, num_new_computed_tokens)
+        name, counts = request.request_id, (request, num_new_tokens, num_new_computed_tokens)
 
-        def theirs() -> Any:
-            hit = self._hits.pop(request.request_id, None) if new_computed_blocks else None
-            if hit is not None:
+        def theirs(*_: Any, **__: Any) -> Any:
+            found = self._hits.pop(name, None) if new_computed_blocks else None
+            hit = found and found[0]
+            if found and found[1] != num_new_computed_tokens:
                 hit = self.kvcore.truncate_computed_blocks(hit, num_new_computed_tokens)
             return self.kvcore.allocate_slots(*counts, hit, *args, **options)
 
-        mine = partial(self.own.allocate_slots, *counts, new_computed_blocks, *args, **options)
-        return self.compare_call(
-            "allocate_slots", request.request_id, self._same_blocks, mine, theirs
-        )
+        calls = self._same_blocks, self.own.allocate_slots, theirs
+        given = *counts, new_computed_blocks, *args
+        return self.compare_call("allocate_slots", name, *calls, *given, **options)
 
     def cache_blocks(self, request: Any, num_computed_tokens: int) -> None:
         """Publish a request's full blocks in both."""
-        self._compare_both("cache_blocks", None, request, num_computed_tokens)
+        self._call_both("cache_blocks", None, request, num_computed_tokens)
+
+    def new_step_starts(self) -> None:
+        """Begin a step in both, and choose whether it is timed."""
+        tally = self.tally
+        is_timed = tally.num_steps % STEPS_PER_TIMED == 0
+        if is_timed is not (self._clock is perf_counter_ns) or not tally.num_steps:
+            self._clock = perf_counter_ns if is_timed else stopped
+            vars(self).update(self._timed if is_timed else self._untimed)
+        tally.num_timed += is_timed
+        tally.num_steps += 1
+        self._call_both("new_step_starts", None)
 
     def catch_up(self) -> None:
         """Make the calls to kvcore that were put off, and compare the answers."""
@@ -165,45 +184,50 @@ class Shadow:
 
     def pop_blocks_for_free(self, request: Any) -> Any:
         """Return vLLM's blocks; `block_pool.free_blocks` gives back those of both managers."""
-        calls = (partial(each.pop_blocks_for_free, request) for each in (self.own, self.kvcore))
-        return self.compare_call(
-            "pop_blocks_for_free", request.request_id, self._note_places, *calls
-        )
+        return self._call_both("pop_blocks_for_free", self._note_places, request)
 
     def compare_call(
         self,
         name: str,
         request_id: str,
         same: Callable[[Any, Any], bool] | None,
-        mine: Callable[[], Any],
-        theirs: Callable[[], Any],
+        mine: Callable[..., Any],
+        theirs: Callable[..., Any],
+        /,
+        *args: Any,
+        **options: Any,
     ) -> Any:
         """Return vLLM's answer, compared with kvcore's by `same` if it is given."""
-        if self._later:
+        tally, later, clock = self.tally, self._later, self._clock
+        if tally.difference is not None:
+            return mine(*args, **options)
+        if later.noted:
             self.catch_up()
-        self._later.forget(request_id)
-        clock = self._clock
+        if request_id:
+            later.forget(request_id)
         started = clock()
-        answer = mine()
+        answer = mine(*args, **options)
         clock_start = clock()
-        self.tally.nanoseconds["vLLM"] += clock_start - started
-        if self.tally.difference is not None:
+        if tally.difference is not None:  # found while catching up
             return answer
-        self.tally.num_calls += 1
+        tally.num_calls += 1
         try:
-            other = theirs()
+            other = theirs(*args, **options)
             answered = clock()
-            self.tally.nanoseconds["kvcore"] += answered - clock_start
-            if same and self.tally.num_steps % self._every == 0 and not same(answer, other):
+            if same and tally.num_steps % self._every == 0 and not same(answer, other):
                 self.part(name, request_id, answer, other)
-            self.tally.nanoseconds["comparing"] += clock() - answered
         except Exception as error:  # whatever it is, vLLM's answer stands
             self.part(name, request_id, answer, error)
+            return answer
+        if clock is not stopped:
+            spent = tally.nanoseconds
+            spent["vLLM"] += clock_start - started
+            spent["kvcore"] += answered - clock_start
+            spent["comparing"] += clock() - answered
         return answer
 
     def part(self, name: str, request_id: str, mine: Any, theirs: Any) -> None:
-        """Report a difference, and make no more calls to kvcore."""
-        self._put_off({})
+        """Report a difference, and leave all further calls to vLLM's manager."""
         sides = []
         for manager in (self.own, self.kvcore):
             try:
@@ -221,12 +245,7 @@ class Shadow:
             f"with kvcore ({sides[1]}; {withdrawn} keys withdrawn, as their step was not computed)"
         )
         logger.error("%s", self.tally.difference)
-
-    def _put_off(self, calls: Mapping[str, Any]) -> None:
-        """Install methods that note their calls; without any, both managers are called at once."""
-        for name in self._untimed:
-            vars(self).pop(name, None)
-        vars(self).update(calls)
+        vars(self).update(self._alone)
 
     def _clocked(self, call: Callable[..., Any]) -> Callable[..., Any]:
         """Wrap a call of vLLM's manager so that its time is counted."""
@@ -240,19 +259,12 @@ class Shadow:
 
         return timed
 
-    def _compare_both(self, name: str, same: Any, *args: Any, **options: Any) -> Any:
-        if name == "new_step_starts":
-            is_timed = self.tally.num_steps % STEPS_PER_TIMED == 0
-            self._clock = perf_counter_ns if is_timed else stopped
-            if self.tally.difference is None:
-                self._put_off(self._timed if is_timed else self._untimed)
-            self.tally.num_timed += is_timed
-            self.tally.num_steps += 1
+    def _call_both(self, name: str, same: Any, /, *args: Any, **options: Any) -> Any:
         request_id = getattr(args[0], "request_id", "") if args else ""
-        calls = (partial(getattr(m, name), *args, **options) for m in (self.own, self.kvcore))
-        return self.compare_call(name, request_id, same, *calls)
+        calls = getattr(self.own, name), getattr(self.kvcore, name)
+        return self.compare_call(name, request_id, same, *calls, *args, **options)
 
-    def _look_up(self, name: str, request: Any, *args: Any, **options: Any) -> Any:
+    def _look_up(self, name: str, request: Any, /, *args: Any, **options: Any) -> Any:
         def same(mine: Any, theirs: Any) -> bool:
             self.tally.hit_tokens["vLLM"] += mine[1]
             self.tally.hit_tokens["kvcore"] += theirs[1]
@@ -260,21 +272,20 @@ class Shadow:
             is_same = mine[1] == theirs[1] and mine[3:] == theirs[3:]
             return is_same and self._same_blocks(mine[0], theirs[0])
 
-        def theirs() -> Any:
-            found = getattr(self.kvcore, name)(request, *args, **options)
-            self._hits[request.request_id] = found[0]
+        def theirs(*args: Any, **options: Any) -> Any:
+            found = getattr(self.kvcore, name)(*args, **options)
+            self._hits[request.request_id] = found
             return found
 
-        mine = partial(getattr(self.own, name), request, *args, **options)
-        return self.compare_call(name, request.request_id, same, mine, theirs)
+        calls = same, getattr(self.own, name), theirs
+        return self.compare_call(name, request.request_id, *calls, request, *args, **options)
 
     def _same_blocks(self, mine: Any, theirs: Any) -> bool:
         """Return whether both are None or have equally many blocks in each group."""
         if mine is None or theirs is None:
             return mine is theirs
-        own, kvcore = read_ids(mine), read_ids(theirs)
-        if self.tally.same_ids:
-            self.tally.same_ids = list(map(list, own)) == list(map(list, kvcore))
+        own, kvcore = read_ids(mine), tuple(map(list, read_ids(theirs)))
+        self.tally.same_ids &= own == kvcore
         return list(map(len, own)) == list(map(len, kvcore))
 
     def _note_places(self, mine: list[Any], theirs: list[Any]) -> bool:
@@ -306,13 +317,13 @@ class ShadowPool:
         listed, shadow = list(blocks), self._shadow
         pool = shadow.kvcore.block_pool
 
-        def theirs() -> None:
+        def theirs(_: Any) -> None:
             ids = [each.block_id for each in listed]
             if not shadow.tally.same_ids and not shadow.place.keys() >= set(ids):
                 raise LookupError("the blocks that a connector names lie elsewhere in kvcore")
             getattr(pool, name)([pool.block(shadow.place.get(each, each)) for each in ids])
 
-        shadow.compare_call(name, "", None, partial(getattr(self._own, name), listed), theirs)
+        shadow.compare_call(name, "", None, getattr(self._own, name), theirs, listed)
 
 
 def shadowed(own: type[Any]) -> Callable[..., Shadow]:

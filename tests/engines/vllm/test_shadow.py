@@ -75,6 +75,16 @@ def test_the_first_difference_is_told_and_vllm_goes_on(monkeypatch: pytest.Monke
     )
     assert "and ([0] blocks, 0, 0) with kvcore" in manager.tally.difference
     assert "parted" in manager.tally.report()
+    assert manager.allocate_slots == manager.own.allocate_slots, "nothing stands before it any more"
+
+
+def test_calls_by_keyword_reach_both_managers() -> None:
+    scheduler, manager = make_shadow()
+    run(scheduler, PROMPTS)
+    num_calls = manager.tally.num_calls
+    manager.remove_skipped_blocks(request_id="r0", processed_computed_tokens=0)
+    assert manager.tally.num_calls == num_calls + 1
+    assert manager.tally.difference is None
 
 
 def test_a_shadow_that_is_dropped_says_what_it_saw(monkeypatch: pytest.MonkeyPatch) -> None:
