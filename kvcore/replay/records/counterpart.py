@@ -61,6 +61,9 @@ class Made:
 class Counterpart:
     """One manager with its own configuration, and its figures."""
 
+    first_batch = 0
+    """The recorded number of the batch that has number 0 here."""
+
     def __init__(self, manager: KVCacheManager, running: Iterable[str], *, same: bool) -> None:
         """running: requests that hold blocks, oldest first. same: block ids equal those of the
         record.
@@ -95,13 +98,19 @@ class Counterpart:
         if "hit" in arguments:
             arguments = self._with_hit(arguments)
         try:
-            value = getattr(self.manager, name)(**arguments)
+            value = self.call(name, arguments)
         except KvcoreError as error:
             return error
         self.note(name, arguments, value, target)
         if name in FORGETS:
             self.forget_idle()
         return value
+
+    def call(self, name: str, arguments: dict[str, Any]) -> Any:
+        """Make a call; return its value. Raises what it raises."""
+        if self.first_batch and arguments.get("batch") is not None:
+            arguments = arguments | {"batch": arguments["batch"] - self.first_batch}
+        return getattr(self.manager, name)(**arguments)
 
     def _with_hit(self, arguments: dict[str, Any]) -> dict[str, Any]:
         """Return the arguments of a call, with the hit of its request's last look-up here."""
@@ -137,7 +146,7 @@ class Counterpart:
             arguments = arguments | {"operation": self.operations.pop(arguments["operation"])}
         if name in ("add_tokens", "append"):
             arguments = {name: value for name, value in arguments.items() if name != "batch"}
-        value = getattr(manager, name)(**arguments)
+        value = self.call(name, arguments)
         self.note(name, arguments, value, call.target)
         if name == "append":
             return value.refused

@@ -164,7 +164,7 @@ class Follower(Counterpart):
             for request_id in [each for each in self.running if each not in self.queues]:
                 self.perform(Made(0, "free", {"request_id": request_id}))
             for batch in self.manager.in_flight:
-                self.perform(Made(0, "complete", {"batch": batch}))
+                self.perform(Made(0, "complete", {"batch": batch + self.first_batch}))
             if not self._take_batch():
                 break
         self.tally.dropped += sum(map(len, self.queues.values()))

@@ -187,6 +187,7 @@ def _begin(config: Config, segment: Segment, state: State, backend: Backend) -> 
     if config == state.config:
         return _restored(segment, state, backend)
     follower = Follower(KVCacheManager(config, backend), [], same=False)
+    follower.first_batch = state.batch.number
     follower.gone |= set(state.requests)
     follower.parted_at = segment.header.first_call if state.requests else None
     return follower
