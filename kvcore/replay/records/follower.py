@@ -41,7 +41,7 @@ class Follower(Counterpart):
     def __init__(self, manager: KVCacheManager, running: Iterable[str], *, same: bool) -> None:
         super().__init__(manager, running, same=same)
         self.parted_at: int | None = None
-        self.num_compared = self.appended = 0
+        self.num_compared = self.appended = self.num_taken = 0
         self.queues: dict[str, deque[Made]] = {}
         """The delayed requests, oldest first, each with its queued calls."""
         self.refused: dict[str, tuple[int, int]] = {}
@@ -186,6 +186,7 @@ class Follower(Counterpart):
             return False
         if call.name == "take_batch":
             self._take_batch()
+            self.first_batch = call.value.number - self.num_taken + 1
             return True
         return self._do(call, request_id)
 
@@ -217,7 +218,12 @@ class Follower(Counterpart):
         while self.is_idle and self.queues and self._make_room():
             self._go_on(all_of_them=True)
         is_idle, self.is_idle = self.is_idle, True
-        self.note("take_batch", {}, self.manager.take_batch(), 0)
+        running, most = self.manager.in_flight, self.manager.config.max_in_flight
+        if running and len(running) >= most:  # what would have completed it was misuse here
+            self.perform(Made(0, "complete", {"batch": running[0] + self.first_batch}))
+        batch = self.manager.take_batch()
+        self.num_taken = batch.number + 1
+        self.note("take_batch", {}, batch, 0)
         self.stepped.clear()
         self._go_on()
         return not is_idle
