@@ -130,10 +130,11 @@ class Manager:
         """
         The row of a request. Changes nothing.
         """
-    def give_hashes(self, request_id: str, hashes: Iterable[bytes], /) -> None:
+    def give_hashes(self, request_id: str, first: int, hashes: Iterable[bytes], /) -> None:
         """
-        Give a request the hashes of the blocks that the next call fills, when the calls of a record
-        by keys are made again.
+        Give a request the hashes of its blocks from `first` on, which the next call fills, when the
+        calls of a record by keys are made again; it keeps none that it had from there on. Does
+        nothing if it has fewer than `first`.
         """
     def has_key(self, /, block: int) -> bool:
         """

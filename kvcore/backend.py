@@ -142,10 +142,13 @@ class PythonBackend:
                 del self.__dict__[name]
             self._tape = None
 
-    def give_hashes(self, request_id: str, hashes: Sequence[bytes]) -> None:
+    def give_hashes(self, request_id: str, first: int, hashes: Sequence[bytes]) -> None:
         def change(state: State) -> Outcome[State, None]:
             request = state.requests[request_id]
-            longer = replace(request, block_hashes=request.block_hashes.extend(hashes))
+            if len(request.block_hashes) < first:
+                return Outcome(state, (), None)
+            known = request.block_hashes[:first].extend(hashes)
+            longer = replace(request, block_hashes=known)
             return Outcome(
                 replace(state, requests=state.requests.set(request_id, longer)), (), None
             )

@@ -21,7 +21,6 @@ from kvcore.replay.explain.command import main as explain
 from kvcore.replay.records.attempt import read_items
 from kvcore.replay.records.command import main as replay
 from kvcore.replay.records.rerun import rerun
-from kvcore.replay.records.what_if import what_if
 from kvcore.trace.calls import Call, perform_on
 from kvcore.view.command import main as view
 from tests.conftest import Backend, need_twin
@@ -217,7 +216,7 @@ def test_hashes_that_are_not_one_way_are_refused(tmp_path: Path, backend: Backen
         Recorder(tmp_path / "wrong", tokens="none")  # type: ignore[arg-type] # a wrong word
 
 
-def test_a_record_by_keys_is_viewed_but_not_explained_or_varied(
+def test_a_record_by_keys_is_viewed_but_not_explained_or_shrunk(
     tmp_path: Path, backend: Backend, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder, page = tmp_path / "record", tmp_path / "page.html"
@@ -226,8 +225,6 @@ def test_a_record_by_keys_is_viewed_but_not_explained_or_varied(
     assert not any(name in page.read_text() for name in NAMES)
     assert explain([str(folder), "--backend", backend]) == 2
     assert "an explanation needs tokens" in capsys.readouterr().err
-    with pytest.raises(RecordNeedsText, match="another configuration needs tokens"):
-        what_if(folder, {"same": TENANTS}, backend)
     with pytest.raises(RecordNeedsText, match="a shorter run needs tokens"):
         read_items(folder, backend)
 

@@ -166,6 +166,29 @@ def test_a_variant_of_a_record_that_begins_later_begins_empty(
     assert done.variants[0].tally.computed_tokens == 1
 
 
+def test_batches_are_numbered_from_where_a_record_begins(tmp_path: Path, backend: Backend) -> None:
+    config = attrs.evolve(POOL, max_in_flight=2)
+    calls = [*admission("a", [1] * 3), Call("free", ("a",)), Call("remove_request", ("a",))]
+    calls += [Call("complete", (0,)), Call("take_batch"), *admission("b", [1] * 3)]
+    calls += [Call("complete", (1,)), Call("append", (["b"], [2]), {"batch": 2})]
+    calls += [Call("take_batch"), Call("complete", (2,)), Call("complete", (3,))]
+    record(tmp_path / "record", config, calls, backend, start=7)
+    done = what_if(tmp_path / "record", {"more": attrs.evolve(config, num_blocks=9)}, backend)
+    (more,) = done.variants
+    assert (more.tally.computed_tokens, more.tally.dropped) == (4, 1)  # batch 1 is not there
+
+
+def test_a_variant_without_the_cancelled_batch_goes_on(tmp_path: Path, backend: Backend) -> None:
+    config = attrs.evolve(POOL, max_in_flight=1)
+    calls = [*admission("a", [1] * 3), Call("cancel", (0,)), *admission("b", [1] * 3)]
+    calls += [Call("complete", (2,)), Call("append", (["b"], [2]))]
+    calls += [Call("take_batch"), Call("complete", (3,))]
+    record(tmp_path / "record", config, calls, backend, start=3)
+    done = what_if(tmp_path / "record", {"more": attrs.evolve(config, num_blocks=9)}, backend)
+    (more,) = done.variants
+    assert (more.tally.computed_tokens, more.tally.dropped) == (4, 1)  # batch 0 is not there
+
+
 def test_the_command_prints_a_table_or_json(
     tmp_path: Path, backend: Backend, capsys: pytest.CaptureFixture[str]
 ) -> None:

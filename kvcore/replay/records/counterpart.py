@@ -8,12 +8,13 @@ keys, and calls without purpose here are left out.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import attrs
 
 from kvcore.manager import KVCacheManager
+from kvcore.replay.records.filled import HASHED, NONE, Filled, give_hashes, with_larger_blocks
 from kvcore.types.commands import Evict
 from kvcore.types.errors import KvcoreError
 from kvcore.types.values import Hit, Refused, Status
@@ -25,6 +26,8 @@ FORGETS = ("cancel", "rewind", "truncate")
 """Calls that may stop requests which they do not name."""
 AVOIDED = object()
 """Marks a recorded free or swap that made space: its request was allocated again later."""
+UNMADE = KvcoreError()
+"""Marks misuse by content that a record by keys does not have, so that it is not made again."""
 
 
 @attrs.define
@@ -47,7 +50,8 @@ class Made:
     """A recorded call of one request, or of none.
 
     target: computed tokens of the request after the recorded call. value: its value or error. keys:
-    those of the blocks that it names.
+    those of the blocks that it names. filled: in a record by keys, the hashes that come with it, by
+    request.
     """
 
     number: int
@@ -56,10 +60,16 @@ class Made:
     target: int = 0
     value: Any = None
     keys: tuple[bytes | None, ...] = ()
+    filled: Mapping[str, Filled] = NONE
 
 
 class Counterpart:
     """One manager with its own configuration, and its figures."""
+
+    first_batch = 0
+    """The recorded number of the batch that has number 0 here."""
+    scale = 1
+    """In a record by keys: its tokens per hash, divided by those of the record."""
 
     def __init__(self, manager: KVCacheManager, running: Iterable[str], *, same: bool) -> None:
         """running: requests that hold blocks, oldest first. same: block ids equal those of the
@@ -83,25 +93,45 @@ class Counterpart:
     def make(self, call: Made) -> Any:
         """Make a call as it was recorded; returns its value or error."""
         name = call.name
+        if call.value is UNMADE:
+            return UNMADE
         if name in BY_BLOCKS and not self.same:
             return call.value if is_wrong(call.value) else self._by_blocks(call)
-        value = self.run(name, call.arguments, call.target)
+        value = self.run(name, call.arguments, call.target, call.filled)
         if name in ("store", "load") and isinstance(call.value, tuple) and isinstance(value, tuple):
             self.operations |= zip(call.value, value, strict=False)
         return value
 
-    def run(self, name: str, arguments: dict[str, Any], target: int = 0) -> Any:
+    def run(
+        self,
+        name: str,
+        arguments: dict[str, Any],
+        target: int = 0,
+        filled: Mapping[str, Filled] = NONE,
+    ) -> Any:
         """Make a call with the hit that was found here; returns its value or error."""
         if "hit" in arguments:
             arguments = self._with_hit(arguments)
         try:
-            value = getattr(self.manager, name)(**arguments)
+            value = self.call(name, arguments, filled)
         except KvcoreError as error:
             return error
         self.note(name, arguments, value, target)
         if name in FORGETS:
             self.forget_idle()
         return value
+
+    def call(self, name: str, arguments: dict[str, Any], filled: Mapping[str, Filled]) -> Any:
+        """Make a call with the hashes that come with it; return its value. Raises what it
+        raises.
+        """
+        if self.first_batch and arguments.get("batch") is not None:
+            arguments = arguments | {"batch": arguments["batch"] - self.first_batch}
+        if filled and name not in HASHED:
+            give_hashes(self.manager, filled)
+        if self.scale > 1 and name in HASHED:
+            arguments = with_larger_blocks(name, arguments, filled, self.scale)
+        return getattr(self.manager, name)(**arguments)
 
     def _with_hit(self, arguments: dict[str, Any]) -> dict[str, Any]:
         """Return the arguments of a call, with the hit of its request's last look-up here."""
@@ -137,7 +167,7 @@ class Counterpart:
             arguments = arguments | {"operation": self.operations.pop(arguments["operation"])}
         if name in ("add_tokens", "append"):
             arguments = {name: value for name, value in arguments.items() if name != "batch"}
-        value = getattr(manager, name)(**arguments)
+        value = self.call(name, arguments, call.filled)
         self.note(name, arguments, value, call.target)
         if name == "append":
             return value.refused

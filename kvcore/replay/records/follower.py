@@ -24,6 +24,7 @@ import attrs
 
 from kvcore.manager import KVCacheManager
 from kvcore.replay.records.counterpart import STEPS, Counterpart, Made, request_of
+from kvcore.replay.records.filled import NONE
 from kvcore.types.errors import KvcoreError
 from kvcore.types.values import Appended, Hit, Reason, Refused, Verdict
 
@@ -41,7 +42,7 @@ class Follower(Counterpart):
     def __init__(self, manager: KVCacheManager, running: Iterable[str], *, same: bool) -> None:
         super().__init__(manager, running, same=same)
         self.parted_at: int | None = None
-        self.num_compared = self.appended = 0
+        self.num_compared = self.appended = self.num_taken = 0
         self.queues: dict[str, deque[Made]] = {}
         """The delayed requests, oldest first, each with its queued calls."""
         self.refused: dict[str, tuple[int, int]] = {}
@@ -91,7 +92,8 @@ class Follower(Counterpart):
             if part.start == done and self._fits({"request_id": named[0]} | one_more):
                 break
             tokens = None if tokens is None else tokens[part]
-            value = self.run("append", arguments | {"requests": named, "tokens": tokens})
+            made = arguments | {"requests": named, "tokens": tokens}
+            value = self.run("append", made, filled=call.filled)
             if isinstance(value, KvcoreError):
                 break
             self.appended += value.done
@@ -132,29 +134,39 @@ class Follower(Counterpart):
                 self._go_on()
         self.tally.in_place += in_place
 
-    def follow_append(self, number: int, request_ids: list[str], tokens: list[int] | None) -> None:
+    def follow_append(self, made: Made, request_ids: list[str], tokens: list[int] | None) -> None:
         """Give requests their next tokens. Waiting requests get theirs later."""
         self.num_compared += 1
         now, in_place = [], True
+
+        def one(place: int) -> Made:
+            request_id = request_ids[place]
+            token = None if tokens is None else [tokens[place]]
+            filled = made.filled
+            if filled:
+                filled = {request_id: filled[request_id]} if request_id in filled else NONE
+            arguments = {"requests": [request_id], "tokens": token}
+            return Made(made.number, "append", arguments, filled=filled)
+
         for place, request_id in enumerate(request_ids):
             if request_id in self.queues or request_id in self.gone:
-                in_place &= self._follow(_append_one(number, request_id, tokens, place))
+                in_place &= self._follow(one(place))
             else:
                 now.append(place)
         while now:
             mine = None if tokens is None else [tokens[place] for place in now]
+            named = {"requests": [request_ids[place] for place in now], "tokens": mine}
             try:
-                value = self.manager.append([request_ids[place] for place in now], mine)
+                value = self.call("append", named, made.filled)
             except KvcoreError:
                 for place in now:
-                    in_place &= self._follow(_append_one(number, request_ids[place], tokens, place))
+                    in_place &= self._follow(one(place))
                 break
             self.note("append", {}, value, 0)
             if value.refused is None:
                 break
             place = now[value.done]
-            call = _append_one(number, request_ids[place], tokens, place)
-            self._wait(request_ids[place], call, value.refused)
+            self._wait(request_ids[place], one(place), value.refused)
             now, in_place = now[value.done + 1 :], False
         self.tally.in_place += in_place
 
@@ -164,7 +176,7 @@ class Follower(Counterpart):
             for request_id in [each for each in self.running if each not in self.queues]:
                 self.perform(Made(0, "free", {"request_id": request_id}))
             for batch in self.manager.in_flight:
-                self.perform(Made(0, "complete", {"batch": batch}))
+                self.perform(Made(0, "complete", {"batch": batch + self.first_batch}))
             if not self._take_batch():
                 break
         self.tally.dropped += sum(map(len, self.queues.values()))
@@ -186,6 +198,7 @@ class Follower(Counterpart):
             return False
         if call.name == "take_batch":
             self._take_batch()
+            self.first_batch = call.value.number - self.num_taken + 1
             return True
         return self._do(call, request_id)
 
@@ -217,7 +230,12 @@ class Follower(Counterpart):
         while self.is_idle and self.queues and self._make_room():
             self._go_on(all_of_them=True)
         is_idle, self.is_idle = self.is_idle, True
-        self.note("take_batch", {}, self.manager.take_batch(), 0)
+        running, most = self.manager.in_flight, self.manager.config.max_in_flight
+        if running and len(running) >= most:  # what would have completed it was misuse here
+            self.perform(Made(0, "complete", {"batch": running[0] + self.first_batch}))
+        batch = self.manager.take_batch()
+        self.num_taken = batch.number + 1
+        self.note("take_batch", {}, batch, 0)
         self.stepped.clear()
         self._go_on()
         return not is_idle
@@ -308,11 +326,6 @@ class Follower(Counterpart):
             except KvcoreError:
                 continue
         self.running.pop(request_id, None)
-
-
-def _append_one(number: int, request_id: str, tokens: list[int] | None, place: int) -> Made:
-    token = None if tokens is None else [tokens[place]]
-    return Made(number, "append", {"requests": [request_id], "tokens": token})
 
 
 def _again(request_id: str, target: int) -> Made:

@@ -91,7 +91,8 @@ class Player:
         if call.hashes is not None and call.result is not None and call.result.what in BY_CONTENT:
             return call.outcome
         for request_id, hashes in (call.hashes or {}).items():
-            self.manager._core.give_hashes(request_id, hashes)
+            first = self.manager.num_tokens(request_id) // self.manager.config.hash_block_size
+            self.manager._core.give_hashes(request_id, first, hashes)
         if isinstance(arguments.get("hit"), LastHit):
             found = self.hits.get(arguments["request_id"])
             arguments = arguments | {"hit": found}

@@ -22,11 +22,12 @@ from kvcore.codec.decode import decode
 from kvcore.manager import KVCacheManager
 from kvcore.record.errors import InvalidRecorder
 from kvcore.record.outcomes import write_error, write_value
-from kvcore.record.reader import RecordedCall, read_calls, read_text, segment_files
-from kvcore.record.segment import Segment, read_segment
-from kvcore.replay.records.counterpart import AVOIDED, BY_BLOCKS, Made, Tally
+from kvcore.record.reader import RecordedCall, read_calls, segment_files
+from kvcore.record.segment import KEYS, Segment, read_segment
+from kvcore.replay.records.counterpart import AVOIDED, BY_BLOCKS, UNMADE, Made, Tally
+from kvcore.replay.records.filled import NONE, Filled, check_variant
 from kvcore.replay.records.follower import Follower
-from kvcore.replay.records.rerun import Backend
+from kvcore.replay.records.rerun import BY_CONTENT, Backend
 from kvcore.state.state import State
 from kvcore.types.config import Config
 from kvcore.types.errors import InvalidConfig, KvcoreError
@@ -81,19 +82,22 @@ def what_if(
 ) -> WhatIf:
     """Make the calls of a record with each configuration, up to the first damage or gap in it.
 
-    Raises RecordNeedsText, InvalidRecorder for a record whose calls give different outcomes,
-    NotARecord, NewerRecord, DamagedRecord.
+    Raises RecordNeedsText for a configuration in which hashes are not enough, InvalidRecorder for a
+    record whose calls give different outcomes, NotARecord, NewerRecord, DamagedRecord.
     """
     files = segment_files(path)
-    first = read_text(files[0], "a run with another configuration")
+    first = read_segment(files[0])
     state = decode(first.state)
+    if first.header.flags & KEYS:
+        for config in variants.values():
+            check_variant(state.config, config, path)
     base = _restored(first, state, backend)
     followers = [_begin(config, first, state, backend) for config in variants.values()]
     rows = {row: name for row, name in enumerate(state.rows) if name is not None}
     room_for_others = set[tuple[int, str]]()
-    num_calls = 0
+    has_larger, num_calls = any(each.scale > 1 for each in followers), 0
     for call in _with_room_for_others(_calls(files), room_for_others):
-        made = _make(base, call, rows)
+        made = _make(base, call, rows, has_larger)
         num_calls += 1
         if call.name in ("add_request", "fork") and isinstance(made.value, int):
             rows[made.value] = _added(made)
@@ -105,7 +109,7 @@ def what_if(
             if call.name == "append" and isinstance(made.value, Appended):
                 names, tokens = _read_append(made, rows, each.appended)
                 each.appended = 0
-                each.follow_append(made.number, names, tokens)
+                each.follow_append(made, names, tokens)
             elif not wrong and call.name != LOOK_UP:
                 parts = parts or list(_split(made, room_for_others))
                 each.follow(parts)
@@ -187,20 +191,28 @@ def _begin(config: Config, segment: Segment, state: State, backend: Backend) -> 
     if config == state.config:
         return _restored(segment, state, backend)
     follower = Follower(KVCacheManager(config, backend), [], same=False)
+    follower.first_batch = state.batch.number
+    if segment.header.flags & KEYS:
+        follower.scale = config.hash_block_size // state.config.hash_block_size
     follower.gone |= set(state.requests)
     follower.parted_at = segment.header.first_call if state.requests else None
     return follower
 
 
-def _make(base: Follower, call: RecordedCall, rows: Mapping[int, str]) -> Made:
-    """Make a call on the recorded manager. Raises InvalidRecorder if that does not give the
-    recorded outcome.
+def _make(base: Follower, call: RecordedCall, rows: Mapping[int, str], has_larger: bool) -> Made:
+    """Make a call on the recorded manager. has_larger: whether a variant has larger blocks. Raises
+    InvalidRecorder if that does not give the recorded outcome.
     """
     arguments, manager = call.arguments, base.manager
     keys: tuple[bytes | None, ...] = ()
     if call.name in BY_BLOCKS:
         keys = tuple(map(partial(_key_of, manager), arguments["block_ids"]))
-    value = base.run(call.name, arguments)
+    filled = NONE
+    if call.hashes is not None and call.result is not None:
+        if call.result.what in BY_CONTENT:
+            return Made(call.number, call.name, arguments, value=UNMADE)
+        filled = _filled(manager, call, has_larger)
+    value = base.run(call.name, arguments, filled=filled)
     wrong = isinstance(value, KvcoreError)
     if (write_error(value) if wrong else write_value(call.name, value)) != call.outcome:
         reason = f"call {call.number:,} has a different outcome; `kvcore replay` shows more"
@@ -211,7 +223,21 @@ def _make(base: Follower, call: RecordedCall, rows: Mapping[int, str]) -> Made:
         target = manager.num_computed_tokens(request_id)
     elif isinstance(value, Appended) and value.refused is not None:
         arguments = arguments | {"requests": _names(arguments["requests"], rows)}
-    return Made(call.number, call.name, arguments, target, value, keys)
+    return Made(call.number, call.name, arguments, target, value, keys, filled)
+
+
+def _filled(manager: KVCacheManager, call: RecordedCall, has_larger: bool) -> Mapping[str, Filled]:
+    """Return the hashes that come with a call of a record by keys, by request."""
+    hashes, fine = call.hashes or {}, manager.config.hash_block_size
+    if has_larger and call.name == "add_block_hashes" and str(call.result) == "done":
+        request_id = call.arguments["request_id"]
+        (known, *_) = manager.get_block_keys(request_id)
+        before = len(known) * manager.config.block_size
+        return {request_id: Filled(before, call.arguments["hashes"], fine)}
+    return {
+        request_id: Filled(manager.num_tokens(request_id), made, fine)
+        for request_id, made in hashes.items()
+    }
 
 
 def _key_of(manager: KVCacheManager, block: int) -> bytes | None:

@@ -6,7 +6,7 @@ use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
 
 use crate::bindings::arguments;
-use crate::bindings::arguments::{HashesArg, IdArg};
+use crate::bindings::arguments::{CountArg, HashesArg, IdArg};
 use crate::bindings::errors::{CallError, Given, raise};
 use crate::bindings::manager::Manager;
 use crate::bindings::tape::Tape;
@@ -81,19 +81,28 @@ impl Manager {
         Ok(())
     }
 
-    /// Give a request the hashes of the blocks that the next call fills, when the calls of a record
-    /// by keys are made again.
-    #[pyo3(signature = (request_id, hashes, /))]
+    /// Give a request the hashes of its blocks from `first` on, which the next call fills, when the
+    /// calls of a record by keys are made again; it keeps none that it had from there on. Does
+    /// nothing if it has fewer than `first`.
+    #[pyo3(signature = (request_id, first, hashes, /))]
     fn give_hashes(
         slf: &Bound<'_, Self>,
         request_id: IdArg<'_, '_>,
+        first: CountArg<'_, '_>,
         hashes: HashesArg<'_, '_>,
     ) -> PyResult<()> {
         let (mut given, hashes) = (Given::default(), arguments::hashes(hashes)?);
+        let first = given.count(first)?;
         let mut manager = Self::lent(slf)?;
         let row = manager.state.request(given.name(request_id.0));
         let row = row.map_err(|error| raise(slf.py(), error))?;
-        manager.state[row].block_hashes.extend(hashes.into_iter().flatten());
+        let known = &mut manager.state[row].block_hashes;
+        if let Ok(first) = usize::try_from(first)
+            && first <= known.len()
+        {
+            known.truncate(first);
+            known.extend(hashes.into_iter().flatten());
+        }
         Ok(())
     }
 
