@@ -3,17 +3,25 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeVar, cast
-
-from kvcore.explain.observer import AdmissionObserver
+from typing import Any, Protocol, TypeVar, cast
 
 M = TypeVar("M")
+
+
+class Observer(Protocol):
+    """What receives the calls of a manager."""
+
+    def notes(self, name: str) -> bool:
+        """Return whether the observer needs the calls of this name."""
+
+    def note(self, name: str, outcome: Any, *args: Any, **options: Any) -> None:
+        """Add a call that was made."""
 
 
 class _Observed:
     """A manager that reports its calls."""
 
-    def __init__(self, manager: Any, observer: AdmissionObserver) -> None:
+    def __init__(self, manager: Any, observer: Observer) -> None:
         self._manager, self._observer = manager, observer
 
     def __getattr__(self, name: str) -> Any:
@@ -31,7 +39,7 @@ class _Observed:
         return call
 
 
-def observed(manager: M, observer: AdmissionObserver) -> M:
+def observed(manager: M, observer: Observer) -> M:
     """Return the same manager, which then reports its calls to an observer. Pass lists or buffers
     as arguments, since both read them.
     """

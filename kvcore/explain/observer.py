@@ -78,6 +78,10 @@ class AdmissionObserver:
         """Return whether the observer needs the calls of this name."""
         return name in self._notes
 
+    def request(self, named: str | int) -> KnownRequest:
+        """Return a request by its id or row."""
+        return self._requests[named] if isinstance(named, str) else self._rows[named]
+
     def findable_blocks(self) -> set[int]:
         """Return the findable device blocks, as far as calls were observed."""
         return {block for block, content in enumerate(self._contents.of) if content is not None}

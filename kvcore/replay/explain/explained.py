@@ -16,6 +16,7 @@ from kvcore.explain.explanation import Explanation, Totals
 from kvcore.explain.observed import observed
 from kvcore.explain.observer import AdmissionObserver
 from kvcore.manager import KVCacheManager
+from kvcore.replay.explain.by_keys import ObserverByKeys
 from kvcore.replay.optimum import LookUps
 from kvcore.replay.request_trace import TraceReader
 from kvcore.replay.results import Sample
@@ -50,6 +51,11 @@ class Explained:
     def observe(self, manager: KVCacheManager) -> KVCacheManager:
         """Return the manager that the loop must call."""
         return observed(manager, AdmissionObserver(manager, self.add))
+
+    def observe_by_keys(self, manager: KVCacheManager) -> tuple[KVCacheManager, ObserverByKeys]:
+        """Return the manager that makes the calls of a record by keys, and its observer."""
+        observer = ObserverByKeys(manager, self.add)
+        return observed(manager, observer), observer
 
     def add(self, each: Explanation) -> None:
         """Count an admission."""
