@@ -16,7 +16,7 @@ TAKEN_BY = {
     "load": "by a load",
 }
 MEANING = {
-    "namespace": "adapter, media, salt or embedding differss",
+    "namespace": "adapter, media, salt or embedding differs",
     "not_computed": "known, but not computed by any request yet",
     "old_epoch": "computed only with other weights",
     "partial_block": "after the last whole block",
