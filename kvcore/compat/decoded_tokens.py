@@ -44,7 +44,7 @@ class DecodedTokens:
         self._known, self._has_key = known, steps.has_key
         self._block_divisor = gcd(*sizes)
         self._length_limit = config.length_limit
-        self._num_groups = len(sizes)
+        self._num_groups, self._is_one = len(sizes), len(sizes) == 1
         self._publishes = config.publish == "scheduled"
         self._keeps_all = not any(each.is_windowed or each.is_cross for each in config.groups)
         # Then a token that begins a block takes one more in each group, and no more happens.
@@ -55,15 +55,15 @@ class DecodedTokens:
     def append(self, request: Any) -> KVCacheBlocks | None:
         """Schedule a decoding request's next token; None, without it, if there is more to do."""
         try:
-            known, num_tokens = self._known[request.request_id], request.num_tokens
+            known, num_tokens = self._known[name := request.request_id], request.num_tokens
             start, num_ahead, token = known.num_computed, known.num_ahead, 0
             num_new = num_tokens - start + num_ahead
             is_same = known.request is request and request.num_computed_tokens == start
             if is_same and known.is_read:
-                tail = request.all_token_ids[num_tokens - num_new - 1 : num_tokens]
-                if len(tail) != num_new + 1 or tail[0] != known.last_token:
+                tokens = request.all_token_ids
+                token = tokens[num_tokens - 1]
+                if tokens[num_tokens - 1 - num_new] != known.last_token:
                     return None
-                token = tail[-1]
         except (AttributeError, IndexError, KeyError, TypeError):
             return None
         if not is_same or not 0 <= num_new <= 1 or num_ahead < 0 or start >= self._length_limit:
@@ -72,7 +72,7 @@ class DecodedTokens:
         if (
             steps.first is not None
             and (known.batch is steps.mark or (not steps.are_reported and steps.is_over))
-            and steps.notice(RequestCounts(request.request_id, num_tokens, start))
+            and steps.notice(RequestCounts(name, num_tokens, start))
         ):
             return None
         offset, fills = start % size, num_new and num_tokens % size == 0
@@ -81,7 +81,7 @@ class DecodedTokens:
             return None
         blocks = self.empty_kv_cache_blocks
         if offset and (self._fills_later if fills else self._keeps_all):
-            if steps.waiting and num_new != (len(steps.tokens) > 0):
+            if steps.waiting and num_new == (not steps.tokens):  # all have a token, or none
                 steps.settle()
             if num_new:
                 try:
@@ -92,13 +92,14 @@ class DecodedTokens:
             if new:
                 steps.hashes[known] = new
         elif offset or (start and self._grows_by_one):
-            done = self._core.append((request.request_id,), (token,) if num_new else None)
+            done = self._core.append((name,), (token,) if num_new else None)
             if not done.done:
                 return None
             if new:
                 steps.publish(known, new)
             if not offset:
-                blocks = self._read_grown(done)
+                ids = (read_block(done.columns),) if self._is_one else self._read_grown(done)
+                blocks = KVCacheBlocks(ids, self._has_key)
             steps.noted_later.append(known)
         else:
             return None
@@ -132,14 +133,10 @@ class DecodedTokens:
         num_known = scheduled - known.num_ahead
         return 0 <= count <= scheduled and count < num_known - num_known % size + size
 
-    def _read_grown(self, done: Appended) -> KVCacheBlocks:
-        """Return the block that an append of one request began in each group; none if it already
-        had it.
-        """
-        if self._num_groups == 1:
-            return KVCacheBlocks((read_block(done.columns),), self._has_key)
+    def _read_grown(self, done: Appended) -> tuple[tuple[int, ...], ...]:
+        """Return the block that an append of one request began in each group."""
         _, groups, _, blocks = done.grown
         grown: list[tuple[int, ...]] = [()] * self._num_groups
         for group, block in zip(groups, blocks, strict=True):
             grown[group] = (block,)
-        return KVCacheBlocks(tuple(grown), self._has_key)
+        return tuple(grown)
