@@ -18,19 +18,22 @@ use kvcore::transitions::requests::{add_request, remove_request};
 use kvcore::transitions::slot_request::SlotRequest;
 use kvcore::types::commands::Batch;
 use kvcore::types::config::Config;
+use kvcore::types::groups::{Group, Kind};
 use kvcore::types::keys::Hashing;
 use kvcore::types::values::{Output, Request};
 
 const BLOCK_SIZE: u32 = 16;
-const PROMPT_BLOCKS: u32 = 64;
-const RUNNING: u32 = 32;
-const CALLS: [&str; 9] = [
+/// Blocks of all prompts.
+const PROMPTS_BLOCKS: u32 = 2_048;
+const CALLS: [&str; 11] = [
     "add",
     "look_up",
     "allocate",
     "take_batch",
     "append",
     "append_ahead",
+    "append_256",
+    "append_states",
     "fork",
     "free",
     "advance",
@@ -40,9 +43,9 @@ fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     match &arguments[..] {
         [call, blocks] if CALLS.contains(&call.as_str()) => {
-            Bench::new(blocks.parse().expect("blocks are a number")).run(call);
+            Bench::new(blocks.parse().expect("blocks are a number"), call).run(call);
         }
-        _ => CALLS.iter().for_each(|call| Bench::new(8_192).run(call)),
+        _ => CALLS.iter().for_each(|call| Bench::new(8_192, call).run(call)),
     }
 }
 
@@ -52,33 +55,43 @@ struct Bench {
     ids: Vec<String>,
     children: Vec<String>,
     prompts: Vec<Vec<u32>>,
+    rows: Vec<u32>,
+    tokens: Vec<u32>,
 }
 
 impl Bench {
-    /// Make a pool that requests have filled and left.
-    fn new(blocks: u32) -> Bench {
+    /// Make a pool that requests have filled and left, for one call.
+    fn new(blocks: u32, call: &str) -> Bench {
         let mut config = Config::new(blocks, BLOCK_SIZE, b"bench");
         config.hashing = Hashing::Xxh3;
+        if call == "append_states" {
+            config.groups.push(Group { kind: Kind::State, ..Group::new(BLOCK_SIZE) });
+        }
+        let running = if ["append_256", "append_states"].contains(&call) { 256 } else { 32 };
+        let prompts = |first: u32| (first..first + running).map(|each| prompt(each, running));
         let mut bench = Bench {
             state: make_state(config).expect("the sizes are right"),
             batch: Batch::default(),
-            ids: (0..RUNNING).map(|number| format!("r{number:03}")).collect(),
-            children: (0..RUNNING).map(|number| format!("c{number:03}")).collect(),
+            ids: (0..running).map(|number| format!("r{number:03}")).collect(),
+            children: (0..running).map(|number| format!("c{number:03}")).collect(),
             prompts: Vec::new(),
+            rows: (0..running).collect(),
+            tokens: Vec::new(),
         };
-        for round in 0..=blocks / (RUNNING * PROMPT_BLOCKS) {
-            bench.prompts = (0..RUNNING).map(|number| prompt(round * RUNNING + number)).collect();
+        for round in 0..=blocks / PROMPTS_BLOCKS {
+            bench.prompts = prompts(round * running).collect();
             ["add", "allocate", "free"].iter().for_each(|call| bench.call(call));
             bench.remove();
         }
-        bench.prompts = (0..RUNNING).map(|number| prompt(1_000_000 + number)).collect();
+        bench.prompts = prompts(1_000_000).collect();
         bench
     }
 
     /// Measure one call, after the calls that prepare it.
     fn run(&mut self, call: &str) {
         let before = CALLS.iter().take_while(|&&before| before != call);
-        before.filter(|&&before| before != "append_ahead").for_each(|before| self.call(before));
+        let alone = ["append_ahead", "append_256", "append_states"];
+        before.filter(|before| !alone.contains(before)).for_each(|before| self.call(before));
         if call == "append" {
             // The first calls move each prompt to a column with room for more.
             self.call(call);
@@ -110,8 +123,7 @@ impl Bench {
     }
 
     fn call(&mut self, call: &str) {
-        let Bench { state, batch, ids, children, prompts } = self;
-        let rows: [u32; RUNNING as usize] = std::array::from_fn(|row| row as u32);
+        let Bench { state, batch, ids, children, prompts, rows, tokens } = self;
         match call {
             "add" => {
                 for (id, tokens) in ids.iter().zip(&*prompts) {
@@ -121,19 +133,20 @@ impl Bench {
             "look_up" => ids.iter().for_each(|id| {
                 black_box(get_computed_blocks(state, id).expect("it is known"));
             }),
-            "allocate" => ids.iter().for_each(|id| {
-                let slot_request = SlotRequest::new(i64::from(PROMPT_BLOCKS * BLOCK_SIZE));
+            "allocate" => ids.iter().zip(&*prompts).for_each(|(id, prompt)| {
+                let slot_request = SlotRequest::new(prompt.len() as i64);
                 let got =
                     allocate_slots(state, id, &slot_request).expect("the arguments are right");
                 assert!(got.is_ok(), "the pool has room");
             }),
             // Ahead, the batch before the last sampled each token, which fills a placeholder.
-            "append" | "append_ahead" => {
+            "append" | "append_ahead" | "append_256" | "append_states" => {
                 for step in 0..2 * BLOCK_SIZE {
-                    let tokens = rows.map(|row| 1_000 * row + step);
+                    tokens.clear();
+                    tokens.extend(rows.iter().map(|row| 1_000 * row + step));
                     let number = (call == "append_ahead").then_some(batch.number as i64 - 1);
-                    let output = Output { batch: number, ..Output::from(&tokens) };
-                    append(state, Requests::Rows(&rows), output).expect("the rows are known");
+                    let output = Output { batch: number, ..Output::from(&tokens[..]) };
+                    append(state, Requests::Rows(rows), output).expect("the rows are known");
                     take_batch_into(state, batch).expect("no batch is in flight");
                 }
             }
@@ -162,7 +175,10 @@ fn measured(bench: &mut Bench, call: &str) {
     bench.call(black_box(call));
 }
 
-fn prompt(number: u32) -> Vec<u32> {
+/// Make one of so many prompts.
+fn prompt(number: u32, running: u32) -> Vec<u32> {
     let first = number.wrapping_mul(0x9e37_79b9);
-    (0..PROMPT_BLOCKS * BLOCK_SIZE).map(|position| first.wrapping_add(position)).collect()
+    (0..PROMPTS_BLOCKS / running * BLOCK_SIZE)
+        .map(|position| first.wrapping_add(position))
+        .collect()
 }

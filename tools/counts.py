@@ -6,7 +6,8 @@ Run: make counts. valgrind counts instructions, so neither the machine's load no
 `EXPECTED` has the instructions per unit of each call (a block, a token, a command) with xxh3 keys
 in the small pool. A count may exceed it by `TOLERANCE`, to allow for another compiler or C library;
 a count that is lower by more is reported, so that `EXPECTED` can be updated. The count in the large
-pool may be at most `GROWTH` times that in the small one.
+pool may be at most `GROWTH` times that in the small one, and a token of requests with a state group
+may need at most `WITH_STATES` times the instructions of one without.
 """
 
 from __future__ import annotations
@@ -19,10 +20,12 @@ import sys
 
 TOLERANCE = 0.10
 GROWTH = 1.02
+WITH_STATES = 1.55
 POOLS = (8_192, 131_072)
 REQUESTS = 32
 BLOCKS = 64 * REQUESTS
 APPENDED = 32 * REQUESTS
+APPENDED_256 = 32 * 256
 # Call: (units of one measured call, instructions of each).
 EXPECTED = {
     "add": (BLOCKS, 209),
@@ -30,6 +33,8 @@ EXPECTED = {
     "allocate": (BLOCKS, 385),
     "append": (APPENDED, 259),  # each step takes its batch
     "append_ahead": (APPENDED, 271),  # the same, with a position to come
+    "append_256": (APPENDED_256, 251),  # of 256 requests
+    "append_states": (APPENDED_256, 384),  # the same, with a state group
     "take_batch": (BLOCKS, 34),
     "fork": (BLOCKS, 112),
     "free": (BLOCKS, 26),
@@ -80,13 +85,18 @@ def main() -> None:
         print("counts: skipped, since valgrind is not installed (apt-get install valgrind)")
         return
     program = build()
-    wrong = []
+    wrong, found = [], {}
     for call, (units, expected) in EXPECTED.items():
         small, large = (count(program, call, pool) / units for pool in POOLS)
         fell = ": fewer, write it down" if small < (1 - TOLERANCE) * expected else ""
         print(f"{call:<12} {small:>8.1f} {large:>8.1f} instructions, expected {expected}{fell}")
         problem = problem_of(call, (small, large))
         wrong += [] if problem is None else [f"{call}: {problem}"]
+        found[call] = small
+    ratio = found["append_states"] / found["append_256"]
+    print(f"states: {ratio:.2f} times the instructions of an append, at most {WITH_STATES}")
+    if ratio > WITH_STATES:
+        wrong.append(f"append_states: {ratio:.2f} times append_256, at most {WITH_STATES}")
     if wrong:
         sys.exit("counts: " + "; ".join(wrong))
     print(f"counts: none more than {TOLERANCE:.0%} above, and none grows with the pool")

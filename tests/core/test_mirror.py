@@ -71,6 +71,8 @@ PYTHON_ONLY = {
     ("state/state", "scheduled"): "`schedule` in state/samplers.rs",
     ("state/state", "awaiting_none"): "`await_none` in state/samplers.rs",
     ("state/waiting", "with_waiting"): "the twin settles each request that it decodes",
+    ("transitions/checkpoints", "checkpoints"): "`checkpoint`, of one group",
+    ("transitions/checkpoints", "publish_states"): "`publish_of`, of one group",
     ("transitions/requests", "is_text"): "a str is UTF-8",
     ("types/policies", "QueueAware"): VARIANT_OF,
     ("types/policies", "LRU2"): VARIANT_OF,

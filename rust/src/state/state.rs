@@ -55,7 +55,8 @@ clone_in_place! {
         /// Number of tokens up to which appends change only the count (`fast_path.rs`); not
         /// encoded.
         pub(crate) quiet_until: u32,
-        /// The state's num_pins when that number was determined.
+        /// The state's num_pins when that number was determined; inverted if the next of these
+        /// appends also gives back a state.
         pub(crate) quiet_since: u64,
         /// The first batch whose output still belongs to it.
         pub(crate) output_from: u64,

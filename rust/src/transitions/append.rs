@@ -17,9 +17,10 @@ use crate::mutants::{Mutant, seeded};
 use crate::state::open_batch::ScheduledRequest;
 use crate::state::state::{RequestState, State, request_mut};
 use crate::state::table_edit::TableEdit;
-use crate::transitions::allocate::{commit, note_entry_in_place};
+use crate::transitions::allocate::{commit, note_next_entry};
 use crate::transitions::append::fast_path::{
-    is_known_quiet, is_quiet, note_quiet_until, taken_at_ends,
+    is_known_quiet, is_nothing, is_quiet_once_trimmed, note_quiet_until, note_trimmed,
+    taken_at_ends,
 };
 use crate::transitions::checkpoints::note_end;
 use crate::transitions::drain::forget_new;
@@ -28,10 +29,11 @@ use crate::transitions::plan::plan_allocation;
 use crate::transitions::publish::publish_blocks;
 use crate::transitions::requests::{check_no_drafts, extend};
 use crate::transitions::slot_request::SlotRequest;
+use crate::transitions::states::step_on;
 use crate::transitions::window::{apply_trims, moves_on, plan_trims, visible_from};
 use crate::types::commands::places_set;
 use crate::types::errors::{Error, check_count};
-use crate::types::ids::Row;
+use crate::types::ids::{BlockId, Row};
 use crate::types::values::{Appended, Output, Refused};
 
 /// The requests of an `append`: ids, or rows as a buffer holds them.
@@ -91,7 +93,29 @@ fn append_quietly(state: &mut State, row: Row, token: Option<u32>, batch: Option
     if let Some(token) = token {
         request.tokens.push(token);
     }
-    debug_assert!(is_quiet(state, row));
+    debug_assert!(is_nothing(state, row));
+    count_quietly(state, row, token, batch);
+    true
+}
+
+/// Do the same if besides only the states before the last ones are given back.
+fn append_once_trimmed(
+    state: &mut State,
+    row: Row,
+    token: Option<u32>,
+    batch: Option<i64>,
+) -> bool {
+    let num_pins = state.num_pins;
+    let request = request_mut(&mut state.requests, row);
+    if !is_quiet_once_trimmed(request, num_pins) {
+        return false;
+    }
+    if let Some(token) = token {
+        request.tokens.push(token);
+    }
+    apply_trims(state, row, &plan_trims(state, row, state[row].num_accepted()));
+    note_trimmed(state, row);
+    debug_assert!(is_nothing(state, row));
     count_quietly(state, row, token, batch);
     true
 }
@@ -99,7 +123,7 @@ fn append_quietly(state: &mut State, row: Row, token: Option<u32>, batch: Option
 /// Schedule a token that changes only counts.
 #[inline(always)] // of each request in each step
 fn count_quietly(state: &mut State, row: Row, token: Option<u32>, batch: Option<i64>) {
-    note_entry_in_place(state, row);
+    note_next_entry(state, row);
     let State { requests, batch: open, .. } = state;
     let request = request_mut(requests, row);
     note_output(request, token.and(batch), open.number);
@@ -113,43 +137,46 @@ fn append_one(
     token: Option<u32>,
     batch: Option<i64>,
 ) -> Result<(), Refused> {
+    if state.has_states && append_once_trimmed(state, row, token, batch) {
+        return Ok(());
+    }
     let (num_hashed, num_tokens) = (state[row].block_hashes.len(), state[row].tokens.len());
     let fills = token.is_some() && state[row].num_output_placeholders() > 0;
+    let known = fills.then_some(num_tokens as u32);
     if let Some(token) = token {
         extend(state, row, &[token]);
     }
-    let quiet = !fills || state.config.publishes_at_once();
-    if quiet && is_quiet(state, row) {
-        count_quietly(state, row, token, batch);
+    if let Some(num_taken) = taken_at_ends(state, row) {
+        settle_output(state, row, known, token.and(batch));
+        commit_at_ends(state, row, num_taken);
         return Ok(());
     }
     let slot_request = SlotRequest::next(&state[row]);
-    let num_taken = taken_at_ends(state, row);
-    let plan = if num_taken.is_some() {
-        None
-    } else {
-        let planned = plan_allocation(state, row, &slot_request);
-        match planned.expect("NOCRASH: check_append has checked every call of the append") {
-            Ok(plan) => Some(plan),
-            Err(refusal) => {
-                let request = &mut state[row];
-                request.tokens.truncate(num_tokens);
-                request.block_hashes.truncate(num_hashed);
-                let seen_from = visible_from(state, row, state[row].num_accepted());
-                apply_trims(state, row, &plan_trims(state, row, seen_from));
-                return Err(refusal.refused);
-            }
+    let planned = plan_allocation(state, row, &slot_request);
+    match planned.expect("NOCRASH: check_append has checked every call of the append") {
+        Ok(plan) => {
+            settle_output(state, row, known, token.and(batch));
+            commit(state, &slot_request, &plan);
+            Ok(())
         }
-    };
-    if fills {
-        publish_filled(state, row, num_tokens as u32);
+        Err(refusal) => {
+            let request = &mut state[row];
+            request.tokens.truncate(num_tokens);
+            request.block_hashes.truncate(num_hashed);
+            let seen_from = visible_from(state, row, state[row].num_accepted());
+            apply_trims(state, row, &plan_trims(state, row, seen_from));
+            Err(refusal.refused)
+        }
     }
-    take_output(state, row, token.and(batch));
-    match plan {
-        Some(plan) => commit(state, &slot_request, &plan),
-        None => commit_at_ends(state, row, num_taken.unwrap_or(0)),
+}
+
+/// Note the output of a batch before the open batch schedules the next token. known: the number of
+/// tokens before the output, if its token was to come.
+fn settle_output(state: &mut State, row: Row, known: Option<u32>, batch: Option<i64>) {
+    if let Some(num_known) = known {
+        publish_filled(state, row, num_known);
     }
-    Ok(())
+    take_output(state, row, batch);
 }
 
 /// Check the rows of a buffer. Fails with UnknownRequest if a row has no request.
@@ -306,12 +333,12 @@ fn check_each(state: &State, rows: &[u32], output: &Output<'_>) -> Result<(), Er
 /// Schedule one more token of a request whose tables at most grow by a block each.
 fn commit_at_ends(state: &mut State, row: Row, num_taken: u32) {
     if state.has_windows {
-        let seen_from = visible_from(state, row, state[row].num_accepted());
+        let seen_from = state[row].num_accepted();
         if moves_on(state, row, seen_from) {
             apply_trims(state, row, &plan_trims(state, row, seen_from));
         }
     }
-    note_entry_in_place(state, row);
+    note_next_entry(state, row);
     if num_taken > 0 {
         grow(state, row, num_taken);
     }
@@ -332,9 +359,25 @@ fn grow(state: &mut State, row: Row, num_taken: u32) {
     forget_new(state, &taken);
     let (count, mut taken) = (state[row].num_computed, taken.into_iter());
     for group_id in 0..state.config.groups.len() {
-        let size = state.config.groups[group_id].block_size;
-        let needed = (count / size) as usize >= state[row].tables[group_id].len();
-        let new = taken.by_ref().take(usize::from(needed));
-        TableEdit::of(state, row, group_id as u32).extend(new, true);
+        let group = &state.config.groups[group_id];
+        let needed = (count / group.block_size) as usize >= state[row].tables[group_id].len();
+        if needed && !group.is_state() {
+            TableEdit::of(state, row, group_id as u32).extend(taken.next(), true);
+        }
+    }
+    if state.has_states {
+        grow_states(state, row, &mut taken);
+    }
+}
+
+/// Copy the last state of each state group that has no place for the next one.
+fn grow_states(state: &mut State, row: Row, taken: &mut impl Iterator<Item = BlockId>) {
+    let count = state[row].num_computed;
+    for group_id in 0..state.config.groups.len() {
+        let (group, length) = (&state.config.groups[group_id], state[row].tables[group_id].len());
+        if group.is_state() && (count / group.block_size) as usize >= length {
+            let new = taken.next().expect("ADMIT-EXACT: a block was counted");
+            step_on(state, row, group_id as u32, new);
+        }
     }
 }

@@ -12,7 +12,7 @@
 
 use std::sync::Arc;
 
-use crate::state::batch_records::{BatchInFlight, OwedCheckpoint, PublishedKey};
+use crate::state::batch_records::{BatchInFlight, OwedCheckpoint};
 use crate::state::state::State;
 use crate::transitions::in_flight::{note_published_key, num_finished};
 use crate::transitions::unconfirmed_loads::note_keyed;
@@ -42,21 +42,23 @@ pub(crate) fn drop_end(state: &mut State, row: Row) {
 
 /// Give the checkpoints of the batch just taken their keys, or their blocks to the batch until it
 /// is completed.
-pub(crate) fn settle_ends(state: &mut State, ends: Vec<Row>, stored: StoredBytes) {
+pub(crate) fn settle_ends(state: &mut State, mut ends: Vec<Row>, stored: StoredBytes) {
     let in_flight = state.config.max_in_flight > 0;
     let waits = state.config.publish == Publish::Completed && in_flight;
-    for row in ends {
+    for row in ends.drain(..) {
         let count = state[row].num_computed;
-        let found = checkpoints(state, row, count, stored);
-        if !waits {
-            let keys = publish_states(state, row, count, found);
-            if let Some(batch) = state.in_flight.last_mut().filter(|_| !keys.is_empty()) {
-                Arc::make_mut(batch).published_keys.extend(keys);
+        for group_id in 0..state.config.groups.len() as u32 {
+            let Some(owed) = checkpoint(state, row, count, group_id, stored) else { continue };
+            if waits {
+                owe(state, state.in_flight.len() - 1, owed);
+            } else if publish_of(state, row, count, &owed)
+                && let Some(batch) = state.in_flight.last_mut()
+            {
+                Arc::make_mut(batch).published_keys.push((owed.block, owed.key));
             }
-            continue;
         }
-        owe(state, state.in_flight.len() - 1, found);
     }
+    state.batch.ends = ends; // keeps its memory
 }
 
 /// Publish the state at a request's count, if it is a checkpoint among its first num_tokens tokens
@@ -70,10 +72,7 @@ pub(crate) fn cache_state(state: &mut State, row: Row, num_tokens: u32, stored: 
             note_end(state, row, true);
         }
     } else if state.config.publish == Publish::Scheduled || num_finished(state, row) == num_tokens {
-        let found = checkpoints(state, row, num_tokens, stored);
-        for (block, key) in publish_states(state, row, num_tokens, found) {
-            note_published_key(state, block, key);
-        }
+        publish_now(state, row, num_tokens, stored);
     }
 }
 
@@ -84,70 +83,72 @@ pub(crate) fn publish_reached(state: &mut State, row: Row, num_known: u32, store
     let taken = record.map_or(state[row].num_computed, |record| record.num_computed_before);
     let waits = state.config.publish == Publish::Completed && state.config.max_in_flight > 0;
     for count in num_known + 1..=state[row].num_tokens().min(taken) {
-        let found = checkpoints(state, row, count, stored);
-        if waits && num_finished(state, row) < count {
-            let writes = |batch: &Arc<BatchInFlight>| {
-                batch.entries.get(row).is_some_and(|entry| entry.before < count)
-            };
-            let index = state.in_flight.iter().rposition(writes);
-            owe(state, index.expect("IN-FLIGHT: a batch computes it"), found);
+        if !waits || num_finished(state, row) >= count {
+            publish_now(state, row, count, stored);
             continue;
         }
-        for (block, key) in publish_states(state, row, count, found) {
-            note_published_key(state, block, key);
+        let writes = |batch: &Arc<BatchInFlight>| {
+            batch.entries.get(row).is_some_and(|entry| entry.before < count)
+        };
+        let index = state.in_flight.iter().rposition(writes).expect("IN-FLIGHT: one computes it");
+        for group_id in 0..state.config.groups.len() as u32 {
+            if let Some(owed) = checkpoint(state, row, count, group_id, stored) {
+                owe(state, index, owed);
+            }
         }
     }
 }
 
-/// Return the checkpoints of a request after `count` tokens that have no key, group by group.
-fn checkpoints(state: &State, row: Row, count: u32, stored: StoredBytes) -> Vec<OwedCheckpoint> {
-    let request = &state[row];
-    let num_hashed = request.block_hashes.len() as u64 * u64::from(state.hash_block_size);
-    if count == 0 || state.is_stale(row) || u64::from(count) > num_hashed {
-        return Vec::new();
+/// Make a request's checkpoints after `count` tokens findable, outside the taking of a batch.
+fn publish_now(state: &mut State, row: Row, count: u32, stored: StoredBytes) {
+    for group_id in 0..state.config.groups.len() as u32 {
+        if let Some(owed) = checkpoint(state, row, count, group_id, stored)
+            && publish_of(state, row, count, &owed)
+        {
+            note_published_key(state, owed.block, owed.key);
+        }
     }
-    let checkpoint = |(group_id, group): (u32, &Group)| {
-        if !group.is_state() || !count.is_multiple_of(group.block_size) {
-            return None;
-        }
-        let place = count / group.block_size - 1;
-        let block = request.tables[group_id as usize][place as usize];
-        if state.is_null(block) || state.device.key(block).is_some() {
-            return None;
-        }
-        let key = request.key(state.scales[group_id as usize], group_id, place);
-        let event = stored(state, row, group_id, (place, place + 1));
-        Some(OwedCheckpoint { block, key, event })
-    };
-    (0..).zip(&state.config.groups).filter_map(checkpoint).collect()
 }
 
-/// Make the states of a request after `count` tokens findable; return their blocks and keys.
-fn publish_states(
-    state: &mut State,
+/// Return the checkpoint of a group after a request's first `count` tokens, if there is one without
+/// a key.
+fn checkpoint(
+    state: &State,
     row: Row,
     count: u32,
-    found: Vec<OwedCheckpoint>,
-) -> Vec<PublishedKey> {
-    let mut published = Vec::new();
-    for each in found {
-        if publish(state, &each) {
-            published.push((each.block, each.key));
-        }
+    group_id: u32,
+    stored: StoredBytes,
+) -> Option<OwedCheckpoint> {
+    let (group, scale) = (&state.config.groups[group_id as usize], state.scales[group_id as usize]);
+    if !group.is_state() || count == 0 || !count.is_multiple_of(group.block_size) {
+        return None;
     }
-    if !published.is_empty() && !state.loads.is_empty() {
-        let keyed: Vec<_> = published.iter().map(|&(block, _)| (block, count)).collect();
-        note_keyed(state, row, &keyed);
+    let (request, place) = (&state[row], count / group.block_size - 1);
+    if state.is_stale(row) || place >= request.num_hashed(scale) {
+        return None;
     }
-    published
+    let block = request.tables[group_id as usize][place as usize];
+    if state.is_null(block) || state.device.key(block).is_some() {
+        return None;
+    }
+    let key = request.key(scale, group_id, place);
+    let event = stored(state, row, group_id, (place, place + 1));
+    Some(OwedCheckpoint { block, key, event })
 }
 
-/// Let a batch in flight own checkpoints until it publishes them.
-fn owe(state: &mut State, index: usize, found: Vec<OwedCheckpoint>) {
-    for owed in &found {
-        state.device.touch(owed.block, &mut state.effects);
+/// Make a state after `count` tokens of a request findable. True: it has its key now.
+fn publish_of(state: &mut State, row: Row, count: u32, owed: &OwedCheckpoint) -> bool {
+    let is_keyed = publish(state, owed);
+    if is_keyed && !state.loads.is_empty() {
+        note_keyed(state, row, &[(owed.block, count)]);
     }
-    Arc::make_mut(&mut state.in_flight[index]).owed.extend(found);
+    is_keyed
+}
+
+/// Let a batch in flight own a checkpoint until it publishes it.
+fn owe(state: &mut State, index: usize, owed: OwedCheckpoint) {
+    state.device.touch(owed.block, &mut state.effects);
+    Arc::make_mut(&mut state.in_flight[index]).owed.push(owed);
 }
 
 /// Make the checkpoints of a completed batch findable, and give back its blocks.

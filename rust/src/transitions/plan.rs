@@ -116,9 +116,11 @@ pub fn plan_allocation(
     let num_taken = |each: &Growth| i64::from(each.num_external + each.num_new);
     let mut needed = fixed + growth.iter().map(num_taken).sum::<i64>();
     needed += num_steps(&steps, |step| step.takes && !step.for_key);
-    let stay =
-        num_steps(&steps, |step| step.stays) + states_held(state, row, &hits, lengths.seen_from);
-    let most = || stay + step_most(state, request, slot_request, &lengths);
+    let most = || {
+        let stay = num_steps(&steps, |step| step.stays);
+        let held = states_held(state, row, &hits, lengths.seen_from);
+        stay + held + step_most(state, request, slot_request, &lengths)
+    };
     if let Some(refused) = refuse(state, needed, available, most, reserve) {
         let trims = plan_trims(state, row, visible_from(state, row, request.num_accepted()));
         return Ok(Err(Refusal { row, refused, trims }));

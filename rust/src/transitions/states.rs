@@ -103,6 +103,13 @@ pub fn plan_steps(
     steps
 }
 
+/// Return the step of the token behind the last place of a table, whose state is copied.
+pub(crate) fn next_step(group_id: u32, length: u32) -> StateStep {
+    let source = length.checked_sub(1);
+    let step = StateStep { group_id, source, target: length, ..StateStep::default() };
+    StateStep { takes: true, copies: true, stays: true, ..step }
+}
+
 /// Whether an earlier call of the open batch began the step of a request. An `append` notes its
 /// requests before it plans their slots.
 pub(crate) fn is_stepping(state: &State, row: Row) -> bool {
@@ -176,12 +183,25 @@ fn fill_state(state: &mut State, row: Row, step: &StateStep, new: Option<BlockId
     let Some(block) = new else { return };
     if let Some(position) = step.source.filter(|_| step.copies) {
         let source = state[row].tables[step.group_id as usize][position as usize];
-        state.effects.emit(Command::CopyOnWrite { source, target: block });
-        state.device.note_use(source, state.batch.number);
-        state.device.note_use(block, state.batch.number);
+        copy_state(state, source, block);
     } else if !loads {
         state.effects.emit(Command::Zero { block });
     }
+}
+
+/// Copy a state to a new block, which the step overwrites.
+fn copy_state(state: &mut State, source: BlockId, target: BlockId) {
+    state.effects.emit(Command::CopyOnWrite { source, target });
+    state.device.note_use(source, state.batch.number);
+    state.device.note_use(target, state.batch.number);
+}
+
+/// Execute `next_step`: copy the last state of a table to a new block behind it.
+pub(crate) fn step_on(state: &mut State, row: Row, group_id: u32, new: BlockId) {
+    let last = state[row].tables[group_id as usize].last();
+    let source = *last.expect("STATE-LIVE: there is a state before the step");
+    copy_state(state, source, new);
+    TableEdit::of(state, row, group_id).extend([new], false);
 }
 
 /// Put the block of a step at its place: a new one, or that of the source, without its key.
@@ -190,8 +210,11 @@ fn put_state(state: &mut State, row: Row, step: &StateStep, new: BlockId) {
     let table = &state[row].tables[group_id as usize];
     let Some(source) = step.source.filter(|_| !step.stays) else {
         let gap = (target as usize).saturating_sub(table.len());
-        let nulls = std::iter::repeat_n(NULL_BLOCK, gap);
-        TableEdit::of(state, row, group_id).extend(nulls.chain([new]), false);
+        if gap > 0 {
+            let nulls = std::iter::repeat_n(NULL_BLOCK, gap);
+            TableEdit::of(state, row, group_id).extend(nulls, false);
+        }
+        TableEdit::of(state, row, group_id).extend([new], false);
         return;
     };
     let block = table[source as usize];

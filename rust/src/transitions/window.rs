@@ -69,13 +69,15 @@ pub fn plan_trims(state: &State, row: Row, seen_from: u32) -> Trims {
     if !state.has_windows {
         return trims;
     }
-    for ((index, group), table) in (0..).zip(&state.config.groups).zip(&state[row].tables) {
+    let request = &state[row];
+    for (index, group) in (0..).zip(&state.config.groups) {
         if !group.is_windowed() {
             continue;
         }
+        let table = &request.tables[index as usize];
         let end = skipped_blocks(group, seen_from).min(table.len() as u32);
         if group.is_state() {
-            let first = state[row].num_cached[index as usize];
+            let first = request.num_cached[index as usize];
             if first < end {
                 let next = first + 1;
                 let end =
@@ -96,11 +98,15 @@ pub fn plan_trims(state: &State, row: Row, seen_from: u32) -> Trims {
 /// Whether any held block falls behind a window; in most steps none does.
 #[must_use]
 pub(crate) fn moves_on(state: &State, row: Row, seen_from: u32) -> bool {
-    let mut groups = (0..).zip(&state.config.groups).zip(&state[row].tables);
-    groups.any(|((index, group), table): ((usize, _), _)| {
+    let request = &state[row];
+    (0..).zip(&state.config.groups).any(|(index, group): (usize, _)| {
+        if !group.is_windowed() {
+            return false;
+        }
+        let table = &request.tables[index];
         let end = skipped_blocks(group, seen_from).min(table.len() as u32);
         if group.is_state() {
-            return state[row].num_cached[index] < end;
+            return request.num_cached[index] < end;
         }
         end > 0 && !state.is_null(table[end as usize - 1])
     })

@@ -7,7 +7,10 @@
 //! without a loop over commands. The numbers of the kinds are part of the format.
 //! Twin: kvcore/types/commands.py.
 
-use hashbrown::HashSet;
+use std::ops::RangeInclusive;
+
+use hashbrown::HashMap;
+use rustc_hash::FxBuildHasher;
 
 use crate::types::clone_in_place::clone_in_place;
 use crate::types::errors::Error;
@@ -16,6 +19,10 @@ use crate::types::keys::{KEY_SIZE, Key};
 
 /// The rows of a batch's buffer, in order.
 pub const COLUMNS: [&str; 6] = ["kind", "segment", "a", "b", "c", "d"];
+
+/// The kinds that read or write content.
+const MOVING: RangeInclusive<i32> = 6..=11;
+const BY_PUSH: &str = "CMD-ROW: rows are written by push alone";
 
 /// Where a block lives.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -140,7 +147,7 @@ impl Commands {
     pub fn push(&mut self, command: Command) {
         let [a, b, c, d] = to_row(&command, &mut self.keys);
         self.rows.push([command.kind(), a, b, c, d]);
-        self.moves_content |= command.reads().is_some() || command.writes().is_some();
+        self.moves_content |= MOVING.contains(&command.kind());
     }
 
     /// Commands so far.
@@ -162,10 +169,9 @@ impl Commands {
 
     /// The commands from one of them on, in order; none behind the last.
     pub fn since(&self, start: usize) -> impl Iterator<Item = Command> + '_ {
-        self.rows[start.min(self.len())..].iter().map(|&[kind, a, b, c, d]| {
-            from_row(kind, [a, b, c, d], &self.keys)
-                .expect("CMD-ROW: rows are written by push alone")
-        })
+        self.rows[start.min(self.len())..]
+            .iter()
+            .map(|&[kind, a, b, c, d]| from_row(kind, [a, b, c, d], &self.keys).expect(BY_PUSH))
     }
 
     /// Forget all commands, keep the room.
@@ -308,21 +314,29 @@ pub fn segments(commands: &Commands) -> Vec<i32> {
         return vec![0; commands.len()];
     }
     let mut current = 0;
-    let mut read: HashSet<(Tier, BlockId)> = HashSet::new();
-    let mut written: HashSet<(Tier, BlockId)> = HashSet::new();
-    let mut number = |command: Command| {
-        let (source, target) = (command.reads(), command.writes());
-        let stale = source.is_some_and(|block| written.contains(&block));
-        if stale || target.is_some_and(|block| written.contains(&block) || read.contains(&block)) {
-            current += 1;
-            read.clear();
-            written.clear();
+    let num_moving = commands.rows.iter().filter(|row| MOVING.contains(&row[0])).count();
+    // Whether the segment writes a block that it uses.
+    let mut used: HashMap<u64, bool, FxBuildHasher> = HashMap::default();
+    used.reserve(2 * num_moving);
+    let name = |(tier, block): (Tier, BlockId)| u64::from(block.0) << 1 | tier as u64;
+    let number = |&[kind, values @ ..]: &[i32; 5]| {
+        if !MOVING.contains(&kind) {
+            return current;
         }
-        read.extend(source);
-        written.extend(target);
+        let command = from_row(kind, values, &commands.keys).expect(BY_PUSH);
+        let (source, target) = (command.reads().map(name), command.writes().map(name));
+        let at_source = source.and_then(|block| used.insert(block, false));
+        let at_target = target.and_then(|block| used.insert(block, true));
+        let met = if source == target { at_source } else { at_target };
+        if at_source == Some(true) || met.is_some() {
+            current += 1;
+            used.clear();
+            used.extend(source.map(|block| (block, false)));
+            used.extend(target.map(|block| (block, true)));
+        }
         current
     };
-    commands.iter().map(&mut number).collect()
+    commands.rows.iter().map(number).collect()
 }
 
 /// Return the batch of these commands, as columns with segments.

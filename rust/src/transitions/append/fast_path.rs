@@ -11,21 +11,24 @@
 use crate::state::state::{RequestState, State};
 use crate::transitions::plan::{Plan, plan_allocation};
 use crate::transitions::slot_request::SlotRequest;
-use crate::transitions::states::StateStep;
+use crate::transitions::states::{StateStep, next_step};
 use crate::types::groups::{Group, Kind, skipped_blocks};
-use crate::types::ids::{BlockId, Row};
+use crate::types::ids::{BlockId, Row, Table};
 
 /// Whether the last token of a request that `append` has checked changes only its count.
-#[must_use]
-pub(crate) fn is_quiet(state: &State, row: Row) -> bool {
-    let quiet = is_known_quiet(&state[row], state.num_pins);
-    debug_assert!(!quiet || is_nothing(state, row));
-    quiet
-}
-
 #[inline(always)] // of each request in each step
 pub(crate) fn is_known_quiet(request: &RequestState, num_pins: u64) -> bool {
     request.num_computed < request.quiet_until && request.quiet_since == num_pins
+}
+
+/// Whether the same holds once the states before the last ones are given back.
+pub(crate) fn is_quiet_once_trimmed(request: &RequestState, num_pins: u64) -> bool {
+    request.num_computed < request.quiet_until && request.quiet_since == !num_pins
+}
+
+/// Note that the next tokens are quiet if the states before the last ones are given back by now.
+pub(crate) fn note_trimmed(state: &mut State, row: Row) {
+    state[row].quiet_since = quiet_since(state, row);
 }
 
 /// Note up to which count the next tokens of a request are quiet.
@@ -37,12 +40,28 @@ pub(crate) fn note_quiet_until(state: &mut State, row: Row) {
         state[row].quiet_until = 0;
         return;
     }
-    let groups = (0..).zip(&state.config.groups).filter(|(_, group)| !group.is_cross());
-    let until = groups.map(|(index, group)| quiet_in_group(state, row, (index, group)));
-    let until = until.min().unwrap_or(num_computed).min(next_hash(state, row));
-    let num_pins = state.num_pins;
-    let request = &mut state[row];
-    (request.quiet_until, request.quiet_since) = (until, num_pins);
+    let mut until = u32::MAX;
+    for (index, group) in (0..).zip(&state.config.groups).filter(|(_, group)| !group.is_cross()) {
+        until = until.min(quiet_in_group(state, row, (index, group)));
+        if until <= num_computed {
+            break;
+        }
+    }
+    if until > num_computed {
+        until = until.min(next_hash(state, row));
+        state[row].quiet_since = quiet_since(state, row);
+    }
+    state[row].quiet_until = until;
+}
+
+/// Return the number of pins, inverted if the next token gives back a state.
+fn quiet_since(state: &State, row: Row) -> u64 {
+    let request = &state[row];
+    let mut tables = state.config.groups.iter().zip(&request.tables).zip(&request.num_cached);
+    let has_older = |((group, table), &cached): ((&Group, &Table), &u32)| {
+        group.is_state() && cached as usize + 1 < table.len()
+    };
+    if state.has_states && tables.any(has_older) { !state.num_pins } else { state.num_pins }
 }
 
 /// Return that count for one group; 0 if the next token changes more than the count.
@@ -55,8 +74,7 @@ fn quiet_in_group(state: &State, row: Row, (index, group): (usize, &Group)) -> u
     }
     let mut until = (position + 1).saturating_mul(size);
     if group.is_state() {
-        // The token at the end leaves a checkpoint; an older state is given back before.
-        return if request.num_cached[index] == position { until - 1 } else { 0 };
+        return until - 1; // the token at the end leaves a checkpoint
     }
     if state.config.publishes_at_once() {
         // The token that fills the next block publishes it, as far as tokens are not to come.
@@ -97,28 +115,30 @@ fn next_trim(state: &State, table: &[BlockId], group: &Group, num_computed: u32)
 
 /// Count the blocks that one more token of a request that `append` has checked takes, if it
 /// changes no other places: in every group its slot has one owner and no key, or is the first one
-/// behind the table. Returns None if a plan has to tell. A window may have to be trimmed.
+/// behind the table, to which a state group copies its last state. Returns None if a plan has to
+/// tell. A window may have to be trimmed.
 #[must_use]
 pub(crate) fn taken_at_ends(state: &State, row: Row) -> Option<u32> {
     let (request, mut num_taken) = (&state[row], 0);
+    let is_held = |table: &Table| table.last().is_some_and(|&block| !state.is_null(block));
     for (group, table) in state.config.groups.iter().zip(&request.tables) {
         let position = (request.num_computed / group.block_size) as usize;
         match table.get(position) {
             Some(&block) if state.device.is_writable(block) => {}
-            None if position == table.len() && !group.is_cross() => num_taken += 1,
+            None if position != table.len() || group.is_cross() => return None,
+            None if !group.is_state() || is_held(table) => num_taken += 1,
             _ => return None,
         }
     }
-    let State { has_windows, has_states, config, device, .. } = state;
-    let only_grows = !(*has_windows || *has_states) && config.num_preallocate_tokens == 0;
-    let only_grows = only_grows && device.floors.is_none();
+    let State { config, device, .. } = state;
+    let only_grows = config.num_preallocate_tokens == 0 && device.floors.is_none();
     let fits = num_taken == 0 || only_grows && num_taken <= device.num_free();
     debug_assert!(!fits || plan_next(state, row).as_ref().and_then(num_grown) == Some(num_taken));
     fits.then_some(num_taken)
 }
 
 /// Whether one more token takes no blocks, gives none back, and fills none.
-fn is_nothing(state: &State, row: Row) -> bool {
+pub(crate) fn is_nothing(state: &State, row: Row) -> bool {
     let Some(plan) = plan_next(state, row) else { return false };
     let known = plan.num_scheduled.min(state[row].num_tokens());
     let full = |(group, &cached): (&Group, &u32)| match group.is_state() {
@@ -137,11 +157,15 @@ fn plan_next(state: &State, row: Row) -> Option<Plan> {
 
 /// Count the blocks that a plan takes, if it does nothing else to tables.
 fn num_grown(plan: &Plan) -> Option<u32> {
-    let moves = |step: &StateStep| step.takes || step.source != Some(step.target);
+    let stays = |step: &StateStep| match step.takes {
+        true => *step == next_step(step.group_id, step.target),
+        false => step.source == Some(step.target),
+    };
     let only_grows = plan.hits.is_empty() && plan.rewrites.is_empty();
-    let only_grows = only_grows && !plan.steps.iter().any(moves);
+    let only_grows = only_grows && plan.steps.iter().all(stays);
     let grown = plan.growth.iter().map(|each| each.num_nulls + each.num_external + each.num_new);
-    only_grows.then(|| grown.sum())
+    let copied = plan.steps.iter().map(|step| u32::from(step.takes));
+    only_grows.then(|| grown.chain(copied).sum())
 }
 
 #[cfg(test)]
