@@ -85,6 +85,20 @@ def test_a_limit_of_states_is_kept_exactly(
     assert json.loads(out)["verdict"] == "complete"
 
 
+@pytest.mark.parametrize("backend", ["python", "rust"])
+def test_a_pool_need_not_hold_a_state_twice_to_admit_behind_a_hit(
+    capsys: pytest.CaptureFixture[str], backend: str
+) -> None:
+    """Five tokens behind a hit of four need both states: of a pool of four blocks too many."""
+    if backend == "rust":
+        need_twin()
+    sizes = ("--blocks", "4", "--requests", "1", "--tokens", "5", "--letters", "1")
+    words = ("--block-size", "2", "--groups", "full,state", "--moves", "calls", "--limit", "100")
+    left = ("--without", "fork,reset_prefix_cache", "--properties", "L-ADMIT")
+    code, out, _ = run(capsys, *sizes, *words, *left, "--backend", backend)
+    assert (code, out.partition(":")[0]) == (command.FINE, "bounded by states")
+
+
 def test_a_world_of_states_can_be_described(capsys: pytest.CaptureFixture[str]) -> None:
     sizes = ("--blocks", "4", "--requests", "1", "--tokens", "4", "--letters", "1")
     left = "fork,remove_request,reset_prefix_cache"

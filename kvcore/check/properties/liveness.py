@@ -157,7 +157,7 @@ def admit_fitting(_: World, state: State) -> Iterator[str]:
         return
     for request in state.requests.values():
         done = request.num_computed >= len(request.tokens) + len(request.drafts)
-        if done or request.num_loading or not fits(state, len(request.tokens)):
+        if done or request.num_loading or not can_grow_to(state, len(request.tokens)):
             continue
         value = perform(state, schedule_all(state, request)).value
         if isinstance(value, Refused | Misuse):
@@ -229,9 +229,9 @@ def _can_go_on(world: World, request: RequestState, state: State) -> bool:
     return not done and can_grow_to(state, longer, world.num_encoder)
 
 
-def can_grow_to(state: State, num_tokens: int, num_encoder: int) -> bool:
-    """Tell whether an empty pool can hold a request while it grows to this many tokens: of states,
-    it then holds those before and after a step.
+def can_grow_to(state: State, num_tokens: int, num_encoder: int = 0) -> bool:
+    """Tell whether an empty pool can hold a request while it grows to this many tokens, also behind
+    a hit: of states, it then holds those before and after a step.
     """
     config = state.config
     held = config.blocks_for(num_tokens) if config.has_states else 0

@@ -212,7 +212,7 @@ fn admit_fitting(_: &World, state: &State) -> Finding {
     for row in rows(state) {
         let request = &state[row];
         let done = request.num_computed >= request.num_tokens() + request.num_drafts();
-        if done || request.num_loading > 0 || !fits(state, request.num_tokens(), 0) {
+        if done || request.num_loading > 0 || !can_grow_to(state, request.num_tokens(), 0) {
             continue;
         }
         let value = schedule_all(&mut state.clone(), row);
@@ -362,8 +362,8 @@ fn can_go_on(world: &World, state: &State, request: &RequestState) -> bool {
     !done && can_grow_to(state, world.num_tokens.min(num_tokens + 1), world.num_encoder)
 }
 
-/// Tell whether an empty pool can hold a request while it grows to this many tokens: of states, it
-/// then holds those before and after a step.
+/// Tell whether an empty pool can hold a request while it grows to this many tokens, also behind a
+/// hit: of states, it then holds those before and after a step.
 pub(crate) fn can_grow_to(state: &State, num_tokens: u32, num_encoder: u32) -> bool {
     let config = &state.config;
     let held = if state.has_states { config.blocks_for(num_tokens) } else { 0 };
