@@ -91,6 +91,7 @@ def rust_arrows(root: Path = RUST) -> Arrows:
     arrows: Arrows = {name: set() for name in known}
     for name, path in known.items():
         code = COMMENT.sub("", path.read_text(encoding="utf-8").partition(UNIT_TESTS)[0])
+        assert "super::super" not in code, f"{name}: a path upwards, which is not read here"
         for start, rest in CRATE.findall(code):
             assert "{" not in rest[1:], f"{name}: braces in braces, which are not read here"
             for item in rest.strip("{}").split(","):
