@@ -14,7 +14,7 @@ import attrs
 from msgspec.structs import replace
 from pyrsistent import pvector
 
-from kvcore.check.names.remembered import forget_times
+from kvcore.check.world.remembered import forget_times
 from kvcore.state.open_batch import OpenBatch
 from kvcore.state.state import RequestState, State
 from kvcore.trace.calls import Call

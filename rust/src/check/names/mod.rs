@@ -5,5 +5,4 @@ pub mod canonical;
 pub(crate) mod fingerprints;
 pub(crate) mod in_flight;
 pub(crate) mod packed;
-pub(crate) mod remembered;
 pub mod same;

@@ -3,4 +3,5 @@
 
 pub mod calls;
 pub mod model;
+pub(crate) mod remembered;
 pub mod world;

@@ -3,12 +3,12 @@
 //!
 //! Twin: kvcore/check/search/core_model.py.
 
-use crate::check::names::remembered::forget_times;
 use crate::check::properties::checker::note;
 use crate::check::search::actions::Move;
 use crate::check::search::core_model::CoreModel;
 use crate::check::search::core_model::path::{Ending, Failing, Path, Stop};
 use crate::check::world::calls::{Outcome, perform};
+use crate::check::world::remembered::forget_times;
 use crate::oracle::calls::{Call, Name, Value};
 use crate::oracle::contents::Checked;
 use crate::oracle::schedule::Schedule;

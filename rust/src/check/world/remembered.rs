@@ -4,7 +4,7 @@
 //! Times only rise, so without this no state would be met twice. `Lru2` and `S3Fifo` compare times,
 //! and count uses up to a number: ranks in the place of times change no answer, nor does what they
 //! do not read. `Learned` counts on, so its worlds are explored to a depth.
-//! Twin: kvcore/check/names/remembered.py.
+//! Twin: kvcore/check/world/remembered.py.
 
 use crate::pool::block_pool::BlockPool;
 use crate::types::config::Eviction;

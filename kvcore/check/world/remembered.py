@@ -4,7 +4,7 @@
 Times only rise, so without this no state would be met twice. `LRU2` and `S3FIFO` compare times, and
 count uses up to a limit: replacing times by ranks changes no answer, nor does leaving out what they
 do not read. `Learned` keeps counting, so its worlds are explored up to a depth. Twin:
-rust/src/check/names/remembered.rs.
+rust/src/check/world/remembered.rs.
 """
 
 from __future__ import annotations
