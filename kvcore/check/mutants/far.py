@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvcore.check.far import model as far_model
 from kvcore.check.far import tier as far_tier
 from kvcore.check.mutants.seeding import Patcher, mutant
 from kvcore.check.profiles.far import far_world
+from kvcore.check.search import far_model
 from kvcore.check.world.world import Far
 from kvcore.far import page
 from kvcore.far.client import FarClient

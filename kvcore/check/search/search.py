@@ -20,7 +20,6 @@ from typing import Any
 
 import attrs
 
-from kvcore.check.far.model import FarModel
 from kvcore.check.names.fingerprints import Fingerprints
 from kvcore.check.properties.checker import Watch
 from kvcore.check.properties.registry import PROPERTIES, Property
@@ -28,6 +27,7 @@ from kvcore.check.properties.schedulers import guarded
 from kvcore.check.search.ahead_model import AheadModel
 from kvcore.check.search.core_model import CoreModel
 from kvcore.check.search.expand import Expander, Expansion
+from kvcore.check.search.far_model import FarModel
 from kvcore.check.search.flight_model import FlightModel
 from kvcore.check.search.frontier import bytes_of
 from kvcore.check.search.parity import Parity
