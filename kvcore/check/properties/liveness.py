@@ -148,7 +148,7 @@ def admit_never(_: World, state: State) -> Iterator[str]:
 
 def admit_fitting(_: World, state: State) -> Iterator[str]:
     """L-ADMIT: if no request holds blocks, and pins leave room for one request, any that fits is
-    admitted.
+    admitted; of recurrent states, those before and after its step have to fit.
     """
     bounded = state.config.max_pinned_blocks is not None
     pinned = {block for pin in state.named_pins.values() for block in pin.blocks if bounded}
