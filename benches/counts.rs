@@ -175,7 +175,7 @@ fn measured(bench: &mut Bench, call: &str) {
     bench.call(black_box(call));
 }
 
-/// Make one of so many prompts.
+/// Make the prompt with a number. running: how many prompts share the blocks.
 fn prompt(number: u32, running: u32) -> Vec<u32> {
     let first = number.wrapping_mul(0x9e37_79b9);
     (0..PROMPTS_BLOCKS / running * BLOCK_SIZE)

@@ -105,7 +105,7 @@ class Shadow:
             if not name.startswith("_")
         }
         for name in self._alone.keys() - vars(Shadow).keys():
-            setattr(self, name, self._alone[name])  # __getattr__ takes as long as such a call
+            setattr(self, name, self._alone[name])  # __getattr__ would add to each call
         for name in COMPARED:
             setattr(self, name, partial(self._call_both, name, operator.eq))
         for name in MADE if kvcore.events is None else (*MADE, "take_events"):
