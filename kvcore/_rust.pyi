@@ -48,7 +48,7 @@ class Manager:
         """
         Begin an epoch, the next one or a later one that is given; returns its number.
         """
-    def allocate_slots(self, request_id: str, num_new_tokens: int, hit: Hit | None, /, *, num_lookahead_tokens: int, num_external_computed_tokens: int, num_encoder_tokens: int, reserved_blocks: int, num_output_placeholders: int, delay_cache_blocks: bool, full_sequence_must_fit: bool) -> KVCacheBlocks | Refused:
+    def allocate_slots(self, request_id: str, num_new_tokens: int, hit: Hit | None, /, *, num_lookahead_tokens: int, num_external_computed_tokens: int, num_encoder_tokens: int, reserved_blocks: int, num_output_placeholders: int, delay_cache_blocks: bool, full_sequence_must_fit: bool, checkpoint: bool) -> KVCacheBlocks | Refused:
         """
         Schedule the next tokens of a request; returns the blocks that its tables grew by.
         """
@@ -61,7 +61,7 @@ class Manager:
         """
         Publish a request's full blocks up to a token count, whose caching was delayed.
         """
-    def can_allocate(self, request_id: str, num_new_tokens: int, hit: Hit | None, /, *, num_lookahead_tokens: int, num_external_computed_tokens: int, num_encoder_tokens: int, reserved_blocks: int, num_output_placeholders: int, delay_cache_blocks: bool, full_sequence_must_fit: bool) -> Verdict:
+    def can_allocate(self, request_id: str, num_new_tokens: int, hit: Hit | None, /, *, num_lookahead_tokens: int, num_external_computed_tokens: int, num_encoder_tokens: int, reserved_blocks: int, num_output_placeholders: int, delay_cache_blocks: bool, full_sequence_must_fit: bool, checkpoint: bool) -> Verdict:
         """
         What `allocate_slots` would say to the same arguments. Changes nothing.
         """

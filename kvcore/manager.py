@@ -125,6 +125,7 @@ class KVCacheManager(Recordable, Questions, Timed):
         full_sequence_must_fit: bool = False,
         reserved_blocks: int = 0,
         num_output_placeholders: int = 0,
+        checkpoint: bool = False,
     ) -> KVCacheBlocks | Refused:
         """Schedule the next tokens of a request; returns the new blocks, one tuple per group.
 
@@ -133,9 +134,10 @@ class KVCacheManager(Recordable, Questions, Timed):
         connector; their blocks are not returned. num_output_placeholders: positions whose tokens
         come later, by `add_tokens`. delay_cache_blocks: publish later, by `cache_blocks`.
         num_encoder_tokens: for cross-attention groups. full_sequence_must_fit: refuse unless the
-        whole request fits. reserved_blocks: device blocks to leave free. A refusal keeps the trim
-        of windows. Raises TooManyTokens, BeyondModelLength, DraftsPending, NoEncoderGroup,
-        WrongHit, StaleHits, HitsOnRunningRequest, CachingDisabled.
+        whole request fits. reserved_blocks: device blocks to leave free. checkpoint: let others
+        start from the states after these tokens. A refusal keeps the trim of windows. Raises
+        TooManyTokens, BeyondModelLength, DraftsPending, NoEncoderGroup, NoStateGroup,
+        UnalignedCheckpoint, WrongHit, StaleHits, HitsOnRunningRequest, CachingDisabled.
         """
         check_hit_kind(hit)
         return self._core.allocate_slots(
@@ -149,6 +151,7 @@ class KVCacheManager(Recordable, Questions, Timed):
             num_output_placeholders=num_output_placeholders,
             delay_cache_blocks=delay_cache_blocks,
             full_sequence_must_fit=full_sequence_must_fit,
+            checkpoint=checkpoint,
         )
 
     def can_allocate(
@@ -312,9 +315,7 @@ class KVCacheManager(Recordable, Questions, Timed):
         return tuple(list(ids) for ids in self._core.get_blocks(request_id).blocks)
 
     def get_block_keys(self, request_id: str) -> tuple[tuple[bytes, ...], ...]:
-        """Return the 36-byte keys of a request's full blocks, a tuple per group. Changes
-        nothing.
-        """
+        """Return the 36-byte keys of full blocks, a tuple per group. Changes nothing."""
         return self._core.get_block_keys(request_id)
 
     def has_key(self, block: int) -> bool:

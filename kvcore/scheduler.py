@@ -271,7 +271,8 @@ class Scheduler(Generic[S]):
         end = start + min(sequence.num_tokens - start, self._budget)
         config = self._manager.config
         if config.has_states:
-            stop = min(end, sequence.num_tokens - 1) // config.hit_alignment * config.hit_alignment
+            whole = config.block_alignment
+            stop = min(end, sequence.num_tokens - 1) // whole * whole
             end = stop if stop > start else end
         return end - start
 

@@ -28,13 +28,13 @@ from kvcore.types.config import MAX_EPOCH
 from kvcore.types.wire import Reader, Writer
 
 LOADS, EXTRA_KEYS, OPTIONS, OUTPUT, HELD_ROWS, EPOCHS = range(1, 7)
-WAITING, USES, RETENTION, PINS, FLOORS, SAMPLERS, CHECKPOINTS = range(7, 14)
+WAITING, USES, RETENTION, PINS, FLOORS, SAMPLERS, CHECKPOINTS, MARKS = range(7, 15)
 """The tags, in order: unconfirmed loads, cut extra keys, options of the config, first batches whose
 output belongs to requests, held rows, epochs, order of arrival of requests, memory of an eviction
-policy, levels, pins of prefixes, floors, batches whose output is to come, checkpoints without keys.
+policy, levels, pins of prefixes, floors, batches whose output is to come, checkpoints without keys,
+checkpoints that calls marked.
 """
-MEDIA_CUT, ROWS_CUT = 1, 2
-HIDE_SALTS = 1
+MEDIA_CUT, ROWS_CUT, HIDE_SALTS = 1, 2, 1
 
 
 def write_sections(out: Writer, state: State) -> None:
@@ -54,6 +54,7 @@ def write_sections(out: Writer, state: State) -> None:
         (FLOORS, state.device.floors is not None, _write_floors),
         (SAMPLERS, any(each.samplers for each in state.requests.values()), _write_samplers),
         (CHECKPOINTS, _has_checkpoints(state), _write_checkpoints),
+        (MARKS, state.batch.marked or state.device.silent, _write_marks),
     )
     for tag, is_there, write in sections:
         if is_there:
@@ -143,6 +144,7 @@ def read_sections(source: Reader, state: State) -> State:
         FLOORS: _read_floors,
         SAMPLERS: _read_samplers,
         CHECKPOINTS: _read_checkpoints,
+        MARKS: _read_marks,
     }
     last = -1
     while source.offset < len(source.data):
@@ -357,6 +359,18 @@ def _read_floors(source: Reader, state: State) -> State:
     return read_floors(source, state)
 
 
+def _write_marks(out: Writer, state: State) -> None:
+    from kvcore.codec.states_section import write_marks
+
+    write_marks(out, state)
+
+
+def _read_marks(source: Reader, state: State) -> State:
+    from kvcore.codec.states_section import read_marks
+
+    return read_marks(source, state)
+
+
 def _write_samplers(out: Writer, state: State) -> None:
     from kvcore.codec.samplers_section import write_samplers
 
@@ -370,12 +384,8 @@ def _read_samplers(source: Reader, state: State) -> State:
 
 
 def _has_checkpoints(state: State) -> bool:
-    """Whether there are checkpoints without keys; few models have states."""
-    if not state.config.has_states:
-        return False
-    from kvcore.codec.states_section import has_checkpoints
-
-    return has_checkpoints(state)
+    """Whether the open batch writes a checkpoint, or a batch in flight owes one."""
+    return len(state.batch.ends) > 0 or any(batch.owed for batch in state.in_flight)
 
 
 def _write_checkpoints(out: Writer, state: State) -> None:

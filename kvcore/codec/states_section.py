@@ -17,11 +17,6 @@ from kvcore.types.keys import HASH_SIZE
 from kvcore.types.wire import Reader, Writer
 
 
-def has_checkpoints(state: State) -> bool:
-    """Whether the open batch writes a checkpoint, or a batch in flight owes one."""
-    return len(state.batch.ends) > 0 or any(batch.owed for batch in state.in_flight)
-
-
 def write_checkpoints(out: Writer, state: State) -> None:
     """Write the rows whose state the open batch leaves as a checkpoint, and what each batch in
     flight owes, in order.
@@ -49,17 +44,42 @@ def read_checkpoints(source: Reader, state: State) -> State:
     read = replace(
         state, batch=replace(state.batch, ends=pvector(names)), in_flight=tuple(in_flight)
     )
-    if not has_checkpoints(read):
+    if not names and not any(batch.owed for batch in in_flight):
         raise source.damaged("a section is empty")
     return read
+
+
+def write_marks(out: Writer, state: State) -> None:
+    """Write the rows whose state calls marked in the open batch, and the blocks whose keys no event
+    names, ascending.
+    """
+    out.numbers(sorted(state.requests[request_id].row for request_id in state.batch.marked))
+    out.numbers(sorted(state.device.silent))
+
+
+def read_marks(source: Reader, state: State) -> State:
+    """Read marks, at least one; return the state with them. Raises DamagedState."""
+    rows, silent = source.ids(len(state.rows)), source.ids(state.config.num_blocks)
+    names = [state.rows[row] for row in rows]
+    ends = [name for name in names if name is not None and name in state.batch.ends]
+    keys = [state.device.keys[block] for block in silent if state.config.enable_events]
+    of_states = [key for key in keys if key is not None and _is_of_state(state, key)]
+    ordered = rows == sorted(set(rows)) and silent == sorted(set(silent)) and (rows or silent)
+    if not ordered or len(ends) < len(rows) or len(of_states) < len(silent):
+        raise source.damaged("a mark belongs to no checkpoint")
+    device = replace(state.device, silent=frozenset(silent))
+    return replace(state, device=device, batch=replace(state.batch, marked=frozenset(ends)))
+
+
+def _is_of_state(state: State, key: bytes) -> bool:
+    group_id = int.from_bytes(key[HASH_SIZE:], "big")
+    return any(group.is_state for group in state.config.groups[group_id : group_id + 1])
 
 
 def _read_owed(source: Reader, state: State) -> OwedCheckpoint:
     block, key, has_event = source.u32(), source.key(), source.flag()
     event = read_event(source) if has_event else None
-    group_id = int.from_bytes(key[HASH_SIZE:], "big")
-    of_state = any(group.is_state for group in state.config.groups[group_id : group_id + 1])
-    is_possible = block < state.config.num_blocks and of_state
+    is_possible = block < state.config.num_blocks and _is_of_state(state, key)
     if not is_possible or not isinstance(event, BlockStored | None):
         raise source.damaged("a batch owes an impossible checkpoint")
     return OwedCheckpoint(block, key, event)

@@ -33,8 +33,8 @@ class _Index:
     least: int
     most: int
 
-    def __contains__(self, key: tuple[int, int]) -> bool:
-        return self.least <= self.marks[key[0]][key[1]] <= self.most
+    def __contains__(self, key: tuple[int, int] | None) -> bool:
+        return key is not None and self.least <= self.marks[key[0]][key[1]] <= self.most
 
 
 @attrs.frozen
@@ -55,6 +55,11 @@ class _Looked:
     def key(self, _: Config, group_id: int, position: int) -> tuple[int, int]:
         return group_id, position
 
+    def key_at(self, config: Config, group_id: int, num_tokens: int) -> tuple[int, int] | None:
+        size = config.groups[group_id].block_size
+        known = num_tokens % size == 0 and num_tokens // size <= self.num_hashed(config, group_id)
+        return (group_id, num_tokens // size - 1) if known else None
+
 
 def published_lengths(
     config: Config, marks: Marks, num_tokens: int, computed: int
@@ -68,7 +73,7 @@ def published_lengths(
     left = aligned(config, min(whole, most))
     groups = [g for g, group in enumerate(config.groups) if not group.is_cross]
     kept = left
-    for g in groups:
+    for g in (g for g in groups if not config.groups[g].is_state):
         size, dropped = config.groups[g].block_size, int(config.drops_last_hit(g))
         kept = min(kept, aligned(config, (min(computed, most) // size - dropped) * size))
     if not config.enable_caching:

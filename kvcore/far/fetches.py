@@ -267,7 +267,7 @@ class Fetches:
     def _fetch(self, fetch: Fetch) -> None:
         """Fetch the pages that were found: the longest prefix for which there are slots."""
         place, manager = self._link.place, self._engine.manager
-        name, alignment = fetch.sequence.sequence_id, manager.config.hit_alignment
+        name, alignment = fetch.sequence.sequence_id, manager.config.block_alignment
         fetch.state = FetchState.FETCHING
         if place is None:
             return
@@ -319,17 +319,21 @@ class Fetches:
     def _reach(
         self, sequence: FarSequence, keys: Keys, start: int, has: Callable[[bytes], bool]
     ) -> int:
-        """Return the greatest end behind start for which no page is missing, or start."""
+        """Return the greatest end behind start for which no page is missing, or start, behind which
+        no block begins if it lies inside one.
+        """
         config = self._engine.manager.config
+        if start % config.block_alignment:
+            return start
         sizes = (group.block_size for group in config.groups)
         full = min(len(own) * size for own, size in zip(keys, sizes, strict=True))
-        end = min(sequence.num_tokens - 1, full) // config.hit_alignment * config.hit_alignment
+        end = min(sequence.num_tokens - 1, full) // config.block_alignment * config.block_alignment
         while end > start:
             missing = self._first_missing(keys, start, end, has)
             if missing is None:
                 return end
             # Every end behind the first missing page needs that page, even with a window.
-            end = missing // config.hit_alignment * config.hit_alignment
+            end = missing // config.block_alignment * config.block_alignment
         return start
 
     def _first_missing(

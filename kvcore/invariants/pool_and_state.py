@@ -246,10 +246,12 @@ def _wrong_in_load(state: State, load: UnconfirmedLoad) -> Iterator[str]:
             end = each.counted
             yield f"request {each.request_id!r} rests on it up to {end}, but counts {counted}"
     groups, keys = state.config.groups, state.device.keys
+    fine = state.config.hash_block_size
+    sizes = [fine if group.is_state else group.block_size for group in groups]
     for block, end in load.blocks:
         if keys[block] is None:
             yield f"block {block} rests on it, but has no key"
-        if end <= load.first or all(end % group.block_size for group in groups):
+        if end <= load.first or all(end % size for size in sizes):
             yield f"block {block} rests on it, but ends at {end}"
     if state.config.duplicates == "merge":
         return

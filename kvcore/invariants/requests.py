@@ -148,8 +148,18 @@ def published_content(state: State) -> Iterator[str]:
             num_full = min(num_full, request.num_hashed(state.config, index), len(table))
             for position in range(num_full):
                 key = state.device.keys[table[position]]
-                if key is not None and key != request.key(state.config, index, position):
+                if key is not None and key not in _own_keys(state, request, (index, position)):
                     yield f"{_name(request)}: block {table[position]} has another content's key"
+
+
+def _own_keys(state: State, request: RequestState, place: tuple[int, int]) -> tuple[bytes, ...]:
+    """Return the keys that a full block at a place (group, position) of a table may have."""
+    group = state.config.groups[place[0]]
+    if not group.is_state:
+        return (request.key(state.config, *place),)
+    size, fine = group.block_size, state.config.hash_block_size
+    counts = range(place[1] * size + fine, (place[1] + 1) * size + 1, fine)
+    return tuple(request.key_at(state.config, place[0], count) for count in counts)
 
 
 def drafts(state: State) -> Iterator[str]:

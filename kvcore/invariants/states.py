@@ -38,8 +38,14 @@ def wrong_checkpoints(state: State) -> Iterator[str]:
     sizes = [group.block_size for group in state.config.groups if group.is_state]
     for request_id in state.batch.ends:
         count = state.requests[request_id].num_computed if request_id in state.requests else 0
-        if request_id not in state.batch.scheduled or all(count % size for size in sizes):
+        whole = [count % size == 0 for size in sizes]
+        marked = request_id in state.batch.marked
+        if request_id not in state.batch.scheduled or not (any(whole) or marked):
             yield f"the state of request {request_id!r} at {count} is to become findable"
+        if marked and (all(whole) or count % state.config.hash_block_size):
+            yield f"the state of request {request_id!r} at {count} is marked"
+    if not state.batch.marked <= set(state.batch.ends):
+        yield f"requests {sorted(state.batch.marked)} are marked"
     if len(set(state.batch.ends)) < len(state.batch.ends):
         yield f"the open batch writes a checkpoint twice: {list(state.batch.ends)}"
     for batch in state.in_flight:

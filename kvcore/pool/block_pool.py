@@ -55,6 +55,7 @@ class BlockPool(Struct, frozen=True, gc=False):
     last_placed: the block most recently placed by priority. older: blocks outside the free queue
     whose key was of an older epoch. policy: the records of a policy that orders the queue, or None.
     retention: the records of the levels, or None. floors: what tenants keep cached, or None.
+    silent: the blocks whose keys no event names; none without events.
     """
 
     first_block: int
@@ -71,6 +72,7 @@ class BlockPool(Struct, frozen=True, gc=False):
     policy: PolicyState | None = None
     retention: RetentionState | None = None
     floors: Floors | None = None
+    silent: frozenset[int] = frozenset()
 
     @property
     def num_blocks(self) -> int:
@@ -130,7 +132,7 @@ class PoolTransaction:
 
     __slots__ = (
         *("effects", "eviction", "first_block", "floors", "index", "keys", "older", "pins"),
-        *("pool", "quarantine", "queue", "ref_counts"),
+        *("pool", "quarantine", "queue", "ref_counts", "silent"),
     )
 
     def __init__(self, pool: BlockPool, effects: Effects) -> None:
@@ -144,6 +146,7 @@ class PoolTransaction:
         self.pins = pool.pins
         self.older = pool.older
         self.floors = pool.floors
+        self.silent = pool.silent
         self.quarantine = (
             None if pool.quarantine is None else QuarantineTransaction(pool.quarantine)
         )
@@ -172,6 +175,7 @@ class PoolTransaction:
             quarantine,
             older=self.older,
             floors=self.floors,
+            silent=self.silent,
         )
 
     @property
@@ -327,8 +331,10 @@ class PoolTransaction:
             return
         self.keys[block] = None
         self.effects.commands.append(Evict(block, key))
-        if self.index.remove(key, block):
+        if self.index.remove(key, block) and block not in self.silent:
             self.effects.announce_removed(key)
+        if self.silent:
+            self.silent -= {block}
 
     def clear_index(self) -> None:
         """Forget every key."""
@@ -336,6 +342,7 @@ class PoolTransaction:
             if self.keys[block] is not None:
                 self.keys[block] = None
         self.index.clear()
+        self.silent = frozenset()
         self.effects.commands.append(EvictAll())
 
     def start_epoch(self) -> None:
@@ -346,6 +353,7 @@ class PoolTransaction:
                 if not self.is_queued(block):
                     self.older |= {block}
         self.index.clear()
+        self.silent = frozenset()
         self.queue.splice(CURRENT, behind=OLDER)
         self.effects.commands.append(EvictAll())
 

@@ -39,7 +39,8 @@ ERRORS = (
     *("StillHoldsBlocks", "HitInOpenBatch", "NoHostTier", "UnknownBlock", "NotPinned"),
     *("UnusedBlock", "InvalidExtraKey", "UnsortedMedia", "CountMismatch", "EpochWentBack"),
     *("StaleRequest", "PolicyFailed", "TimeWentBack", "EmptyPinName", "UnknownPin"),
-    *("RepeatedPin", "NothingToPin", "TooManyPinned", "TooManyDrafts"),
+    *("RepeatedPin", "NothingToPin", "TooManyPinned", "TooManyDrafts", "NoStateGroup"),
+    "UnalignedCheckpoint",
 )
 DONE, LATER, NEVER, FIRST_ERROR, OTHER = 0, 1, 2, 3, 255
 ROWS, BATCH = ("add_request", "fork"), "take_batch"

@@ -53,7 +53,8 @@ class OpenBatch(Struct, frozen=True, gc=False):
 
     entries, published_keys: its effects on requests and its publications, if batches are
     remembered. starts_epoch: whether an epoch began in it. ends: the requests whose state after it
-    is a checkpoint, in the order of the calls.
+    is a checkpoint, in the order of the calls. marked: those of them whose state is one in all
+    groups, because the call said so.
     """
 
     number: int
@@ -64,3 +65,4 @@ class OpenBatch(Struct, frozen=True, gc=False):
     published_keys: PVector[PublishedKey] = pvector()
     starts_epoch: bool = False
     ends: PVector[str] = pvector()
+    marked: frozenset[str] = frozenset()

@@ -144,6 +144,10 @@ class RequestState(Struct, frozen=True, gc=False):
         """Count the leading blocks of a group's table that have a hash."""
         return len(self.block_hashes) // config.scales[group_id]
 
+    def key_at(self, config: Config, group_id: int, num_tokens: int) -> bytes:
+        """Return the key of the state after a number of tokens, a multiple of hash_block_size."""
+        return self.block_hashes[num_tokens // config.hash_block_size - 1] + GROUP_BYTES[group_id]
+
     def key(self, config: Config, group_id: int, position: int) -> bytes:
         """Return the key of a full block, whose last hash also covers all tokens before."""
         last = (position + 1) * config.scales[group_id] - 1

@@ -81,6 +81,7 @@ class Transaction:
             self.published_keys,
             self.batch.starts_epoch,
             self.batch.ends,
+            self.batch.marked,
         )
         return State(
             self.config,

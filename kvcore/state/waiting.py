@@ -54,6 +54,10 @@ def keys_ahead(config: Config, request: RequestState) -> tuple[bytes, ...]:
     length = max(0, most) // config.hit_alignment * config.hit_alignment
     keys = []
     for group_id, group in enumerate(config.groups if length else ()):
+        if group.is_state:
+            step = config.hit_alignment
+            keys += [request.key_at(config, group_id, at) for at in range(length, 0, -step)]
+            continue
         size = group.block_size
         end = min(length // size + config.drops_last_hit(group_id), most // size)
         first = min(skipped_blocks(group, length), length // size - 1)

@@ -47,10 +47,11 @@ def allocate_slots(
     held but not returned. num_output_placeholders: up to this many positions may follow the known
     tokens; their ids come later. delay_cache_blocks: publish nothing now; `cache_blocks` does it
     later. num_encoder_tokens: for the cross-attention groups. full_sequence_must_fit: refuse unless
-    all the request's tokens would fit now. reserved_blocks: how many blocks to leave free. A
-    refusal keeps the window trim. Raises UnknownRequest, SwappedOut, LoadUnfinished, InvalidCount,
-    TooManyTokens, BeyondModelLength, DraftsPending, NoEncoderGroup, WrongHit, StaleHits,
-    UnknownBlock, HitsOnRunningRequest, CachingDisabled.
+    all the request's tokens would fit now. reserved_blocks: how many blocks to leave free.
+    checkpoint: keep the recurrent states after these tokens, wherever hits can end. A refusal keeps
+    the window trim. Raises UnknownRequest, SwappedOut, LoadUnfinished, InvalidCount,
+    TooManyTokens, BeyondModelLength, DraftsPending, NoEncoderGroup, NoStateGroup,
+    UnalignedCheckpoint, WrongHit, StaleHits, UnknownBlock, HitsOnRunningRequest, CachingDisabled.
     """
     slot_request = SlotRequest(
         request_id=request_id, num_new_tokens=num_new_tokens, hit=hit, **options
@@ -137,7 +138,7 @@ def commit(tx: Transaction, plan: Plan) -> KVCacheBlocks:
     if plan.steps:
         from kvcore.transitions.checkpoints import note_end  # few models have states
 
-        note_end(tx, request, publishes=publishes)
+        note_end(tx, request, publishes=publishes, marked=slot_request.checkpoint)
     if tx.waiting:  # empty unless a policy uses it
         settle_waiting(tx, request.request_id)
     return KVCacheBlocks(tuple(grown))

@@ -60,7 +60,7 @@ def take_batch(state: State) -> Outcome[State, Batch]:
         if batch.ends:
             from kvcore.transitions.checkpoints import settle_ends  # few models have states
 
-            settle_ends(tx, batch.ends, stored)
+            settle_ends(tx, batch, stored)
         return taken
 
     return transition(opened, change)

@@ -2,12 +2,13 @@
 """Checkpoints: states that other requests may start from, and when they get their keys.
 
 Invariants: the state at the end of a step is a checkpoint if its tokens are a multiple of the
-group's block size. It gets its key when its batch is taken, or completed with
-`publish="completed"`, never by the call: a hit copies the block, and the open batch has not yet
-written it. Until a batch in flight publishes a checkpoint, it owns the block, so that the key comes
-even if the request goes on or leaves. A state whose last token is to come gets its key with that
-token, and is lost if the request leaves before; until then the table of the request keeps it
-(`window.py`). With `duplicates="merge"` a state that is already findable gets no second key.
+group's block size, or if the call marked it; then no event names it. It gets its key when its batch
+is taken, or completed with `publish="completed"`, never by the call: a hit copies the block, and
+the open batch has not yet written it. Until a batch in flight publishes a checkpoint, it owns the
+block, so that the key comes even if the request goes on or leaves. A state whose last token is to
+come gets its key with that token, and is lost if the request leaves before; until then the table of
+the request keeps it (`window.py`). With `duplicates="merge"` a state that is already findable gets
+no second key.
 Twin: rust/src/transitions/checkpoints.rs.
 """
 
@@ -16,9 +17,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from msgspec.structs import replace
-from pyrsistent import PVector
 
 from kvcore.state.batch_records import BatchInFlight, OwedCheckpoint, PublishedKey
+from kvcore.state.open_batch import OpenBatch
 from kvcore.state.state import RequestState
 from kvcore.state.transaction import Transaction
 from kvcore.transitions.in_flight import note_published_key, num_finished
@@ -29,30 +30,36 @@ Stored = Callable[[Transaction, RequestState, int, int, int], BlockStored]
 """Makes the event that a request's blocks became findable: `publish.stored`, which imports this."""
 
 
-def note_end(tx: Transaction, request: RequestState, *, publishes: bool) -> None:
+def note_end(
+    tx: Transaction, request: RequestState, *, publishes: bool, marked: bool = False
+) -> None:
     """Note whether the state after a request's step in the open batch is a checkpoint. publishes:
-    whether it may get a key.
+    whether it may get a key. marked: whether it is one in all groups.
     """
     drop_end(tx, request.request_id)
     sizes = [group.block_size for group in tx.config.groups if group.is_state]
-    if publishes and any(request.num_computed % size == 0 for size in sizes):
+    whole = [request.num_computed % size == 0 for size in sizes]
+    if publishes and (marked or any(whole)):
         tx.batch = replace(tx.batch, ends=tx.batch.ends.append(request.request_id))
+        if not all(whole) and marked:
+            tx.batch = replace(tx.batch, marked=tx.batch.marked | {request.request_id})
 
 
 def drop_end(tx: Transaction, request_id: str) -> None:
     """Forget the checkpoint of a request that the open batch does not write any more."""
     if request_id in tx.batch.ends:
-        tx.batch = replace(tx.batch, ends=tx.batch.ends.remove(request_id))
+        ends, marked = tx.batch.ends.remove(request_id), tx.batch.marked - {request_id}
+        tx.batch = replace(tx.batch, ends=ends, marked=marked)
 
 
-def settle_ends(tx: Transaction, ends: PVector[str], stored: Stored) -> None:
+def settle_ends(tx: Transaction, taken: OpenBatch, stored: Stored) -> None:
     """Give the checkpoints of the batch just taken their keys, or their blocks to the batch until
     it is completed.
     """
     waits = tx.config.publish == "completed" and tx.config.max_in_flight
-    for request_id in ends:
-        request = tx.request(request_id)
-        found = checkpoints(tx, request, request.num_computed, stored)
+    for request_id in taken.ends:
+        request, marked = tx.request(request_id), request_id in taken.marked
+        found = checkpoints(tx, request, request.num_computed, stored, marked=marked)
         if not waits:
             keys = publish_states(tx, request, request.num_computed, found)
             if tx.config.max_in_flight:
@@ -97,21 +104,25 @@ def publish_reached(tx: Transaction, request: RequestState, num_known: int, stor
 
 
 def checkpoints(
-    tx: Transaction, request: RequestState, count: int, stored: Stored
+    tx: Transaction, request: RequestState, count: int, stored: Stored, *, marked: bool = False
 ) -> list[OwedCheckpoint]:
-    """Return the checkpoints of a request after `count` tokens that have no key, group by group."""
+    """Return the checkpoints of a request after `count` tokens that have no key, group by group.
+
+    marked: also those of groups in which a block does not end there, which no event names.
+    """
     found: list[OwedCheckpoint] = []
     if tx.is_stale(request) or count > len(request.block_hashes) * tx.config.hash_block_size:
         return []
     for group_id, group in enumerate(tx.config.groups):
-        if group.is_state and count and count % group.block_size == 0:
-            place = count // group.block_size - 1
+        whole = count % group.block_size == 0
+        if group.is_state and count and (whole or marked):
+            place = (count - 1) // group.block_size
             block = request.tables[group_id][place]
             if not tx.is_null(block) and tx.device.keys[block] is None:
                 event = None
-                if tx.effects.events_enabled:
+                if whole and tx.effects.events_enabled:
                     event = stored(tx, request, group_id, place, place + 1)
-                key = request.key(tx.config, group_id, place)
+                key = request.key_at(tx.config, group_id, count)
                 found.append(OwedCheckpoint(block, key, event))
     return found
 
@@ -156,11 +167,12 @@ def withdraw_states(tx: Transaction, request: RequestState, num_tokens: int) -> 
     checkpoints have left its table.
     """
     keys: list[bytes] = []
+    size = tx.config.hash_block_size
+    end = min(request.num_computed, len(request.block_hashes) * size)
+    counts = range((num_tokens // size + 1) * size, end + 1, size)
     for group_id, group in enumerate(tx.config.groups):
         if group.is_state:
-            first, end = num_tokens // group.block_size, request.num_computed // group.block_size
-            end = min(end, request.num_hashed(tx.config, group_id))
-            keys.extend(request.key(tx.config, group_id, place) for place in range(first, end))
+            keys.extend(request.key_at(tx.config, group_id, count) for count in counts)
     for key in keys:
         for block in tx.device.index.blocks(key):
             tx.device.unpublish(block)
@@ -174,4 +186,6 @@ def _publish(tx: Transaction, found: OwedCheckpoint) -> bool:
     tx.device.publish(found.block, found.key)
     if found.event is not None:
         tx.effects.announce(found.event)
+    elif tx.effects.events_enabled:
+        tx.device.silent |= {found.block}
     return True

@@ -136,6 +136,8 @@ def _prefix(
     for group_id, table in enumerate(request.tables):
         for position in sorted(needed(config, group_id, length)):
             key = request.key(config, group_id, position)
+            if config.groups[group_id].is_state:
+                key = request.key_at(config, group_id, length)
             own = tx.device.keys[table[position]] == key
             blocks.append(table[position] if own else state.device.index.firsts[key])
     if not blocks:  # a chunk begins at their end

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Finds the longest cached prefix of a request, over all groups at once.
 
-Invariants: every group resumes at the same token, so the length is a multiple of all block sizes.
-It is the largest at which each group finds what its next query would see: full attention the whole
-prefix, a sliding window the blocks before the length (at least one), a chunk those from its start.
-If a group drops its last hit, the block after the length must be found too. A miss in one group
-shortens the length for all, until no group misses.
+Invariants: every group resumes at the same token, so the length is a multiple of all block sizes,
+except of state groups, which find the state at exactly this length. It is the largest at which each
+group finds what its next query would see: full attention the whole prefix, a sliding window the
+blocks before the length (at least one), a chunk those from its start. If a group drops its last
+hit, the block after the length must be found too. A miss in one group shortens the length for all,
+until no group misses.
 Source: S000-54, 57, 58; S001-79, 81. Twin: rust/src/transitions/prefix_lookup.rs.
 """
 
@@ -50,6 +51,10 @@ def common_length(state: State, request: RequestState, length: int, most: int) -
 def group_length(state: State, request: RequestState, group_id: int, length: int, most: int) -> int:
     """Return the largest length up to `length` that one group finds."""
     config = state.config
+    if config.groups[group_id].is_state:
+        while length and request.key_at(config, group_id, length) not in state.device.index:
+            length -= config.hit_alignment
+        return length
     size, dropped = config.groups[group_id].block_size, int(config.drops_last_hit(group_id))
     length = aligned(config, min(length, (most // size - dropped) * size))
     while length:
@@ -72,7 +77,7 @@ def needed(config: Config, group_id: int, length: int) -> Iterable[int]:
     look-up.
     """
     group = config.groups[group_id]
-    end = length // group.block_size + int(config.drops_last_hit(group_id))
+    end = -(-length // group.block_size) + int(config.drops_last_hit(group_id))
     first = skipped_blocks(group, length)
     if group.kind == "sliding_window":
         first = min(first, length // group.block_size - 1)
@@ -97,11 +102,12 @@ def hit_blocks(state: State, request: RequestState, length: int) -> tuple[tuple[
     """Return the blocks of a hit per group, with the null block where no query sees one."""
     groups = []
     for index, group in enumerate(state.config.groups):
-        num_blocks = 0 if group.is_cross else length // group.block_size
+        num_blocks = 0 if group.is_cross else -(-length // group.block_size)
         first = min(skipped_blocks(group, length), num_blocks)
-        found = [
-            state.device.index.firsts[request.key(state.config, index, place)]
-            for place in range(first, num_blocks)
-        ]
+        if group.is_state and length:
+            keys = [request.key_at(state.config, index, length)]
+        else:
+            keys = [request.key(state.config, index, at) for at in range(first, num_blocks)]
+        found = [state.device.index.firsts[key] for key in keys]
         groups.append((NULL_BLOCK,) * first + tuple(found))
     return tuple(groups)

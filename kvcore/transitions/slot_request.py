@@ -25,9 +25,11 @@ from kvcore.types.errors import (
     HitsOnRunningRequest,
     InvalidCount,
     NoEncoderGroup,
+    NoStateGroup,
     StaleHits,
     TooManyDrafts,
     TooManyTokens,
+    UnalignedCheckpoint,
     WrongArgument,
     WrongHit,
 )
@@ -48,6 +50,7 @@ class SlotOptions(TypedDict, total=False):
     num_output_placeholders: int
     delay_cache_blocks: bool
     full_sequence_must_fit: bool
+    checkpoint: bool
 
 
 class SlotRequest(Struct, frozen=True, gc=False, kw_only=True):
@@ -67,6 +70,7 @@ class SlotRequest(Struct, frozen=True, gc=False, kw_only=True):
     num_output_placeholders: int = 0
     delay_cache_blocks: bool = False
     full_sequence_must_fit: bool = False
+    checkpoint: bool = False
     loads: bool = False
 
     def __post_init__(self) -> None:
@@ -144,6 +148,8 @@ def check_slot_request(
     check_length(tx, request, slot_request)
     if tx.config.has_states:
         check_one_unknown(tx, request, slot_request)
+    if slot_request.checkpoint:
+        check_checkpoint(tx, request, slot_request)
     return hits
 
 
@@ -158,8 +164,10 @@ def check_hit(tx: Transaction, request: RequestState, hit: Hit) -> None:
     sizes = [group.block_size for group in tx.config.groups]
     fits = len(groups) == len(sizes) and isinstance(hit.num_tokens, int)
     fits = fits and 0 < hit.num_tokens < len(request.tokens)
+    fits = fits and hit.num_tokens % tx.config.hit_alignment == 0
     fits = fits and all(
-        len(blocks) * size == hit.num_tokens for blocks, size in zip(groups, sizes, strict=True)
+        len(blocks) == -(-hit.num_tokens // size)
+        for blocks, size in zip(groups, sizes, strict=True)
     )
     fits = fits and hit.num_tokens <= len(request.block_hashes) * tx.config.hash_block_size
     if not fits:
@@ -170,8 +178,17 @@ def check_hit(tx: Transaction, request: RequestState, hit: Hit) -> None:
             if position < skipped and block == 0:
                 continue
             tx.device.check_block(block)
-            if tx.device.keys[block] != request.key(tx.config, group_id, position):
+            if tx.device.keys[block] != hit_key(tx, request, hit, (group_id, position)):
                 raise StaleHits(request=name, block=block, position=position)
+
+
+def hit_key(tx: Transaction, request: RequestState, hit: Hit, place: tuple[int, int]) -> bytes:
+    """Return the key that the block of a hit at a place (group, position) has."""
+    group_id, position = place
+    group = tx.config.groups[group_id]
+    if group.is_state and (position + 1) * group.block_size > hit.num_tokens:
+        return request.key_at(tx.config, group_id, hit.num_tokens)
+    return request.key(tx.config, group_id, position)
 
 
 def check_length(tx: Transaction, request: RequestState, slot_request: SlotRequest) -> None:
@@ -201,6 +218,22 @@ def check_one_unknown(tx: Transaction, request: RequestState, slot_request: Slot
     unknown = end - max(local, len(request.tokens))
     if unknown > most:
         raise TooManyDrafts(request=request.request_id, num_drafts=unknown, most=most)
+
+
+def check_checkpoint(tx: Transaction, request: RequestState, slot_request: SlotRequest) -> None:
+    """Raise unless there are states, and a hit can end where the call does, with known tokens."""
+    if not tx.config.has_states:
+        raise NoStateGroup(request=request.request_id)
+    local, multiple = request.num_computed + _num_hit(slot_request), tx.config.hit_alignment
+    total = min(local + slot_request.num_external_computed_tokens, tx.config.length_limit)
+    end = total + slot_request.num_new_tokens
+    if end % multiple or end > len(request.tokens):
+        raise UnalignedCheckpoint(
+            request=request.request_id,
+            num_tokens=len(request.tokens),
+            requested=end,
+            multiple=multiple,
+        )
 
 
 def _num_hit(slot_request: SlotRequest) -> int:

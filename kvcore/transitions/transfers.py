@@ -126,7 +126,7 @@ def check_load(tx: Transaction, request: RequestState, count: int, hit: Hit | No
     if not tx.config.enable_caching:
         raise CachingDisabled(request=name, num_blocks=0)
     first = request.num_computed + (0 if hit is None else read_int(hit.num_tokens))
-    alignment, end = tx.config.hit_alignment, first + count
+    alignment, end = tx.config.block_alignment, first + count
     if end > tx.config.length_limit:
         raise BeyondModelLength(request=name, requested=end, max_model_len=tx.config.length_limit)
     reason = None

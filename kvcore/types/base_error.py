@@ -168,6 +168,21 @@ class TooManyDrafts(KvcoreError):
     )
 
 
+class NoStateGroup(KvcoreError):
+    """Only recurrent states are kept by a call."""
+
+    message = "request {request!r} marks a checkpoint, but there is no state group"
+
+
+class UnalignedCheckpoint(KvcoreError):
+    """A state is kept only where a hit can end, and for known tokens."""
+
+    message = (
+        "request {request!r} with {num_tokens} tokens marks the state after {requested}: it must "
+        "be after a multiple of {multiple} known ones"
+    )
+
+
 class PolicyFailed(KvcoreError):
     """An eviction policy raised, or returned an invalid block or place."""
 

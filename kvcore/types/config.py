@@ -101,6 +101,11 @@ class Config:
     floors: Mapping[str, int] = attrs.field(default=Map(), kw_only=True, repr=False)
     hash_block_size: int = attrs.field(init=False, eq=False, repr=False)
     hit_alignment: int = attrs.field(init=False, eq=False, repr=False)
+    """Hits end at multiples of this: whole blocks of all groups but state groups, whose
+    checkpoints decide which ones.
+    """
+    block_alignment: int = attrs.field(init=False, eq=False, repr=False)
+    """The least number of tokens in whole blocks of all groups."""
     length_limit: int = attrs.field(init=False, eq=False, repr=False)
     """The longest request in tokens, never None."""
     tracks_batches: bool = attrs.field(init=False, eq=False, repr=False)
@@ -133,7 +138,8 @@ class Config:
         limit, fine = self.max_model_len, math.gcd(*sizes)
         derived = {
             "hash_block_size": fine,
-            "hit_alignment": math.lcm(*sizes),
+            "hit_alignment": math.lcm(fine, *(g.block_size for g in self.groups if not g.is_state)),
+            "block_alignment": math.lcm(*sizes),
             "length_limit": NO_LIMIT if limit is None else limit,
             "tracks_batches": self.max_in_flight > 0 or self.publish == "completed",
             "has_windows": any(group.is_windowed for group in self.groups),

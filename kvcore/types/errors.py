@@ -17,6 +17,7 @@ from kvcore.types.base_error import InvalidRetention as InvalidRetention
 from kvcore.types.base_error import InvariantViolation as InvariantViolation
 from kvcore.types.base_error import KvcoreError as KvcoreError
 from kvcore.types.base_error import NoOwner as NoOwner
+from kvcore.types.base_error import NoStateGroup as NoStateGroup
 from kvcore.types.base_error import NothingToPin as NothingToPin
 from kvcore.types.base_error import NotPinned as NotPinned
 from kvcore.types.base_error import PolicyFailed as PolicyFailed
@@ -26,6 +27,7 @@ from kvcore.types.base_error import StaleRequest as StaleRequest
 from kvcore.types.base_error import TimeWentBack as TimeWentBack
 from kvcore.types.base_error import TooManyDrafts as TooManyDrafts
 from kvcore.types.base_error import TooManyPinned as TooManyPinned
+from kvcore.types.base_error import UnalignedCheckpoint as UnalignedCheckpoint
 from kvcore.types.base_error import UnknownPin as UnknownPin
 
 

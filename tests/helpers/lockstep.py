@@ -89,7 +89,7 @@ class Lockstep:
         if name == "take_events":
             self.events.extend(outcome.value)
         if self.state.config.enable_events:
-            check_events((), [*self.events, *self.state.events], self.state)
+            check_events(None, [*self.events, *self.state.events], self.state)
         return outcome.value
 
     def take_and_fail(self, failing: tuple[str, int]) -> None:

@@ -205,7 +205,7 @@ class Machine(RuleBasedStateMachine):
             return
         waiting = by_status(state, Status.WAITING) or self.known()
         name = data.draw(st.sampled_from(waiting))
-        hit, step = self.run.hit(name), state.config.hit_alignment
+        hit, step = self.run.hit(name), state.config.block_alignment
         most = (len(state.requests[name].tokens) - 1 - hit.num_tokens) // step
         if most > 0 or data.draw(seldom()):
             count = step * data.draw(st.integers(1, max(1, most)))

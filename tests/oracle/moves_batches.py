@@ -194,7 +194,7 @@ def store(e: Engine) -> None:
 
 def load(e: Engine) -> None:
     """Load whole blocks of a request from the external store."""
-    step = e.config.hit_alignment
+    step = e.config.block_alignment
     requests = [r for r in e.idle() if r.count % step == 0 and not r.num_encoder_tokens]
     if not requests or not e.config.enable_caching:
         return

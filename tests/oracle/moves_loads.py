@@ -19,7 +19,7 @@ def spread(e: Engine) -> None:
     Then two requests come with the same tokens: one computes what was loaded, and the other looks
     up what was computed behind it.
     """
-    step = e.config.hit_alignment
+    step = e.config.block_alignment
     tokens = draw_tokens(e, 3 * step + 1)
     if not e.config.enable_caching or len(tokens) > e.limit or len(e.known) > MOST_KNOWN:
         return

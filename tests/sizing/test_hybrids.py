@@ -186,7 +186,7 @@ def test_hits_end_at_whole_blocks_of_attention_and_of_states(
         read_model(CONFIGS / f"{name}.json"), 80 * GIB, LIMITS, checkpoint_interval=interval
     )
     assert report.hit_alignment == alignment
-    assert make_manager_config(report.config, LIMITS).hit_alignment == alignment
+    assert make_manager_config(report.config, LIMITS).block_alignment == alignment
     assert f"hits       end at multiples of {alignment:,} tokens" in to_text(report).splitlines()
 
 

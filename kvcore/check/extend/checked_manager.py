@@ -147,7 +147,7 @@ class CheckedManager:
                 self._hear("batch", self._start, list(before.batch.commands), segments)
             self._start = replace(before, batch=outcome.state.batch)
         if outcome.state.config.enable_events and not self._drained:
-            self._run_check(check_events, (), list(outcome.state.events), outcome.state)
+            self._run_check(check_events, None, list(outcome.state.events), outcome.state)
         self._follow(step)
 
     def _hear_state(self, state: State) -> None:

@@ -3,26 +3,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from msgspec.structs import replace
 
 from kvcore.check.mutants.seeding import Patcher, mutant, without
-from kvcore.check.profiles.profile import FULL, STATE, world
-from kvcore.check.world.world import World
 from kvcore.pool.block_pool import PoolTransaction
-from kvcore.state.state import RequestState, State
+from kvcore.state.open_batch import OpenBatch
+from kvcore.state.state import RequestState
 from kvcore.state.transaction import Transaction
-from kvcore.trace.calls import Call
 from kvcore.transitions import append, checkpoints, plan, states, swap
 from kvcore.transitions.publish import stored
-from kvcore.transitions.queries import get_computed_blocks
 from kvcore.transitions.requests import extend
 from kvcore.transitions.states import StateStep
 from kvcore.types import config
 from kvcore.types.commands import CopyOnWrite, Zero
-from kvcore.types.values import Request
 
 
 @mutant("states", "STATE-READ")
@@ -42,8 +38,10 @@ def m_state_keyed_by_the_call(patcher: Patcher) -> None:
     """A checkpoint is findable before its batch has written it."""
 
     @patcher.around(checkpoints, "note_end")
-    def keyed(note: Any, tx: Transaction, request: RequestState, *, publishes: bool) -> None:
-        note(tx, request, publishes=publishes)
+    def keyed(
+        note: Any, tx: Transaction, request: RequestState, *, publishes: bool, **marked: bool
+    ) -> None:
+        note(tx, request, publishes=publishes, **marked)
         count = request.num_computed
         found = checkpoints.checkpoints(tx, request, count, stored)
         if publishes:
@@ -55,9 +53,11 @@ def m_state_keyed_inside_a_block(patcher: Patcher) -> None:
     """A boundary that the step ran over gives its key to the state at the end of the step."""
 
     @patcher.around(checkpoints, "checkpoints")
-    def rounded(found: Any, tx: Transaction, request: RequestState, count: int, made: Any) -> Any:
+    def rounded(
+        found: Any, tx: Transaction, request: RequestState, count: int, made: Any, **marked: bool
+    ) -> Any:
         size = tx.config.hit_alignment
-        return found(tx, request, count // size * size, made)
+        return found(tx, request, count // size * size, made, **marked)
 
     patcher.replace(checkpoints, "note_end", note_always)
 
@@ -88,25 +88,7 @@ def m_shared_state_in_place(patcher: Patcher) -> None:
     stepping(patcher, in_place)
 
 
-def hitting(_: World, state: State) -> Iterator[Call]:
-    """Yield the calls of an engine with one request, which takes its hit alone; the next token then
-    takes all other blocks.
-    """
-    if not state.requests:
-        yield Call("add_request", (Request("0", [0, 0, 0]),))
-    for request in state.requests.values():
-        hit = get_computed_blocks(state, "0")
-        if request.num_computed:
-            yield Call("allocate_slots", ("0", 1), {"num_lookahead_tokens": 2})
-            yield Call("free", ("0",))
-        else:
-            yield Call("allocate_slots", ("0", 0, hit) if hit.num_tokens else ("0", 2))
-
-
-HITTING = world(4, 1, 3, 3, groups=(FULL, STATE), moves=hitting, moves_per_batch=2)
-
-
-@mutant(HITTING, "STATE-KEY", unnamed="no world takes a hit without a token to compute")
+@mutant("states-marks", "STATE-KEY")
 def m_keyed_state_in_place(patcher: Patcher) -> None:
     """A state that a full pool gives no copy keeps its key when it is overwritten."""
 
@@ -115,6 +97,43 @@ def m_keyed_state_in_place(patcher: Patcher) -> None:
         with Patcher() as inner:
             inner.replace(PoolTransaction, "unpublish", lambda *_: None)
             apply(*args, **options)
+
+
+@mutant("states-marks", "L-ADMIT")
+def m_cache_copies_refuse_for_ever(patcher: Patcher) -> None:
+    """A copy that only keeps a cached state is not given up if the pool has no block for it."""
+    stepping(patcher, lambda step: replace(step, for_key=False))
+
+
+@mutant("states-marks", "PUBLISHED", costs="less is findable, what is found is right")
+def m_mark_is_forgotten(patcher: Patcher) -> None:
+    """A state that a call marks is kept only where its block ends."""
+
+    @patcher.around(checkpoints, "note_end")
+    def unmarked(note: Any, *args: Any, **options: bool) -> None:
+        note(*args, **{**options, "marked": False})
+
+
+@mutant("states-marks", "EVT-COPY", costs="who mirrors the index is told of what it never knew")
+def m_marked_state_is_announced(patcher: Patcher) -> None:
+    """The removal of a state inside a block is announced, though no event named it."""
+
+    @patcher.around(PoolTransaction, "unpublish")
+    def announce(unpublish: Any, self: PoolTransaction, block: int) -> None:
+        self.silent = frozenset()
+        unpublish(self, block)
+
+
+@mutant("states-marks-flight", "STATE-READ")
+def m_cancel_keeps_replaced_state(patcher: Patcher) -> None:
+    """A cancel takes a request back to a state whose block the step replaced in its place."""
+
+    @patcher.around(states, "apply_steps")
+    def restorable(apply: Any, tx: Any, request: Any, steps: Any, *args: Any, **loads: Any) -> None:
+        with Patcher() as inner:
+            if all(step.takes for step in steps):
+                inner.replace(states, "note_request", lambda *_, **__: None)
+            apply(tx, request, steps, *args, **loads)
 
 
 @mutant("states-cut", "STATE-LIVE", "STATE-READ")
@@ -169,13 +188,13 @@ def m_leaves_with_the_moved_target(patcher: Patcher) -> None:
         return replace(request, num_computed=num_tokens)
 
 
-def guessing(settle: Any, tx: Transaction, ends: Any, stored: Any) -> None:
+def guessing(settle: Any, tx: Transaction, taken: OpenBatch, stored: Any) -> None:
     """Settle checkpoints as if the tokens to come were 0."""
-    known = [tx.request(name) for name in ends]
+    known = [tx.request(name) for name in taken.ends]
     for request in known:
         guessed = extend(tx, request, [0] * request.num_output_placeholders)
         tx.put(replace(request, block_hashes=guessed.block_hashes))
-    settle(tx, ends, stored)
+    settle(tx, taken, stored)
     for request in known:
         tx.put(request)
 

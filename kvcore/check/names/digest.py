@@ -126,6 +126,7 @@ def _pool(pool: BlockPool, number: int) -> tuple[Any, ...]:
         sorted(index.preceding.items()) if len(index.preceding) else None,
         sorted(pool.pins.items()) if len(pool.pins) else None,
         sorted(pool.older) if pool.older else None,
+        sorted(pool.silent) if pool.silent else None,
         None if pool.policy is None else _remembered(pool.policy),
         None if pool.retention is None else _levels(pool.retention),
         None if pool.floors is None else tuple(pool.floors.takers),

@@ -271,7 +271,8 @@ def _open_batch(node: Node, names: Renaming) -> Name:
         for item in () if record is None else record.unwritten:
             name += [item.group_id, item.position, *names.device.names([item.block])]
     for request_id in batch.ends:
-        name += [1, names.places.get(request_id, LOST)]
+        marked = request_id in batch.marked
+        name += [1 + marked, names.places.get(request_id, LOST)]
     for merge in batch.merges:
         place = names.places.get(merge.request_id, LOST)
         name += [place, merge.group_id, merge.position, *names.device.names([merge.block])]

@@ -84,7 +84,8 @@ def _pool(pool: BlockPool) -> tuple[Any, ...]:
     levels = None if known is None else astuple(known)
     floors = None if pool.floors is None else astuple(pool.floors)
     columns = (pool.ref_counts, pool.keys)
-    return (pool.first_block, *columns, queue, links, pool.pins, pool.older, levels, floors)
+    sets = (pool.older, pool.silent)
+    return (pool.first_block, *columns, queue, links, pool.pins, sets, levels, floors)
 
 
 def _pool_of(
@@ -95,7 +96,7 @@ def _pool_of(
     queue: Any,
     links: Any,
     pins: Any,
-    older: frozenset[int],
+    sets: tuple[frozenset[int], frozenset[int]],
     levels: Any,
     floors: Any,
 ) -> BlockPool:
@@ -104,7 +105,8 @@ def _pool_of(
     columns = (ref_counts, keys, queue, index, pins)
     return BlockPool(
         *(first_block, eviction, *columns),
-        older=older,
+        older=sets[0],
+        silent=sets[1],
         retention=retention,
         floors=None if floors is None else Floors(*floors),
     )

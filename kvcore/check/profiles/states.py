@@ -19,6 +19,12 @@ ALONE: dict[str, Any] = {**HYBRID, "num_letters": 1}
 LEFT = ("remove_request", "reset_prefix_cache")
 AHEAD: dict[str, Any] = {**ALONE, "num_output_placeholders": 1, "without": ("fork", *LEFT)}
 FLYING: dict[str, Any] = {**AHEAD, "max_in_flight": 1}
+MARKED: dict[str, Any] = {
+    "groups": (FULL, Group(4, kind="state")),
+    "num_letters": 1,
+    "marks": True,
+    "moves": "calls",
+}
 SLOTS: dict[str, Any] = {
     "groups": (Group(4), Group(1, kind="state")),
     "max_in_flight": 2,
@@ -58,6 +64,34 @@ STATES: dict[str, Profile] = {
         83,
         641,
         not_shown=NEVER_REFUSED,
+    ),
+    "states-marks": Profile(
+        "recurrent states that calls keep inside a block",
+        world(3, 2, 4, 4, enable_events=True, without=("append", "fork", *LEFT), **MARKED),
+        230,
+        1790,
+        backend="rust",
+        not_shown={
+            "goal sharing": "the pool has no room for two requests",
+            "goal trim": "a request holds one state",
+        },
+    ),
+    "states-marks-flight": Profile(
+        "recurrent states that calls keep inside a block, a batch in flight",
+        world(
+            *(4, 1, 3, 3, "cancel"),
+            max_in_flight=1,
+            publish="completed",
+            without=("append", "fork", *LEFT),
+            **MARKED,
+        ),
+        3910,
+        10475,
+        backend="rust",
+        not_shown={
+            "call allocate_slots: refused later": ROOMY,
+            "goal trim": "a request holds one state",
+        },
     ),
     "states-fork": Profile(
         "recurrent states, forks, two calls in a batch",

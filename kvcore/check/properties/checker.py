@@ -155,7 +155,7 @@ class Checker:
         it is taken.
         """
         if opened.config.enable_events:
-            self.run_check(check_events, start.device.index, opened.events, opened)
+            self.run_check(check_events, start, opened.events, opened)
         commands = list(opened.batch.commands)
         if commands:
             hear(self._of_batches, start, commands, segments(commands))
@@ -242,6 +242,7 @@ def is_full(config: Config, hit: Hit, num_tokens: int) -> bool:
     ends = [
         ((num_tokens - 1) // group.block_size - config.drops_last_hit(index)) * group.block_size
         for index, group in enumerate(config.groups)
+        if not group.is_state
     ]
     return 0 < hit.num_tokens == aligned(config, min(ends))
 

@@ -37,7 +37,7 @@ OUTCOME_PROPERTIES = {
     "WRITE-EXCL": "a block that a call schedules to be written has one owner, and no key but its"
     " own",
     "HIT-LONGEST": "a look-up finds the longest prefix after which every group can resume",
-    "EVT-COPY": "replaying all events on an empty index gives the keys of the index",
+    "EVT-COPY": "replaying all events on an empty index gives its keys that events name",
 }
 
 
@@ -64,15 +64,24 @@ def check_outcome(before: State, call: Call, outcome: Outcome[State, Any]) -> No
             raise InvariantViolation("RESET", f"gives {outcome.value} with {len(tiers)} tiers")
 
 
-def check_events(start: Iterable[bytes], events: Iterable[Event], state: State) -> None:
-    """Raise InvariantViolation (EVT-COPY) unless keys and events give the index now."""
-    held = [BlockStored((key[:HASH_SIZE],), None, (), 0, group_of(key)) for key in start]
+def check_events(start: State | None, events: Iterable[Event], state: State) -> None:
+    """Raise InvariantViolation (EVT-COPY) unless the keys of a state, and events, give the keys now
+    that events name. start: None for an empty one.
+    """
+    keys = set[bytes]() if start is None else announced(start)
+    held = [BlockStored((key[:HASH_SIZE],), None, (), 0, group_of(key)) for key in keys]
     try:
         keys = replay([*held, *events])
     except KeyError as error:
         raise InvariantViolation("EVT-COPY", f"{error} is removed and not held") from error
-    if keys != set(state.device.index):
+    if keys != announced(state):
         raise InvariantViolation("EVT-COPY", f"the events give {len(keys)} keys")
+
+
+def announced(state: State) -> set[bytes]:
+    """Return the keys of a state's blocks that events name."""
+    pool = state.device
+    return {key for key, block in pool.index.firsts.items() if block not in pool.silent}
 
 
 def check_hit(state: State, request: RequestState, hit: Hit) -> None:
@@ -83,12 +92,12 @@ def check_hit(state: State, request: RequestState, hit: Hit) -> None:
         raise InvariantViolation("HIT-LONGEST", detail)
     for index, blocks in enumerate(hit.blocks.blocks):
         group = state.config.groups[index]
-        num_blocks = 0 if group.is_cross else longest // group.block_size
+        num_blocks = 0 if group.is_cross else -(-longest // group.block_size)
         for position, block in enumerate(blocks):
             seen = (position + 1) * group.block_size > skipped_tokens(group, longest)
             null = block < state.device.first_block
             key = None if null else state.device.keys[block]
-            if null == seen or (seen and key != request.key(state.config, index, position)):
+            if null == seen or (seen and key != _key(state, request, (index, position), longest)):
                 raise InvariantViolation("HIT-LONGEST", f"{block} at {position} of group {index}")
         if len(blocks) != num_blocks:
             raise InvariantViolation("HIT-LONGEST", f"{len(blocks)} blocks of group {index}")
@@ -110,6 +119,8 @@ def longest_hit(state: State, request: RequestState) -> int:
 def _resumes(state: State, request: RequestState, index: int, length: int) -> bool:
     """Return whether a group finds what the query at a length sees, and any block that it drops."""
     config, group = state.config, state.config.groups[index]
+    if group.is_state:
+        return request.key_at(config, index, length) in state.device.index
     end = length // group.block_size
     needed = [
         position
@@ -128,6 +139,13 @@ def _resumes(state: State, request: RequestState, index: int, length: int) -> bo
         and state.device.index.get(request.key(config, index, position)) is not None
         for position in needed
     )
+
+
+def _key(state: State, request: RequestState, place: tuple[int, int], length: int) -> bytes:
+    """Return the key of the block at a place (group, position) of a hit of this length."""
+    if state.config.groups[place[0]].is_state:
+        return request.key_at(state.config, place[0], length)
+    return request.key(state.config, *place)
 
 
 def written(before: State, call: Call, value: object) -> Iterator[tuple[str, int, int]]:

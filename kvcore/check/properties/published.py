@@ -21,9 +21,11 @@ from kvcore.types.values import Outcome, Refused, Status
 def published(before: State, call: Call, outcome: Outcome[State, Any]) -> Iterator[str]:
     """PUBLISHED: a full block that a call may publish is findable after the call, or waits to be
     merged with one that is; no other block is published, and none of a request of an older epoch.
-    A state whose last token comes late is findable then, or belongs to the batch that writes it.
+    A state whose last token comes late is findable then, or belongs to the batch that writes it; so
+    is one that a call marked, when its batch is taken.
     """
     yield from _unpublished_states(before, call, outcome)
+    yield from _lost_marks(before, call, outcome)
     state, late = outcome.state, outcome.state.config.publish == "completed"
     commands = state.batch.commands if late else ()
     copies = {each.target for each in commands if isinstance(each, CopyOnWrite)}
@@ -68,6 +70,27 @@ def _unpublished_states(before: State, call: Call, outcome: Outcome[State, Any])
                 key = request.key(state.config, index, count // group.block_size - 1)
                 if key not in owed and key not in state.device.index:
                     yield f"the state after {count} tokens in group {index} has no key"
+
+
+def _lost_marks(before: State, call: Call, outcome: Outcome[State, Any]) -> Iterator[str]:
+    """Yield the states that a call marked and that the batch does not keep, or kept and that are
+    not findable once it was taken.
+    """
+    state, options = outcome.state, call.options
+    wanted = call.name == "allocate_slots" and options.get("checkpoint", False)
+    if wanted and state.config.enable_caching and not options.get("delay_cache_blocks", False):
+        done = not isinstance(outcome.value, Misuse | Refused)
+        if done and call.args[1] and call.args[0] not in state.batch.ends:
+            yield f"request {call.args[0]!r} marks a state that is not kept"
+    owed = {each.key for batch in state.in_flight for each in batch.owed}
+    for name in before.batch.marked if call.name == "take_batch" else ():
+        request = state.requests[name]
+        if request.num_computed and request.epoch < state.epoch:
+            continue
+        for index, group in enumerate(state.config.groups):
+            key = request.key_at(state.config, index, request.num_computed)
+            if group.is_state and key not in owed and key not in state.device.index:
+                yield f"the state after {request.num_computed} tokens in group {index} has no key"
 
 
 def _publishing(

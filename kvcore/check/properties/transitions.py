@@ -130,8 +130,9 @@ def hit_fresh(before: State, call: Call, outcome: Outcome[State, Any]) -> Iterat
         for position, block in enumerate(blocks):
             if block < before.device.first_block:
                 continue
-            known = position < request.num_hashed(before.config, group_id)
-            wanted = request.key(before.config, group_id, position) if known else None
+            end = min((position + 1) * before.config.groups[group_id].block_size, hit.num_tokens)
+            known = end <= len(request.block_hashes) * before.config.hash_block_size
+            wanted = request.key_at(before.config, group_id, end) if known else None
             if wanted is None or before.device.keys[block] != wanted:
                 yield f"block {block} at {position} of group {group_id} has another key by now"
 
@@ -179,16 +180,20 @@ def determinism(before: State, call: Call, outcome: Outcome[State, Any]) -> Iter
 
 
 def hit_blocks(before: State, call: Call, outcome: Outcome[State, Any]) -> Iterator[int]:
-    """Yield the blocks that a successful call was given as a hit.
+    """Yield the blocks that a successful call was given as a hit and does not write.
 
-    Where external tokens follow, a window may be past a hit block: the null block stands for it.
+    Where external tokens follow, a window may be past a hit block: the null block stands for it. A
+    block inside which the hit ends is written, or a copy of it.
     """
     hit, null = hit_of(call), before.device.first_block
     if hit is None or isinstance(outcome.value, Misuse | Refused):
         return
-    tables = outcome.state.requests[call.args[0]].tables
+    request = outcome.state.requests[call.args[0]]
+    tables, writes = request.tables, request.num_computed > hit.num_tokens
     for group_id, blocks in enumerate(hit.blocks.blocks):
-        for position, block in enumerate(blocks):
+        size = before.config.groups[group_id].block_size
+        whole = hit.num_tokens // size if writes else len(blocks)
+        for position, block in enumerate(blocks[:whole]):
             there = list(tables[group_id][position : position + 1])
             if block >= null and not (there and there[0] < null):
                 yield block

@@ -117,13 +117,21 @@ def allocations(world: World, state: State, request: RequestState) -> Iterator[C
                 args = (name, count) if each is None else (name, count, each)
                 for options in all_options:
                     yield Call("allocate_slots", args, first | options)
+                    if world.marks and can_mark(state, request, external + count, each):
+                        yield Call("allocate_slots", args, first | options | {"checkpoint": True})
+
+
+def can_mark(state: State, request: RequestState, count: int, hit: Hit | None) -> bool:
+    """Return whether the state after this many tokens behind a hit can be kept."""
+    end = request.num_computed + (0 if hit is None else hit.num_tokens) + count
+    return end <= len(request.tokens) and end % state.config.hit_alignment == 0
 
 
 def loads(
     world: World, state: State, request: RequestState, hits: list[Hit | None]
 ) -> Iterator[Call]:
     """Yield loads of whole blocks after each of some hits, which leave at least one token."""
-    name, step = request.request_id, state.config.hit_alignment
+    name, step = request.request_id, state.config.block_alignment
     for each in hits if "load" in world.calls else ():
         first = 0 if each is None else each.num_tokens
         for count in range(step, len(request.tokens) - first, step):

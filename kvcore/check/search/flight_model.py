@@ -305,7 +305,7 @@ class FlightModel(CoreModel):
     def _closed(self, node: Node, state: State, start: State | None = None) -> Node:
         """Return the node with drained events, without anything that is never read any more."""
         if start is not None and state.config.enable_events:
-            self.checker.run_check(check_events, start.device.index, state.events, state)
+            self.checker.run_check(check_events, start, state.events, state)
         ghost = self._ghost
         ghost.loading = dict(node.loading)
         reached = attrs.evolve(node, state=drained(state))

@@ -249,7 +249,7 @@ def load(play: Play, name: str, num_blocks: int) -> Any:
     """Load the next whole blocks of a waiting request from the external store."""
     if play.status(name) is not Status.WAITING or play.loading(name):
         return None
-    hit, step = _hit(play, name), play.config.hit_alignment
+    hit, step = _hit(play, name), play.config.block_alignment
     start = hit.num_tokens if hit else 0
     most = (len(play.known[name].tokens) - 1 - start) // step
     if most < 1 or not play.config.enable_caching:

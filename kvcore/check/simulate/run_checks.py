@@ -8,7 +8,7 @@ held, nothing pending, every block free, and a successful reset. Cost: O(pool + 
 
 from __future__ import annotations
 
-from kvcore.check.properties.outcomes import check_hit
+from kvcore.check.properties.outcomes import announced, check_hit
 from kvcore.check.simulate.events import follow
 from kvcore.check.simulate.moves import make
 from kvcore.check.simulate.play import Move, Play
@@ -55,7 +55,7 @@ def check_all(play: Play) -> None:
     if state.config.enable_events:
         keys = set(play.keys)
         follow(keys, state.events)
-        held = {(k[:HASH_SIZE], group_of(k)) for k in state.device.index}
+        held = {(k[:HASH_SIZE], group_of(k)) for k in announced(state)}
         if keys != held:
             detail = f"{len(keys)} keys by the events, {len(held)} in the index"
             raise InvariantViolation("EVT-COPY", detail)

@@ -116,7 +116,8 @@ class World:
     engine's moves use all lookahead slots, and no external tokens.
     num_encoder: encoder tokens that a request brings with its first slots. num_pins: most pins at a
     time; no store begins while this many operations are in flight.
-    delays: whether calls delay the caching of their blocks, or not, each in turn.
+    delays: whether calls delay the caching of their blocks, or not, each in turn. marks: whether
+    calls also keep the state after their tokens, where hits can end.
     num_output_placeholders: most positions to come that one call schedules; above 0, batches are
     planned before the output of the ones before them, which is handed in at any later moment.
     kinds_of_requests: extra keys and flags of new requests, each in turn. moves_per_batch: most
@@ -139,6 +140,7 @@ class World:
     num_pins: int = 1
     num_output_placeholders: int = 0
     delays: tuple[bool, ...] = (False,)
+    marks: bool = False
     kinds_of_requests: tuple[Mapping[str, Any], ...] = ({},)
     moves_per_batch: int = 1
     loads_fail: bool = False

@@ -118,6 +118,7 @@ fn read_world(world: &Bound<'_, PyAny>) -> PyResult<World> {
         num_pins: number("num_pins")?,
         num_output_placeholders: number("num_output_placeholders")?,
         delays: delays.iter().map(|each| each.extract()).collect::<PyResult<_>>()?,
+        marks: world.getattr("marks")?.is_truthy()?,
         kinds_of_requests,
         moves_per_batch: number("moves_per_batch")?,
         loads_fail: world.getattr("loads_fail")?.is_truthy()?,

@@ -27,7 +27,7 @@ macro_rules! slot_method {
             #[pyo3(signature = (
                 request_id, num_new_tokens, hit, /, *, num_lookahead_tokens,
                 num_external_computed_tokens, num_encoder_tokens, reserved_blocks,
-                num_output_placeholders, delay_cache_blocks, full_sequence_must_fit
+                num_output_placeholders, delay_cache_blocks, full_sequence_must_fit, checkpoint
             ))]
             #[allow(clippy::too_many_arguments)] // those of the transition
             fn $method<'py>(
@@ -42,6 +42,7 @@ macro_rules! slot_method {
                 num_output_placeholders: CountArg<'_, 'py>,
                 delay_cache_blocks: FlagArg<'_, 'py>,
                 full_sequence_must_fit: FlagArg<'_, 'py>,
+                checkpoint: FlagArg<'_, 'py>,
             ) -> PyResult<$value> {
                 let mut $given = Given::default();
                 let $id = $given.name(request_id.0);
@@ -55,6 +56,7 @@ macro_rules! slot_method {
                     num_output_placeholders: $given.count(num_output_placeholders)?,
                     delay_cache_blocks: flag("delay_cache_blocks", delay_cache_blocks)?,
                     full_sequence_must_fit: flag("full_sequence_must_fit", full_sequence_must_fit)?,
+                    checkpoint: flag("checkpoint", checkpoint)?,
                     loads: false,
                 };
                 $body

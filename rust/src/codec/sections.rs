@@ -16,7 +16,9 @@ use crate::codec::retention_section::{
     has_retention, place_levels, read_retention, write_retention,
 };
 use crate::codec::samplers_section::{has_samplers, read_samplers, write_samplers};
-use crate::codec::states_section::{has_checkpoints, read_checkpoints, write_checkpoints};
+use crate::codec::states_section::{
+    has_checkpoints, has_marks, read_checkpoints, read_marks, write_checkpoints, write_marks,
+};
 use crate::pool::free_queue::{make_free_queue, num_older};
 use crate::state::batch_records::{Reporter, UnconfirmedLoad};
 use crate::state::state::{RequestState, State};
@@ -52,6 +54,8 @@ const FLOORS: u8 = 11;
 const SAMPLERS: u8 = 12;
 /// The tag of checkpoints without keys.
 const CHECKPOINTS: u8 = 13;
+/// The tag of checkpoints that calls marked.
+const MARKS: u8 = 14;
 const MEDIA_CUT: u8 = 1;
 const ROWS_CUT: u8 = 2;
 const HIDE_SALTS: u8 = 1;
@@ -61,7 +65,7 @@ type Section = (u8, bool, fn(&mut Writer, &State));
 
 /// Write the sections that differ from the defaults.
 pub(crate) fn write_sections(out: &mut Writer, state: &State) {
-    let sections: [Section; 13] = [
+    let sections: [Section; 14] = [
         (LOADS, !state.loads.is_empty(), write_loads),
         (EXTRA_KEYS, with_ends(state).next().is_some(), write_ends),
         (OPTIONS, state.config.hide_salts, write_options),
@@ -75,6 +79,7 @@ pub(crate) fn write_sections(out: &mut Writer, state: &State) {
         (FLOORS, state.device.floors.is_some(), write_floors),
         (SAMPLERS, has_samplers(state), write_samplers),
         (CHECKPOINTS, has_checkpoints(state), write_checkpoints),
+        (MARKS, has_marks(state), write_marks),
     ];
     for (tag, _, write) in sections.into_iter().filter(|(_, is_there, _)| *is_there) {
         let mut section = Writer::new(&[]);
@@ -165,9 +170,10 @@ pub(crate) fn read_sections(source: &mut Reader<'_>, state: &mut State) -> Resul
             PINS => read_pins,
             FLOORS => read_floors,
             SAMPLERS => read_samplers,
-            _ => read_checkpoints,
+            CHECKPOINTS => read_checkpoints,
+            _ => read_marks,
         };
-        if !(LOADS..=CHECKPOINTS).contains(&tag) || last.is_some_and(|last| tag <= last) {
+        if !(LOADS..=MARKS).contains(&tag) || last.is_some_and(|last| tag <= last) {
             let reason = format!("section {tag} is unknown, or out of order");
             return Err(source.damaged(reason));
         }

@@ -14,6 +14,7 @@ use crate::types::event_log::read_event;
 use crate::types::events::Event;
 use crate::types::groups::Group;
 use crate::types::ids::{BlockId, Row};
+use crate::types::keys::Key;
 use crate::types::wire::{Reader, Writer};
 
 /// Whether the open batch writes a checkpoint, or a batch in flight owes one.
@@ -56,13 +57,46 @@ pub(crate) fn read_checkpoints(source: &mut Reader<'_>, state: &mut State) -> Re
     Ok(())
 }
 
+/// Whether calls marked states of the open batch, or blocks have keys that no event names.
+pub(crate) fn has_marks(state: &State) -> bool {
+    !state.batch.marked.is_empty() || !state.device.silent.is_empty()
+}
+
+/// Write the rows whose state calls marked in the open batch, and the blocks whose keys no event
+/// names, ascending.
+pub(crate) fn write_marks(out: &mut Writer, state: &State) {
+    out.numbers(&state.batch.marked.iter().map(|row| row.0).collect::<Vec<u32>>());
+    out.numbers(&state.device.silent.iter().map(|block| block.0).collect::<Vec<u32>>());
+}
+
+/// Read the marks of the next bytes, one at least. Fails with DamagedState.
+pub(crate) fn read_marks(source: &mut Reader<'_>, state: &mut State) -> Result<(), Error> {
+    let rows = source.ids(state.requests.len() as u32)?;
+    let silent = source.ids(state.config.num_blocks)?;
+    let is_state = |&block: &u32| {
+        let key = state.device.key(BlockId(block));
+        state.config.enable_events && key.is_some_and(|key| is_of_state(&state.config, key))
+    };
+    let rising = |ids: &[u32]| ids.is_sorted_by(|one, other| one < other);
+    let ordered = rising(&rows) && rising(&silent) && !(rows.is_empty() && silent.is_empty());
+    let known = rows.iter().all(|&row| state.batch.ends.contains(&Row(row)));
+    if !ordered || !known || !silent.iter().all(is_state) {
+        return Err(source.damaged("a mark belongs to no checkpoint"));
+    }
+    state.batch.marked = rows.into_iter().map(Row).collect();
+    state.device.silent = silent.into_iter().map(BlockId).collect();
+    Ok(())
+}
+
+fn is_of_state(config: &Config, key: &Key) -> bool {
+    config.groups.get(key.group_id() as usize).is_some_and(Group::is_state)
+}
+
 fn read_owed(source: &mut Reader<'_>, config: &Config) -> Result<OwedCheckpoint, Error> {
     let (block, key) = (BlockId(source.u32()?), source.key()?);
     let (has_event, start) = (source.flag()?, source.offset());
     let is_stored = !has_event || matches!(read_event(source)?, Event::BlockStored { .. });
-    let group = config.groups.get(key.group_id() as usize);
-    let of_state = group.is_some_and(Group::is_state);
-    if block.0 >= config.num_blocks || !is_stored || !of_state {
+    if block.0 >= config.num_blocks || !is_stored || !is_of_state(config, &key) {
         return Err(source.damaged("a batch owes an impossible checkpoint"));
     }
     let event = has_event.then(|| source.since(start).to_vec());

@@ -13,7 +13,7 @@ use crate::pool::block_pool::BlockPool;
 use crate::state::state::{NO_HOST_BLOCK, RequestState, State};
 use crate::types::groups::{Group, skipped_blocks};
 use crate::types::ids::{BlockId, Row, Table};
-use crate::types::keys::BlockHash;
+use crate::types::keys::{BlockHash, Key};
 use crate::types::values::Status;
 use crate::types::violation::Finding;
 
@@ -220,8 +220,14 @@ pub(crate) fn published_content(state: &State, _: &mut Scratch) -> Finding {
             let num_full = request.num_accepted() / group.block_size;
             let num_full = num_full.min(request.num_hashed(scale));
             for (position, &block) in (0..num_full).zip(table) {
-                let key = state.device.key(block);
-                if key.is_some_and(|key| *key != request.key(scale, index, position)) {
+                let is_own = |key: &Key| match group.is_state() {
+                    true => (position * scale..(position + 1) * scale).any(|hash| {
+                        let size = state.hash_block_size;
+                        *key == request.key_at(size, index, (hash + 1) * size)
+                    }),
+                    false => *key == request.key(scale, index, position),
+                };
+                if state.device.key(block).is_some_and(|key| !is_own(key)) {
                     let (name, block) = (request.name(), block.0);
                     return Err(format!("{name}: block {block} has another content's key"));
                 }

@@ -52,6 +52,9 @@ pub(crate) fn checkpoints(state: &State, _: &mut Scratch) -> Finding {
             return Err(format!("the open batch writes a checkpoint twice: {ends:?}"));
         }
     }
+    if let Some(row) = state.batch.marked.iter().find(|row| !ends.contains(row)) {
+        return Err(format!("row {} is marked", row.0));
+    }
     for batch in &state.in_flight {
         for owed in &batch.owed {
             if state.device.key(owed.block).is_some() {
@@ -68,7 +71,12 @@ fn check_end(state: &State, row: Row) -> Finding {
     let request = state.requests.get(row.index()).and_then(Option::as_ref);
     let count = request.map_or(0, |request| request.num_computed);
     let mut groups = state.config.groups.iter().filter(|group| group.is_state());
-    let ends = groups.any(|group| count.is_multiple_of(group.block_size));
+    let whole = groups.clone().all(|group| count.is_multiple_of(group.block_size));
+    let is_marked = state.batch.marked.contains(&row);
+    let ends = is_marked || groups.any(|group| count.is_multiple_of(group.block_size));
+    if is_marked && (whole || !count.is_multiple_of(state.hash_block_size)) {
+        return Err(format!("the state of row {} at {count} is marked", row.0));
+    }
     if state.batch.scheduled.get(row).is_none() || !ends {
         return Err(format!("the state of row {} at {count} is to become findable", row.0));
     }

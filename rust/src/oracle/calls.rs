@@ -64,6 +64,8 @@ pub struct Slots {
     pub reserved_blocks: u32,
     /// Of the tokens to schedule, those that are to come.
     pub num_output_placeholders: u32,
+    /// Keep the recurrent states after these tokens.
+    pub checkpoint: bool,
 }
 
 impl Slots {

@@ -188,8 +188,8 @@ impl Prefixes {
     /// KEY-GRAN.
     pub fn block(&mut self, key: &Key, epoch: u32) -> Result<&[u32], Violation> {
         let group_id = key.group_id();
-        let (size, is_state) =
-            (self.block_sizes[group_id as usize], self.is_state[group_id as usize]);
+        let is_state = self.is_state[group_id as usize];
+        let size = if is_state { 1 } else { self.block_sizes[group_id as usize] };
         let chain = self.chain(key)?;
         let end = chain.end();
         if !end.is_multiple_of(size) {
@@ -197,7 +197,7 @@ impl Prefixes {
                 format!("a key of group {group_id} ends at token {end}, blocks hold {size}");
             return Err(Violation::new("KEY-GRAN", detail));
         }
-        let first = end - if is_state { 1 } else { size };
+        let first = end - size;
         if epoch == 0 {
             return Ok(&self.chain(key)?.nodes[first as usize..]);
         }

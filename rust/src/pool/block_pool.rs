@@ -8,6 +8,8 @@
 //! first, and so are blocks that had a key, once they are released. Methods trust their arguments.
 //! Source: S000-34, 35, 38, 41, S001-82, 83. Twin: kvcore/pool/block_pool.py.
 
+use std::collections::BTreeSet;
+
 use hashbrown::HashMap;
 use rustc_hash::FxBuildHasher;
 use smallvec::SmallVec;
@@ -60,6 +62,8 @@ pub struct BlockPool {
     pub(crate) retention: Option<Box<RetentionState>>,
     /// What tenants keep cached; None without floors.
     pub(crate) floors: Option<Box<Floors>>,
+    /// The blocks whose keys no event names; none without events.
+    pub(crate) silent: BTreeSet<BlockId>,
 }
 
 clone_in_place!(BlockPool {
@@ -73,7 +77,8 @@ clone_in_place!(BlockPool {
     priorities,
     policy,
     retention,
-    floors
+    floors,
+    silent
 });
 
 /// Set in the word of a block that has a key: one word has all that a write or a release reads.
@@ -104,6 +109,7 @@ pub fn make_pool(
         policy: make_policy_state(eviction, num_blocks),
         retention: None,
         floors: None,
+        silent: BTreeSet::new(),
     };
     let _ = pool.place_blocks(); // blocks without keys have one place
     if eviction == Eviction::Retention {
@@ -347,7 +353,8 @@ impl BlockPool {
         if seeded(Mutant::EvictKeepsIndex) {
             return;
         }
-        if self.index.remove(block) {
+        let is_silent = !self.silent.is_empty() && self.silent.remove(&block);
+        if self.index.remove(block) && !is_silent {
             effects.announce_removed(self.index.key(block));
         }
         if let Some(policy) = &mut self.policy {

@@ -16,7 +16,7 @@ use crate::types::values::{
     Admitted, Appended, Hit, KVCacheBlocks, PrefixCacheStats, Reason, Refused, Swapped,
 };
 
-const ERRORS: [&str; 58] = [
+const ERRORS: [&str; 60] = [
     "UnknownRequest",
     "UnknownRow",
     "RepeatedRequest",
@@ -75,6 +75,8 @@ const ERRORS: [&str; 58] = [
     "NothingToPin",
     "TooManyPinned",
     "TooManyDrafts",
+    "NoStateGroup",
+    "UnalignedCheckpoint",
 ];
 /// The name of the misuse that a token below 0 is, which the bindings raise themselves.
 pub(crate) const INVALID_TOKEN: &str = "InvalidToken";

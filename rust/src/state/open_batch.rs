@@ -6,6 +6,7 @@
 //! links to the first of its next call. Those of a request that left stay until the batch is taken,
 //! but nothing links to them. Twin: kvcore/state/open_batch.py.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use hashbrown::HashSet;
@@ -68,6 +69,8 @@ pub struct OpenBatch {
     pub(crate) starts_epoch: bool,
     /// The requests whose state after it is a checkpoint, in the order of the calls.
     pub(crate) ends: Vec<Row>,
+    /// Those of them whose state is one in all groups, because the call said so.
+    pub(crate) marked: BTreeSet<Row>,
 }
 
 clone_in_place!(OpenBatch {
@@ -78,7 +81,8 @@ clone_in_place!(OpenBatch {
     entries,
     published_keys,
     starts_epoch,
-    ends
+    ends,
+    marked
 });
 
 impl UnwrittenBlock {

@@ -148,6 +148,13 @@ impl RequestState {
         let last = (position + 1) * scale - 1;
         make_key(&self.block_hashes[last as usize], group_id)
     }
+
+    /// Return the key of the state after a number of tokens, a multiple of the config's
+    /// hash_block_size.
+    #[must_use]
+    pub fn key_at(&self, hash_block_size: u32, group_id: u32, num_tokens: u32) -> Key {
+        make_key(&self.block_hashes[(num_tokens / hash_block_size - 1) as usize], group_id)
+    }
 }
 
 /// An unfinished store or load; it holds its block as a pin does.

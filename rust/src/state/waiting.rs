@@ -62,6 +62,13 @@ fn keys_ahead(state: &State, request: &RequestState) -> Vec<Key> {
         return keys;
     }
     for (group_id, group) in (0..).zip(&config.groups) {
+        if group.is_state() {
+            let counts = (1..=length / state.hit_alignment).rev();
+            let counts = counts.map(|count| count * state.hit_alignment);
+            let key = |count| request.key_at(state.hash_block_size, group_id, count);
+            keys.extend(counts.map(key));
+            continue;
+        }
         let size = group.block_size;
         let dropped = u32::from(config.drops_last_hit(group_id));
         let end = (length / size + dropped).min(most / size);

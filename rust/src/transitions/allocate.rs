@@ -34,8 +34,8 @@ use crate::types::values::{Admitted, KVCacheBlocks, Reason, Verdict};
 ///
 /// External tokens get blocks that are held and not returned. A refusal keeps the window trim.
 /// Fails with UnknownRequest, SwappedOut, InvalidCount, TooManyTokens, BeyondModelLength,
-/// LoadUnfinished, DraftsPending, NoEncoderGroup, WrongHit, StaleHits, UnknownBlock,
-/// HitsOnRunningRequest, CachingDisabled.
+/// LoadUnfinished, DraftsPending, NoEncoderGroup, NoStateGroup, UnalignedCheckpoint, WrongHit,
+/// StaleHits, UnknownBlock, HitsOnRunningRequest, CachingDisabled.
 pub fn allocate_slots(
     state: &mut State,
     request_id: &str,
@@ -124,7 +124,8 @@ pub(crate) fn commit(state: &mut State, slot_request: &SlotRequest, plan: &Plan)
         publish_blocks(state, row, state[row].num_accepted(), false);
     }
     if !plan.steps.is_empty() {
-        note_end(state, row, state.config.enable_caching && !slot_request.delay_cache_blocks);
+        let publishes = state.config.enable_caching && !slot_request.delay_cache_blocks;
+        note_end(state, row, publishes, slot_request.checkpoint);
     }
     note_quiet_until(state, row);
     state.settle_waiting(row);

@@ -348,7 +348,7 @@ fn commit_at_ends(state: &mut State, row: Row, num_taken: u32) {
         publish_blocks(state, row, state[row].num_accepted(), false);
     }
     if state.has_states {
-        note_end(state, row, state.config.enable_caching);
+        note_end(state, row, state.config.enable_caching, false);
     }
     note_quiet_until(state, row);
 }

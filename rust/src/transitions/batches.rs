@@ -54,6 +54,7 @@ pub fn take_batch_into(state: &mut State, batch: &mut Batch) -> Result<(), Error
     let closed = state.config.tracks_batches().then(|| close_entries(state));
     let merges = std::mem::take(&mut state.batch.merges);
     let ends = std::mem::take(&mut state.batch.ends);
+    let marked = std::mem::take(&mut state.batch.marked);
     state.effects.commands.clear();
     state.batch.advance();
     state.device.set_batch(state.batch.number);
@@ -68,7 +69,7 @@ pub fn take_batch_into(state: &mut State, batch: &mut Batch) -> Result<(), Error
         release_rows(state, batch.number);
     }
     settle_merges(state, merges);
-    settle_ends(state, ends, stored_bytes);
+    settle_ends(state, ends, &marked, stored_bytes);
     Ok(())
 }
 

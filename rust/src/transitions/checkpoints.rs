@@ -2,14 +2,16 @@
 //! Checkpoints: states that other requests may start from, and when they get their keys.
 //!
 //! Invariants: the state at the end of a step is a checkpoint if its tokens are a multiple of the
-//! group's block size. It gets its key when its batch is taken, or completed with
-//! `Publish::Completed`, never by the call: a hit copies the block, and the open batch has not yet
-//! written it. Until a batch in flight publishes a checkpoint, it owns the block, so that the key
-//! comes even if the request goes on or leaves. A state whose last token is to come gets its key
-//! with that token, and is lost if the request leaves before; until then the table of the request
-//! keeps it (`window.rs`). With `Duplicates::Merge` a state that is already findable gets no second
-//! key. Twin: kvcore/transitions/checkpoints.py.
+//! group's block size, or if the call marked it; then no event names it. It gets its key when its
+//! batch is taken, or completed with `Publish::Completed`, never by the call: a hit copies the
+//! block, and the open batch has not yet written it. Until a batch in flight publishes a
+//! checkpoint, it owns the block, so that the key comes even if the request goes on or leaves. A
+//! state whose last token is to come gets its key with that token, and is lost if the request
+//! leaves before; until then the table of the request keeps it (`window.rs`). With
+//! `Duplicates::Merge` a state that is already findable gets no second key. Twin:
+//! kvcore/transitions/checkpoints.py.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use crate::state::batch_records::{BatchInFlight, OwedCheckpoint};
@@ -26,29 +28,42 @@ use crate::types::keys::Key;
 pub(crate) type StoredBytes = fn(&State, Row, u32, (u32, u32)) -> Option<Vec<u8>>;
 
 /// Note whether the state after a request's step in the open batch is a checkpoint. publishes:
-/// whether it may get a key. No earlier end of the request may be noted.
-pub(crate) fn note_end(state: &mut State, row: Row, publishes: bool) {
+/// whether it may get a key. marked: whether it is one in all groups. No earlier end of the request
+/// may be noted.
+pub(crate) fn note_end(state: &mut State, row: Row, publishes: bool, marked: bool) {
     let count = state[row].num_computed;
-    let ends = |group: &Group| group.is_state() && count.is_multiple_of(group.block_size);
-    if publishes && state.config.groups.iter().any(ends) {
+    let ends = |group: &Group| count.is_multiple_of(group.block_size);
+    let mut groups = state.config.groups.iter().filter(|group| group.is_state());
+    let is_rest = marked && !groups.clone().all(ends);
+    if publishes && (marked || groups.any(ends)) {
         state.batch.ends.push(row);
+        if is_rest {
+            state.batch.marked.insert(row);
+        }
     }
 }
 
 /// Forget the checkpoint of a request that the open batch does not write any more.
 pub(crate) fn drop_end(state: &mut State, row: Row) {
     state.batch.ends.retain(|&each| each != row);
+    state.batch.marked.remove(&row);
 }
 
 /// Give the checkpoints of the batch just taken their keys, or their blocks to the batch until it
 /// is completed.
-pub(crate) fn settle_ends(state: &mut State, mut ends: Vec<Row>, stored: StoredBytes) {
+pub(crate) fn settle_ends(
+    state: &mut State,
+    mut ends: Vec<Row>,
+    marked: &BTreeSet<Row>,
+    stored: StoredBytes,
+) {
     let in_flight = state.config.max_in_flight > 0;
     let waits = state.config.publish == Publish::Completed && in_flight;
     for row in ends.drain(..) {
-        let count = state[row].num_computed;
+        let (count, marked) = (state[row].num_computed, marked.contains(&row));
         for group_id in 0..state.config.groups.len() as u32 {
-            let Some(owed) = checkpoint(state, row, count, group_id, stored) else { continue };
+            let owed = checkpoint(state, row, count, (group_id, marked), stored);
+            let Some(owed) = owed else { continue };
             if waits {
                 owe(state, state.in_flight.len() - 1, owed);
             } else if publish_of(state, row, count, &owed)
@@ -69,7 +84,7 @@ pub(crate) fn cache_state(state: &mut State, row: Row, num_tokens: u32, stored: 
     }
     if state.batch.scheduled.get(row).is_some() {
         if !state.batch.ends.contains(&row) {
-            note_end(state, row, true);
+            note_end(state, row, true, false);
         }
     } else if state.config.publish == Publish::Scheduled || num_finished(state, row) == num_tokens {
         publish_now(state, row, num_tokens, stored);
@@ -92,7 +107,7 @@ pub(crate) fn publish_reached(state: &mut State, row: Row, num_known: u32, store
         };
         let index = state.in_flight.iter().rposition(writes).expect("IN-FLIGHT: one computes it");
         for group_id in 0..state.config.groups.len() as u32 {
-            if let Some(owed) = checkpoint(state, row, count, group_id, stored) {
+            if let Some(owed) = checkpoint(state, row, count, (group_id, false), stored) {
                 owe(state, index, owed);
             }
         }
@@ -102,7 +117,7 @@ pub(crate) fn publish_reached(state: &mut State, row: Row, num_known: u32, store
 /// Make a request's checkpoints after `count` tokens findable, outside the taking of a batch.
 fn publish_now(state: &mut State, row: Row, count: u32, stored: StoredBytes) {
     for group_id in 0..state.config.groups.len() as u32 {
-        if let Some(owed) = checkpoint(state, row, count, group_id, stored)
+        if let Some(owed) = checkpoint(state, row, count, (group_id, false), stored)
             && publish_of(state, row, count, &owed)
         {
             note_published_key(state, owed.block, owed.key);
@@ -111,28 +126,29 @@ fn publish_now(state: &mut State, row: Row, count: u32, stored: StoredBytes) {
 }
 
 /// Return the checkpoint of a group after a request's first `count` tokens, if there is one without
-/// a key.
+/// a key. marked: whether one may also lie inside a block; no event names that.
 fn checkpoint(
     state: &State,
     row: Row,
     count: u32,
-    group_id: u32,
+    (group_id, marked): (u32, bool),
     stored: StoredBytes,
 ) -> Option<OwedCheckpoint> {
-    let (group, scale) = (&state.config.groups[group_id as usize], state.scales[group_id as usize]);
-    if !group.is_state() || count == 0 || !count.is_multiple_of(group.block_size) {
+    let (group, request) = (&state.config.groups[group_id as usize], &state[row]);
+    let whole = count.is_multiple_of(group.block_size);
+    if !group.is_state() || count == 0 || !(whole || marked) {
         return None;
     }
-    let (request, place) = (&state[row], count / group.block_size - 1);
-    if state.is_stale(row) || place >= request.num_hashed(scale) {
+    let place = (count - 1) / group.block_size;
+    if state.is_stale(row) || count / state.hash_block_size > request.block_hashes.len() as u32 {
         return None;
     }
     let block = request.tables[group_id as usize][place as usize];
     if state.is_null(block) || state.device.key(block).is_some() {
         return None;
     }
-    let key = request.key(scale, group_id, place);
-    let event = stored(state, row, group_id, (place, place + 1));
+    let key = request.key_at(state.hash_block_size, group_id, count);
+    let event = whole.then(|| stored(state, row, group_id, (place, place + 1))).flatten();
     Some(OwedCheckpoint { block, key, event })
 }
 
@@ -174,11 +190,11 @@ pub(crate) fn give_back(state: &mut State, is_lost: impl Fn(&OwedCheckpoint) -> 
 /// checkpoints have left its table.
 pub(crate) fn withdraw_states(state: &mut State, row: Row, num_tokens: u32) {
     let (mut keys, request) = (Vec::<Key>::new(), &state[row]);
-    for (group_id, group) in (0..).zip(&state.config.groups).filter(|(_, each)| each.is_state()) {
-        let (scale, size) = (state.scales[group_id as usize], group.block_size);
-        let end = (request.num_computed / size).min(request.num_hashed(scale));
-        let places = num_tokens / size..end;
-        keys.extend(places.map(|place| request.key(scale, group_id, place)));
+    let size = state.hash_block_size;
+    let end = (request.num_computed / size).min(request.block_hashes.len() as u32);
+    for (group_id, _) in (0..).zip(&state.config.groups).filter(|(_, each)| each.is_state()) {
+        let counts = (num_tokens / size + 1..=end).map(|hash| hash * size);
+        keys.extend(counts.map(|count| request.key_at(size, group_id, count)));
     }
     for key in &keys {
         while let Some(block) = state.device.index.first(key) {
@@ -198,6 +214,8 @@ fn publish(state: &mut State, found: &OwedCheckpoint) -> bool {
     device.note_computed(found.block, 0);
     if let Some(event) = &found.event {
         effects.announce_bytes(event);
+    } else if config.enable_events {
+        device.silent.insert(found.block);
     }
     true
 }

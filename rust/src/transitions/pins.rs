@@ -112,7 +112,10 @@ fn prefix(state: &State, row: Row, count: i64) -> Result<(u32, Vec<BlockId>), Er
     let mut blocks = Vec::new();
     for (index, table) in (0..).zip(&request.tables) {
         for position in needed(config, index, length).range() {
-            let key = request.key(state.scales[index as usize], index, position);
+            let key = match config.groups[index as usize].is_state() {
+                true => request.key_at(state.hash_block_size, index, length),
+                false => request.key(state.scales[index as usize], index, position),
+            };
             let own = table[position as usize];
             let is_own = state.device.key(own) == Some(&key);
             let found = if is_own { Some(own) } else { state.device.index.first(&key) };

@@ -2,10 +2,11 @@
 //! Finds the longest cached prefix of a request, over all groups at once.
 //!
 //! Invariants: every group resumes at the same token, so the length is a multiple of all block
-//! sizes. It is the largest at which each group finds what its next query would see: full attention
-//! the whole prefix, a sliding window the blocks before the length (at least one), a chunk those
-//! from its start. If a group drops its last hit, the block after the length must be found too. A
-//! miss in one group shortens the length for all, until no group misses.
+//! sizes, except of state groups, which find the state at exactly this length. It is the largest at
+//! which each group finds what its next query would see: full attention the whole prefix, a sliding
+//! window the blocks before the length (at least one), a chunk those from its start. If a group
+//! drops its last hit, the block after the length must be found too. A miss in one group shortens
+//! the length for all, until no group misses.
 //! Source: S000-54, 57, 58; S001-79, 81. Twin: kvcore/transitions/prefix_lookup.py.
 
 use std::ops::Range;
@@ -64,6 +65,12 @@ fn common_length(search: &mut Search<'_>, mut length: u32) -> u32 {
 /// Return the largest length up to `length` that one group finds.
 fn group_length(search: &mut Search<'_>, group_id: u32, mut length: u32) -> u32 {
     let state = search.state;
+    if state.config.groups[group_id as usize].is_state() {
+        while length > 0 && search.look_at(group_id, length).is_none() {
+            length -= state.hit_alignment;
+        }
+        return length;
+    }
     let size = state.config.groups[group_id as usize].block_size;
     let dropped = u32::from(state.config.drops_last_hit(group_id));
     let most = (search.most / size).saturating_sub(dropped) * size;
@@ -107,6 +114,9 @@ impl Needed {
 pub(crate) fn is_found(state: &State, request: &RequestState, length: u32) -> bool {
     let search = Search { state, request, most: 0, found: Vec::new() };
     (0..state.config.groups.len() as u32).all(|group| {
+        if state.config.groups[group as usize].is_state() {
+            return search.look_at(group, length).is_some();
+        }
         let mut positions = needed(&state.config, group, length).range();
         positions.all(|position| search.look(group, position).is_some())
     })
@@ -122,7 +132,7 @@ pub(crate) fn found_length(state: &State, request: &RequestState, most: u32) -> 
 /// Return the positions that a group must find to resume at a length, in the order of look-up.
 pub(crate) fn needed(config: &Config, group_id: u32, length: u32) -> Needed {
     let rule = &config.groups[group_id as usize];
-    let num_blocks = length / rule.block_size;
+    let num_blocks = length.div_ceil(rule.block_size);
     let end = num_blocks + u32::from(config.drops_last_hit(group_id));
     let first = skipped_blocks(rule, length);
     if rule.kind == Kind::SlidingWindow {
@@ -153,6 +163,12 @@ fn first_missing(search: &mut Search<'_>, group_id: u32, positions: Needed) -> O
 }
 
 impl Search<'_> {
+    /// Find the state after a number of tokens that have hashes.
+    fn look_at(&self, group_id: u32, num_tokens: u32) -> Option<BlockId> {
+        let key = self.request.key_at(self.state.hash_block_size, group_id, num_tokens);
+        self.state.device.index.first(&key)
+    }
+
     /// Find the block for a position.
     fn look(&self, group_id: u32, position: u32) -> Option<BlockId> {
         let scale = self.state.scales[group_id as usize];
@@ -166,12 +182,16 @@ impl Search<'_> {
 /// Return the blocks of a hit per group, with the null block where no query sees one.
 fn hit_blocks(search: Search<'_>, length: u32) -> Vec<Vec<BlockId>> {
     let look = |group, position| {
-        let block = search.look(group, position);
+        let is_state = search.state.config.groups[group as usize].is_state();
+        let block = match is_state {
+            true => search.look_at(group, length),
+            false => search.look(group, position),
+        };
         block.expect("IDX-COMPLETE: the group has found each block of the length")
     };
     let mut blocks = Vec::with_capacity(search.found.len());
     for (index, group) in (0..).zip(&search.state.config.groups) {
-        let num_blocks = if group.is_cross() { 0 } else { length / group.block_size };
+        let num_blocks = if group.is_cross() { 0 } else { length.div_ceil(group.block_size) };
         let first = skipped_blocks(group, length).min(num_blocks);
         let mut ids = vec![NULL_BLOCK; first as usize];
         let found = &search.found[index as usize];

@@ -10,6 +10,7 @@ use crate::transitions::requests::{check_drafts_settled, check_no_drafts};
 use crate::types::errors::{Error, check_count};
 use crate::types::groups::{Group, skipped_blocks};
 use crate::types::ids::BlockId;
+use crate::types::keys::Key;
 use crate::types::values::Hit;
 
 /// A hit as an engine hands it in, unchecked.
@@ -117,6 +118,8 @@ slot_request! { // in the order of their bits in a record; a new one goes last
     delay_cache_blocks: bool,
     /// Refuse unless all the request's tokens would fit now.
     full_sequence_must_fit: bool,
+    /// Keep the recurrent states after these tokens, wherever hits can end.
+    checkpoint: bool,
 }
 
 impl SlotRequest {
@@ -181,6 +184,9 @@ pub fn check_slot_request(
     if state.has_states {
         check_one_unknown(state, request, slot_request)?;
     }
+    if slot_request.checkpoint {
+        check_checkpoint(state, request, slot_request)?;
+    }
     Ok(hits)
 }
 
@@ -200,10 +206,12 @@ pub fn check_hit(
     let (groups, num_tokens) = (&state.config.groups, hit.num_tokens);
     let num_hashed = request.block_hashes.len() as i64 * i64::from(state.hash_block_size);
     let whole = |(ids, group): (&Vec<i64>, &Group)| {
-        ids.len() as i64 * i64::from(group.block_size) == num_tokens
+        let size = i64::from(group.block_size);
+        (num_tokens + size - 1) / size == ids.len() as i64
     };
     let fits = hit.blocks.len() == groups.len()
         && (1..i64::from(request.num_tokens())).contains(&num_tokens)
+        && num_tokens % i64::from(state.hit_alignment) == 0
         && hit.blocks.iter().zip(groups).all(whole)
         && num_tokens <= num_hashed;
     if !fits {
@@ -215,7 +223,7 @@ pub fn check_hit(
             return Ok(NULL_BLOCK);
         }
         let block = state.device.check_block(number)?;
-        let key = request.key(state.scales[group_id as usize], group_id, position);
+        let key = hit_key(state, request, num_tokens as u32, (group_id, position));
         if state.device.key(block) != Some(&key) {
             let (block, position) = (number, i64::from(position));
             return Err(Error::StaleHits { request: request.name(), block, position });
@@ -226,6 +234,21 @@ pub fn check_hit(
     groups
         .map(|(group, ids)| (0..).zip(ids).map(|(at, &block)| check(group, at, block)).collect())
         .collect()
+}
+
+/// Return the key that the block of a hit of this many tokens has at a place (group, position).
+#[must_use]
+pub fn hit_key(
+    state: &State,
+    request: &RequestState,
+    num_tokens: u32,
+    (group_id, position): (u32, u32),
+) -> Key {
+    let group = &state.config.groups[group_id as usize];
+    if group.is_state() && (position + 1) * group.block_size > num_tokens {
+        return request.key_at(state.hash_block_size, group_id, num_tokens);
+    }
+    request.key(state.scales[group_id as usize], group_id, position)
 }
 
 /// Fails unless the request has the tokens, including drafts and those that may come later, and the
@@ -268,6 +291,27 @@ pub fn check_one_unknown(
     let most = i64::from(request.drafts.is_empty());
     if num_drafts > most {
         return Err(Error::TooManyDrafts { request: request.name(), num_drafts, most });
+    }
+    Ok(())
+}
+
+/// Fails unless there are states, and a hit can end where the call does, with known tokens.
+pub fn check_checkpoint(
+    state: &State,
+    request: &RequestState,
+    slot_request: &SlotRequest,
+) -> Result<(), Error> {
+    if !state.has_states {
+        return Err(Error::NoStateGroup { request: request.name() });
+    }
+    let (limit, multiple) = (state.config.length_limit(), i64::from(state.hit_alignment));
+    let num_local = i64::from(request.num_computed) + slot_request.num_hit_tokens();
+    let num_total = (num_local + slot_request.num_external_computed_tokens).min(limit.into());
+    let requested = num_total + slot_request.num_new_tokens;
+    let num_tokens = i64::from(request.num_tokens());
+    if requested % multiple != 0 || requested > num_tokens {
+        let request = request.name();
+        return Err(Error::UnalignedCheckpoint { request, num_tokens, requested, multiple });
     }
     Ok(())
 }

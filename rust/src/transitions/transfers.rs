@@ -106,7 +106,7 @@ pub fn check_load(state: &State, row: Row, slot_request: &SlotRequest) -> Result
     }
     let num_tokens = slot_request.num_external_computed_tokens;
     let first = i64::from(request.num_computed) + slot_request.num_hit_tokens();
-    let (end, alignment) = (first + num_tokens, i64::from(state.hit_alignment));
+    let (end, alignment) = (first + num_tokens, i64::from(state.config.block_alignment()));
     let limit = i64::from(state.config.length_limit());
     if end > limit {
         let request = request.name();

@@ -203,9 +203,18 @@ impl Config {
         sizes.fold(0, gcd) as u32
     }
 
-    /// Tokens that a hit is a multiple of: the groups' least common multiple.
+    /// Tokens that a hit is a multiple of: whole blocks of all groups but state groups, whose
+    /// checkpoints decide which ones.
     #[must_use]
     pub fn hit_alignment(&self) -> u32 {
+        let groups = self.groups.iter().filter(|group| !group.is_state());
+        let sizes = groups.map(|group| u64::from(group.block_size));
+        u32::try_from(lcm(sizes.chain([u64::from(self.hash_block_size())]))).unwrap_or(u32::MAX)
+    }
+
+    /// The least number of tokens in whole blocks of all groups.
+    #[must_use]
+    pub fn block_alignment(&self) -> u32 {
         let sizes = self.groups.iter().map(|group| u64::from(group.block_size));
         u32::try_from(lcm(sizes)).unwrap_or(u32::MAX)
     }

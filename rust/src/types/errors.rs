@@ -151,6 +151,13 @@ errors! {
     TooManyDrafts { request: String, num_drafts: i64, most: i64 }
         "request {request:?} schedules {num_drafts} drafts or tokens to come: a step of state \
          groups takes {most}";
+    /// Only recurrent states are kept by a call.
+    NoStateGroup { request: String }
+        "request {request:?} marks a checkpoint, but there is no state group";
+    /// A state is kept only where a hit can end, and for known tokens.
+    UnalignedCheckpoint { request: String, num_tokens: i64, requested: i64, multiple: i64 }
+        "request {request:?} with {num_tokens} tokens marks the state after {requested}: it must \
+         be after a multiple of {multiple} known ones";
     /// A request that began with older weights cannot load content, which is of the new ones.
     StaleRequest { request: String, epoch: i64, current: i64 }
         "request {request:?} is of epoch {epoch}, the weights are of epoch {current}";

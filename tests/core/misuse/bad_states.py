@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from kvcore import Group, Hit, KVCacheBlocks, KVCacheManager
-from kvcore.types.errors import StaleHits, TooManyDrafts
+from kvcore.types.errors import NoStateGroup, StaleHits, TooManyDrafts, UnalignedCheckpoint
 from tests.conftest import Backend
 from tests.helpers.misuse import Row, bad
 from tests.helpers.stories import add, make, serve, step
@@ -32,6 +32,13 @@ def cached(backend: Backend) -> KVCacheManager:
     return manager
 
 
+def stateless(backend: Backend) -> KVCacheManager:
+    """Add a request to a manager of attention alone."""
+    manager = make(backend, 12, groups=GROUPS[:1])
+    add(manager, "whole", range(4))
+    return manager
+
+
 ROWS: list[Row] = [
     bad(
         running,
@@ -43,6 +50,25 @@ ROWS: list[Row] = [
         TooManyDrafts(request="runs", num_drafts=2, most=1),
         *("allocate_slots", "runs", 2),
         num_output_placeholders=2,
+    ),
+    bad(
+        running,
+        UnalignedCheckpoint(request="drafts", num_tokens=3, requested=1, multiple=2),
+        *("allocate_slots", "drafts", 1),
+        checkpoint=True,
+    ),
+    bad(
+        running,
+        UnalignedCheckpoint(request="runs", num_tokens=5, requested=6, multiple=2),
+        *("allocate_slots", "runs", 1),
+        num_output_placeholders=1,
+        checkpoint=True,
+    ),
+    bad(
+        stateless,
+        NoStateGroup(request="whole"),
+        *("allocate_slots", "whole", 2),
+        checkpoint=True,
     ),
     bad(
         cached,

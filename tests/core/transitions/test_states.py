@@ -71,3 +71,41 @@ def test_a_cut_of_a_state_leaves_nothing(backend: Backend) -> None:
     core.take_batch()
     core.truncate("r1", 3)
     assert decode(core.encode()).requests["r1"].num_computed == 0
+
+
+def test_a_state_that_a_call_marks_is_hit_inside_its_block(backend: Backend) -> None:
+    core = make(backend, 13, groups=(Group(4), Group(8, kind="state")), enable_events=True)
+    core.add_request(Request("r1", list(range(5))))
+    core.add_request(Request("r2", list(range(5))))
+    core.allocate_slots("r1", 4, checkpoint=True)
+    assert encode(decode(core.encode())) == core.encode()
+    assert core.get_computed_blocks("r2").num_tokens == 0
+    core.take_batch()
+    assert encode(decode(core.encode())) == core.encode()
+    hit = core.get_computed_blocks("r2")
+    assert (hit.num_tokens, hit.blocks.blocks) == (4, ((1,), (2,)))
+    core.take_events()
+    core.evict_blocks([2])
+    assert list(core.take_events()) == []
+    assert core.get_computed_blocks("r2").num_tokens == 0
+
+
+def test_a_later_call_of_a_batch_takes_the_mark_back(backend: Backend) -> None:
+    core = make(backend, 13, groups=(Group(4), Group(8, kind="state")))
+    core.add_request(Request("r1", list(range(7))))
+    core.allocate_slots("r1", 4, checkpoint=True)
+    core.allocate_slots("r1", 2)
+    core.take_batch()
+    assert not core.has_key(2)
+
+
+def test_the_token_behind_a_mark_copies_the_state(backend: Backend) -> None:
+    """The slot of that token was allocated before, so that nothing else tells that token apart."""
+    core = make(backend, 13, groups=(Group(4), Group(8, kind="state")), num_preallocate_tokens=4)
+    core.add_request(Request("r1", list(range(4))))
+    core.allocate_slots("r1", 4, checkpoint=True)
+    state = core.get_block_ids("r1")[1][0]
+    core.take_batch()
+    core.append(["r1"], [9])
+    assert core.has_key(state)
+    assert CopyOnWrite(state, core.get_block_ids("r1")[1][0]) in list(core.take_batch())

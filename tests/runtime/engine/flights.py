@@ -207,7 +207,7 @@ class Flights:
         """Load what the tier has of a request after its hit; some of it may fail."""
         config, pages = self.manager.config, self.stamped.tier.pages
         keys, end = self.manager.get_block_keys(name), hit.num_tokens
-        step = config.hit_alignment
+        step = config.block_alignment
         while end + step < len(self.tokens[name]) and all(
             own[position] in pages
             for own, group in zip(keys, config.groups, strict=True)

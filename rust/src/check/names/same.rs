@@ -118,7 +118,7 @@ fn same_batch(one: &OpenBatch, other: &OpenBatch) -> bool {
         && one.scheduled.values().count() == other.scheduled.values().count()
         && one.scheduled.keys().all(held)
         && one.merges == other.merges
-        && one.ends == other.ends
+        && (&one.ends, &one.marked) == (&other.ends, &other.marked)
         && same_entries(&one.entries, &other.entries)
         && one.published_keys == other.published_keys
 }

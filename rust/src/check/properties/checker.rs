@@ -144,7 +144,7 @@ pub fn note(notes: &mut Notes, call: &Call, outcome: &Outcome, state: &State) {
 
 /// Tell whether a hit has all of this many tokens except those that must be computed.
 fn is_full(state: &State, hit: &Hit, num_tokens: u32) -> bool {
-    let groups = state.config.groups.iter().zip(0..);
+    let groups = state.config.groups.iter().zip(0..).filter(|(group, _)| !group.is_state());
     let ends = groups.map(|(group, index)| {
         let dropped = u32::from(state.config.drops_last_hit(index));
         let num_blocks = num_tokens.saturating_sub(1) / group.block_size;

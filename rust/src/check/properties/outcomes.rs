@@ -99,13 +99,16 @@ pub fn check_hit(state: &State, row: Row, hit: &Hit) -> Checked {
         return wrong(format!("{found} tokens are hit, but {longest} are findable in every group"));
     }
     for ((index, group), blocks) in (0..).zip(&state.config.groups).zip(&hit.blocks.blocks) {
-        let num_blocks = if group.is_cross() { 0 } else { longest / group.block_size };
+        let num_blocks = if group.is_cross() { 0 } else { longest.div_ceil(group.block_size) };
         let scale = state.scales[index as usize];
         for (position, &block) in (0..).zip(blocks) {
             let seen = (position + 1) * group.block_size > skipped_tokens(group, longest);
             let null = state.is_null(block);
             let hashed = position < request.num_hashed(scale);
-            let expected = hashed.then(|| request.key(scale, index, position));
+            let expected = match group.is_state() {
+                true => Some(request.key_at(state.hash_block_size, index, longest)),
+                false => hashed.then(|| request.key(scale, index, position)),
+            };
             let found = if null { None } else { state.device.key(block) };
             if null == seen || (seen && found != expected.as_ref()) {
                 return wrong(format!("{block:?} at {position} of group {index}"));
@@ -136,6 +139,10 @@ pub fn longest_hit(state: &State, request: &RequestState) -> u32 {
 /// Tell whether a group finds what the query at a length sees, and any block that it drops.
 fn resumes(state: &State, request: &RequestState, index: u32, length: u32) -> bool {
     let group = &state.config.groups[index as usize];
+    if group.is_state() {
+        let key = request.key_at(state.hash_block_size, index, length);
+        return state.device.index.first(&key).is_some();
+    }
     let (size, scale) = (group.block_size, state.scales[index as usize]);
     let end = length / size;
     let found = |position: u32| {
@@ -286,5 +293,7 @@ fn check_exclusive(state: &State, row: Row, first: u32, end: u32) -> Checked {
 
 /// Return the keys of a state's device index, each once.
 fn keys_of(state: &State) -> Vec<Key> {
-    state.device.index.firsts().map(|(first, _)| *state.device.index.key(first)).collect()
+    let named =
+        state.device.index.firsts().filter(|(block, _)| !state.device.silent.contains(block));
+    named.map(|(first, _)| *state.device.index.key(first)).collect()
 }

@@ -22,10 +22,12 @@ use crate::types::violation::Finding;
 
 /// PUBLISHED: a full block that a call may publish is findable after the call, or waits to be
 /// merged with one that is; no other block is published, and none of a request of an older epoch.
-/// A state whose last token comes late is findable then, or belongs to the batch that writes it.
+/// A state whose last token comes late is findable then, or belongs to the batch that writes it; so
+/// is one that a call marked, when its batch is taken.
 pub(crate) fn published(made: &Made<'_>) -> Finding {
     if made.after.has_states {
         check_states(made)?;
+        check_marks(made)?;
     }
     let (before, after) = (made.before, made.after);
     let late = after.config.publish == Publish::Completed;
@@ -84,6 +86,32 @@ fn check_states(made: &Made<'_>) -> Finding {
         let counts = (first..=request.num_tokens().min(taken)).filter(|n| n.is_multiple_of(size));
         for count in counts {
             let key = request.key(after.scales[index as usize], index, count / size - 1);
+            let mut owed = after.in_flight.iter().flat_map(|batch| &batch.owed);
+            if after.device.index.first(&key).is_none() && !owed.any(|owed| owed.key == key) {
+                return Err(format!("the state after {count} tokens of group {index} has no key"));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Fails if the batch does not keep a state that a call marked, or if such a state is not findable
+/// once the batch was taken.
+fn check_marks(made: &Made<'_>) -> Finding {
+    let (before, after) = (made.before, made.after);
+    if let Call::AllocateSlots(slots) = made.call {
+        let wanted = slots.checkpoint && after.config.enable_caching && !slots.delay_cache_blocks;
+        let done = !matches!(made.outcome.value, Value::Misuse(_) | Value::Refused(_));
+        let kept = |row: Row| after.batch.ends.contains(&row);
+        if wanted && done && slots.num_new_tokens > 0 && !slots.name.row(after).is_some_and(kept) {
+            return Err(format!("request {} marks a state that is not kept", slots.name.id()));
+        }
+    }
+    let marked = if let Call::TakeBatch = made.call { Some(&before.batch.marked) } else { None };
+    for &row in marked.into_iter().flatten().filter(|&&row| !after.is_stale(row)) {
+        let count = after[row].num_computed;
+        for (index, _) in (0..).zip(&after.config.groups).filter(|(_, group)| group.is_state()) {
+            let key = after[row].key_at(after.hash_block_size, index, count);
             let mut owed = after.in_flight.iter().flat_map(|batch| &batch.owed);
             if after.device.index.first(&key).is_none() && !owed.any(|owed| owed.key == key) {
                 return Err(format!("the state after {count} tokens of group {index} has no key"));

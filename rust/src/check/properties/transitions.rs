@@ -175,12 +175,14 @@ fn hit_pinned(made: &Made<'_>) -> Finding {
 
 /// HIT-FRESH: a hit is used only if its blocks still have the request's keys.
 fn hit_fresh(made: &Made<'_>) -> Finding {
-    let Some((row, _)) = hit_of(made) else { return Ok(()) };
+    let Some((row, hit)) = hit_of(made) else { return Ok(()) };
     let request = &made.before[row];
-    for (group_id, position, block) in hit_blocks(made) {
-        let scale = made.before.scales[group_id as usize];
-        let known = position < request.num_hashed(scale);
-        let wanted = known.then(|| request.key(scale, group_id, position));
+    for (group_id, position, block) in all_hit_blocks(made) {
+        let size = made.before.hash_block_size;
+        let block_size = made.before.config.groups[group_id as usize].block_size;
+        let end = ((position + 1) * block_size).min(hit.num_tokens);
+        let known = end / size <= request.block_hashes.len() as u32;
+        let wanted = known.then(|| request.key_at(size, group_id, end));
         if wanted.is_none() || made.before.device.key(block) != wanted.as_ref() {
             let place = format!("{position} of group {group_id}");
             return Err(format!("block {} at {place} has another key by now", block.0));
@@ -251,10 +253,22 @@ pub fn determinism(made: &Made<'_>, world: &World) -> Finding {
     Ok(())
 }
 
+/// Return those of `all_hit_blocks` that the call does not write. A block inside which the hit ends
+/// is written, or a copy of it.
+fn hit_blocks<'a>(made: &Made<'a>) -> impl Iterator<Item = (u32, u32, BlockId)> + use<'a> {
+    let (before, after, of) = (made.before, made.after, hit_of(made));
+    all_hit_blocks(made).filter(move |&(group_id, position, _)| {
+        let size = before.config.groups[group_id as usize].block_size;
+        let writes = |(row, hit): (Row, &Hit)| after[row].num_computed > hit.num_tokens;
+        let is_inside = |(_, hit): (Row, &Hit)| (position + 1) * size > hit.num_tokens;
+        !of.is_some_and(|of| writes(of) && is_inside(of))
+    })
+}
+
 /// Return the blocks that a call was made with as a hit, if it was done: group, position and block.
 ///
 /// Where external tokens follow, a window may be past a hit block: the null block stands for it.
-fn hit_blocks<'a>(made: &Made<'a>) -> impl Iterator<Item = (u32, u32, BlockId)> + use<'a> {
+fn all_hit_blocks<'a>(made: &Made<'a>) -> impl Iterator<Item = (u32, u32, BlockId)> + use<'a> {
     let (before, after) = (made.before, made.after);
     let of = hit_of(made);
     let hit = of.map(|(_, hit)| hit.blocks.blocks.as_slice()).unwrap_or_default();

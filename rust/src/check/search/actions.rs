@@ -152,19 +152,30 @@ pub(crate) fn allocations(
             for num_new in u32::from(num_external == 0)..=most {
                 for num_lookahead_tokens in 0..=world.num_lookahead {
                     for &delay_cache_blocks in &world.delays {
-                        out.push(Move::Call(Call::AllocateSlots(Slots {
+                        let slots = Slots {
                             hit: hit.clone(),
                             num_external_computed_tokens: num_external,
                             num_lookahead_tokens,
                             delay_cache_blocks,
                             num_encoder_tokens,
                             ..Slots::new(name, num_new)
-                        })));
+                        };
+                        let end = request.num_computed + num_hit + num_external + num_new;
+                        let marked = Slots { checkpoint: true, ..slots.clone() };
+                        out.push(Move::Call(Call::AllocateSlots(slots)));
+                        if world.marks && can_mark(state, request, end) {
+                            out.push(Move::Call(Call::AllocateSlots(marked)));
+                        }
                     }
                 }
             }
         }
     }
+}
+
+/// Whether the state after this many tokens can be kept.
+fn can_mark(state: &State, request: &RequestState, end: u32) -> bool {
+    end <= request.num_tokens() && end.is_multiple_of(state.hit_alignment)
 }
 
 /// Add loads of whole blocks after each of some hits, which leave at least one token.
@@ -178,7 +189,7 @@ pub(crate) fn loads(
     if !world.tries("load") {
         return;
     }
-    let (name, step) = (Name::of(request), state.hit_alignment);
+    let (name, step) = (Name::of(request), state.config.block_alignment());
     for hit in hits {
         let first = hit.as_ref().map_or(0, |hit| hit.num_tokens);
         for num_tokens in (step..request.num_tokens() - first).step_by(step as usize) {

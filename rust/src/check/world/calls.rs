@@ -170,6 +170,7 @@ pub fn slot_request(slots: &Slots) -> SlotRequest {
         num_encoder_tokens: i64::from(slots.num_encoder_tokens),
         reserved_blocks: i64::from(slots.reserved_blocks),
         num_output_placeholders: i64::from(slots.num_output_placeholders),
+        checkpoint: slots.checkpoint,
         ..SlotRequest::default()
     }
 }

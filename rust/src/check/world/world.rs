@@ -98,6 +98,8 @@ pub struct World {
     pub num_output_placeholders: u32,
     /// Whether calls delay the caching of their blocks, or not, each in turn.
     pub delays: Vec<bool>,
+    /// Whether calls also keep the state after their tokens, where hits can end.
+    pub marks: bool,
     /// What new requests have besides their tokens, each in turn.
     pub kinds_of_requests: Vec<KindOfRequest>,
     /// Most moves between two `take_batch`.
@@ -128,6 +130,7 @@ impl World {
             num_pins: 1,
             num_output_placeholders: 0,
             delays: vec![false],
+            marks: false,
             kinds_of_requests: vec![KindOfRequest::default()],
             moves_per_batch: 1,
             loads_fail: false,

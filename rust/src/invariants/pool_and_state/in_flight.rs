@@ -10,6 +10,7 @@ use crate::pool::block_pool::BlockPool;
 use crate::state::batch_records::{Place, Reporter, UnconfirmedLoad, in_order};
 use crate::state::state::State;
 use crate::types::config::Duplicates;
+use crate::types::groups::Group;
 use crate::types::ids::{BlockId, Row};
 use crate::types::violation::Finding;
 
@@ -152,8 +153,12 @@ fn rest_on_it(state: &State, load: &UnconfirmedLoad) -> Finding {
 fn blocks_rest_on_it(state: &State, load: &UnconfirmedLoad) -> Finding {
     let blocks: Vec<(BlockId, u32)> = keyed_only(state, load).collect();
     let groups = &state.config.groups;
+    let ends = |end: u32, group: &Group| match group.is_state() {
+        true => end.is_multiple_of(state.hash_block_size),
+        false => end.is_multiple_of(group.block_size),
+    };
     for &(block, end) in &blocks {
-        if end <= load.first || !groups.iter().any(|group| end.is_multiple_of(group.block_size)) {
+        if end <= load.first || !groups.iter().any(|group| ends(end, group)) {
             return Err(format!("block {} rests on it, but ends at {end}", block.0));
         }
     }

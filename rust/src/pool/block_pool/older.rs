@@ -44,6 +44,7 @@ impl BlockPool {
         let cached: Vec<BlockId> = self.queue.iter().filter(is_cached).collect();
         self.owners.iter_mut().for_each(|owners| *owners &= !KEYED);
         self.index.clear();
+        self.silent.clear();
         self.policy.iter_mut().for_each(|policy| policy.history.clear());
         cached.into_iter().for_each(|block| self.move_by_policy(block));
         self.lower_all();
@@ -58,6 +59,7 @@ impl BlockPool {
     #[inline]
     pub fn start_epoch(&mut self, effects: &mut Effects) {
         self.index.start_epoch();
+        self.silent.clear();
         if !seeded(Mutant::EpochsAge) {
             self.queue.splice(CURRENT, OLDER);
         }

@@ -36,7 +36,8 @@ pub(crate) fn note_quiet_until(state: &mut State, row: Row) {
     let request = &state[row];
     let num_computed = request.num_computed;
     let awaits_others = request.num_output_placeholders() == 0 && !request.samplers.is_empty();
-    if !request.drafts.is_empty() || awaits_others {
+    let gets_key = state.has_states && state.batch.marked.contains(&row);
+    if !request.drafts.is_empty() || awaits_others || gets_key {
         state[row].quiet_until = 0;
         return;
     }

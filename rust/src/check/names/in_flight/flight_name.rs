@@ -129,7 +129,7 @@ fn write_open_batch(node: &Node, names: &mut Renaming<'_>) {
         }
     }
     for &row in &batch.ends {
-        names.put(1);
+        names.put(1 + usize::from(batch.marked.contains(&row)));
         names.place(Some(row));
     }
     for merge in &batch.merges {
