@@ -69,6 +69,10 @@ class Manager:
         """
         Take back a batch in flight, all later ones and the open one.
         """
+    def checkpoint_stop(self, request_id: str, num_new_tokens: int, hit: Hit | None, /) -> tuple[int, bool]:
+        """
+        Where to end a step so that its state is worth keeping. Changes nothing.
+        """
     def complete(self, /, batch: int) -> None:
         """
         Finish the oldest batch in flight, by its number.

@@ -35,7 +35,7 @@ from kvcore.types.errors import (
 )
 from kvcore.types.keys import fold_key
 from kvcore.types.policy import EvictionPolicy
-from kvcore.types.values import Outcome
+from kvcore.types.values import Hit, Outcome
 
 if TYPE_CHECKING:
     from kvcore.record.recorder import Recorder
@@ -175,7 +175,7 @@ class PythonBackend:
 
 
 class Timed:
-    """The methods of a manager that control how long content stays: time, levels, pins, epochs."""
+    """Methods of a manager that control what stays cached: time, levels, pins, epochs, states."""
 
     _core: _twin.Backend
 
@@ -183,6 +183,14 @@ class Timed:
     def epoch(self) -> int:
         """The number of the current weights. Changes nothing."""
         return self._core.epoch
+
+    def checkpoint_stop(
+        self, request_id: str, num_new_tokens: int, hit: Hit | None = None
+    ) -> tuple[int, bool]:
+        """Return how many of these tokens to schedule so that the states after them are worth
+        keeping, and whether to pass `checkpoint=True`. Advice only. Changes nothing.
+        """
+        return self._core.checkpoint_stop(request_id, num_new_tokens, hit)
 
     def tick(self, now_ms: int) -> None:
         """Set the time in ms: levels end whose duration is over. Raises TimeWentBack."""

@@ -153,6 +153,11 @@ class Runner:
         options = self._options(request_id, words)
         return self.manager.can_allocate(request_id, read_number(count), **options)
 
+    def checkpoint_stop(self, request_id: str, count: str, *words: str) -> str:
+        hit = self._options(request_id, words).get("hit")
+        stop, marked = self.manager.checkpoint_stop(request_id, read_number(count), hit)
+        return f"{stop}, checkpoint" if marked else str(stop)
+
     def _options(self, request_id: str, words: tuple[str, ...]) -> dict[str, Any]:
         options: dict[str, Any] = {}
         for word in words:

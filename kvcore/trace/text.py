@@ -137,7 +137,9 @@ def write_value(value: object) -> list[str]:
         case KVCacheBlocks():
             return [f"= blocks {write_blocks(value)}"]
         case Hit():
-            return [f"= hit {write_blocks(value.blocks)}, {value.num_tokens} tokens"]
+            more = value.num_common > value.num_tokens
+            common = f", {value.num_common} without states" if more else ""
+            return [f"= hit {write_blocks(value.blocks)}, {value.num_tokens} tokens{common}"]
         case Refused():
             return [f"= {write_refused(value)}"]
         case Swapped():

@@ -62,7 +62,7 @@ QUERIES: dict[str, Callable[..., Any]] = {
         *(queries.get_computed_blocks, allocate.can_allocate, queries.get_blocks),
         *(queries.get_block_key, queries.get_block_keys, queries.get_cached_block),
         *(queries.get_num_common_prefix_blocks, queries.has_key, queries.num_owners),
-        epochs.stale_requests,
+        *(epochs.stale_requests, queries.checkpoint_stop),
     )
 } | {
     "num_tokens": lambda state, request_id: len(find_request(state, request_id).tokens),

@@ -25,19 +25,25 @@ def longest_hit(state: State, request: RequestState) -> Hit:
     off.
     """
     config = state.config
-    length = 0
+    length = num_common = 0
     if config.enable_caching and not request.skip_reading:
         most = min(len(request.tokens) - 1, len(request.block_hashes) * config.hash_block_size)
-        length = common_length(state, request, aligned(config, most), most)
-    return Hit(KVCacheBlocks(hit_blocks(state, request, length)), length)
+        length = aligned(config, most)
+        if config.has_states:
+            length = num_common = common_length(state, request, length, most, states=False)
+        length = common_length(state, request, length, most)
+    return Hit(KVCacheBlocks(hit_blocks(state, request, length)), length, num_common)
 
 
-def common_length(state: State, request: RequestState, length: int, most: int) -> int:
+def common_length(
+    state: State, request: RequestState, length: int, most: int, *, states: bool = True
+) -> int:
     """Return the largest length up to `length` that every group finds. most: tokens that
-    may match.
+    may match. states: whether state groups count.
     """
     kinds = state.config.groups
-    order = sorted(range(len(kinds)), key=lambda g: kinds[g].is_windowed)
+    counted = [g for g in range(len(kinds)) if states or not kinds[g].is_state]
+    order = sorted(counted, key=lambda g: kinds[g].is_windowed)
     agreed = 0
     group_id = 0
     while agreed < len(order) and length:

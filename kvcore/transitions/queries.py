@@ -7,8 +7,8 @@ Source: S000-43, 48, 54, 56. Twin: rust/src/transitions/queries.rs.
 from __future__ import annotations
 
 from kvcore.state.state import RequestState, State
-from kvcore.transitions.prefix_lookup import longest_hit
-from kvcore.types.arguments import read_int
+from kvcore.transitions.prefix_lookup import aligned, longest_hit
+from kvcore.types.arguments import read_count, read_int
 from kvcore.types.errors import InvalidKey, UnknownBlock, UnknownRequest
 from kvcore.types.keys import KEY_SIZE
 from kvcore.types.values import Hit, KVCacheBlocks
@@ -28,6 +28,32 @@ def get_computed_blocks(state: State, request_id: str) -> Hit:
     Empty if caching is off. Raises UnknownRequest.
     """
     return longest_hit(state, find_request(state, request_id))
+
+
+def checkpoint_stop(
+    state: State, request_id: str, num_new_tokens: int, hit: Hit | None = None
+) -> tuple[int, bool]:
+    """Return how many of these tokens to schedule behind a hit so that the state after them is
+    worth keeping, and whether the call should say `checkpoint=True`.
+
+    In this order: up to the end of what other groups find, where prompts part; up to the last place
+    where a hit on all tokens can end; with tokens left, up to the last whole block of all groups.
+    Else all, without a mark. Raises UnknownRequest, InvalidCount.
+    """
+    request, config = find_request(state, request_id), state.config
+    count, known = read_count("num_new_tokens", num_new_tokens, 1), len(request.tokens)
+    if not (config.has_states and config.enable_caching):
+        return count, False
+    start, stops = request.num_computed, list[int]()
+    if hit is not None:
+        start += read_count("num_tokens", hit.num_tokens)
+        stops.append(read_count("num_common", hit.num_common))
+    stops.append(aligned(config, known - 1))
+    end = start + count
+    if end < known:
+        stops.append(end // config.block_alignment * config.block_alignment)
+    found = next((stop for stop in stops if start < stop <= end), None)
+    return (count, False) if found is None else (found - start, True)
 
 
 def get_blocks(state: State, request_id: str) -> KVCacheBlocks:

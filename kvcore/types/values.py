@@ -113,10 +113,15 @@ class KVCacheBlocks(Struct, frozen=True, gc=False):
 
 
 class Hit(Struct, frozen=True, gc=False):
-    """A cached prefix of a request: its blocks per group, and the tokens that they hold."""
+    """A cached prefix of a request: its blocks per group, and the tokens that they hold.
+
+    num_common: the tokens that the groups other than state groups find, 0 without state groups. A
+    state after them would make the hit that long.
+    """
 
     blocks: KVCacheBlocks
     num_tokens: int
+    num_common: int = 0
 
     def __iter__(self) -> Iterator[Any]:
         return iter((self.blocks, self.num_tokens))

@@ -57,6 +57,7 @@ WORLDS = {
     "levels": PROFILES["retention"].world,
     "named pins": PROFILES["prefix-pins-swap"].world,
     "states": PROFILES["states"].world,
+    "marked states": PROFILES["states-marks"].world,
     "salts": world(2, 2, 2, kinds_of_requests=({}, {"cache_salt": "s"}), without=("fork",)),
 }
 IN_FLIGHT = {

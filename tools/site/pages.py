@@ -21,7 +21,8 @@ RECORD = ("recorder", "reader", "errors")
 RUNTIME = ("cache.apply", "cache.layout", "engine.engine", "engine.exchange")
 METHODS = {
     "Requests": "add_request add_tokens add_block_hashes add_drafts accept truncate remove_request",
-    "Look-up and allocation": "get_computed_blocks allocate_slots can_allocate append fork",
+    "Look-up and allocation": "get_computed_blocks allocate_slots can_allocate checkpoint_stop"
+    " append fork",
     "Release and eviction": "free unschedule remove_skipped_blocks evict_blocks reset_prefix_cache"
     " advance_epoch stale_requests tick extend_retention"
     " pin_prefix unpin_prefix pin unpin",

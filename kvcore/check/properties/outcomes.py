@@ -87,6 +87,10 @@ def announced(state: State) -> set[bytes]:
 def check_hit(state: State, request: RequestState, hit: Hit) -> None:
     """Raise InvariantViolation (HIT-LONGEST) unless a hit is the longest, in every group."""
     longest = longest_hit(state, request)
+    common = longest_hit(state, request, states=False) if state.config.has_states else 0
+    if hit.num_common != common:
+        detail = f"{hit.num_common} tokens are found without states, not {common}"
+        raise InvariantViolation("HIT-LONGEST", detail)
     if hit.num_tokens != longest:
         detail = f"{hit.num_tokens} tokens are hit, but {longest} are findable in every group"
         raise InvariantViolation("HIT-LONGEST", detail)
@@ -103,15 +107,19 @@ def check_hit(state: State, request: RequestState, hit: Hit) -> None:
             raise InvariantViolation("HIT-LONGEST", f"{len(blocks)} blocks of group {index}")
 
 
-def longest_hit(state: State, request: RequestState) -> int:
-    """Return the longest length to resume at, found by trying all."""
+def longest_hit(state: State, request: RequestState, *, states: bool = True) -> int:
+    """Return the longest length to resume at, found by trying all. states: whether they count."""
     config = state.config
     if not config.enable_caching or request.skip_reading:
         return 0
     step = config.hit_alignment
     most = min(len(request.tokens) - 1, len(request.block_hashes) * config.hash_block_size)
     for length in range(most // step * step, 0, -step):
-        if all(_resumes(state, request, each, length) for each in range(len(config.groups))):
+        if all(
+            _resumes(state, request, index, length)
+            for index, group in enumerate(config.groups)
+            if states or not group.is_state
+        ):
             return length
     return 0
 

@@ -85,7 +85,8 @@ def _lost_marks(before: State, call: Call, outcome: Outcome[State, Any]) -> Iter
     owed = {each.key for batch in state.in_flight for each in batch.owed}
     for name in before.batch.marked if call.name == "take_batch" else ():
         request = state.requests[name]
-        if request.num_computed and request.epoch < state.epoch:
+        hashed = len(request.block_hashes) * state.config.hash_block_size
+        if (request.num_computed and request.epoch < state.epoch) or request.num_computed > hashed:
             continue
         for index, group in enumerate(state.config.groups):
             key = request.key_at(state.config, index, request.num_computed)

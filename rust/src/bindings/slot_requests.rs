@@ -11,6 +11,7 @@ use crate::bindings::values::{PyAdmitted, PyTaken, PyVerdict};
 use crate::record::calls::{ALLOCATE_SLOTS, Argument, Call, LOAD, Options};
 use crate::state::state::State;
 use crate::transitions::allocate::{allocate_slots, can_allocate};
+use crate::transitions::queries::checkpoint_stop;
 use crate::transitions::slot_request::SlotRequest;
 use crate::transitions::transfers::load;
 
@@ -87,6 +88,25 @@ slot_method! {
 
 #[pymethods]
 impl Manager {
+    /// Where to end a step so that its state is worth keeping. Changes nothing.
+    #[pyo3(signature = (request_id, num_new_tokens, hit, /))]
+    fn checkpoint_stop<'py>(
+        slf: &Bound<'py, Self>,
+        request_id: IdArg<'_, 'py>,
+        num_new_tokens: CountArg<'_, 'py>,
+        hit: HitArg<'_, 'py>,
+    ) -> PyResult<(i64, bool)> {
+        let mut given = Given::default();
+        let id = given.name(request_id.0);
+        let num_new_tokens = given.count(num_new_tokens)?;
+        let mut field = |name| given.count(CountArg(hit.0.getattr(name)?.as_borrowed()));
+        let hit = match hit.0.is_none() {
+            true => None,
+            false => Some((field("num_tokens")?, field("num_common")?)),
+        };
+        Self::query(slf, &given, |state| checkpoint_stop(state, id, num_new_tokens, hit))
+    }
+
     /// Fill slots for the next tokens of a request from the external store.
     #[pyo3(signature = (
         request_id, num_tokens, hit, /, *, reserved_blocks, full_sequence_must_fit

@@ -167,7 +167,7 @@ pub(crate) fn grown(py: Python<'_>, outcome: Admitted<Option<BlockId>>) -> PyRes
 /// A cached prefix.
 pub(crate) fn hit<'py>(py: Python<'py>, found: &Hit) -> PyResult<PyHit<'py>> {
     let held = blocks(py, &found.blocks.blocks)?;
-    Ok(PyHit(Classes::get(py)?.hit.bind(py).call1((held.0, found.num_tokens))?))
+    Ok(PyHit(Classes::get(py)?.hit.bind(py).call1((held.0, found.num_tokens, found.num_common))?))
 }
 
 /// How far an `append` came.

@@ -206,6 +206,14 @@ impl Runner {
                 let (id, slot_request) = read_slot_request(words, &self.hits)?;
                 text(write_verdict(allocate::can_allocate(state, id, &slot_request)?))
             }
+            ("checkpoint_stop", words) => {
+                let (id, slot_request) = read_slot_request(words, &self.hits)?;
+                let hit = self.hits.get(id).filter(|_| slot_request.hit.is_some());
+                let hit = hit.map(|hit| (i64::from(hit.num_tokens), i64::from(hit.num_common)));
+                let count = slot_request.num_new_tokens;
+                let (count, marked) = queries::checkpoint_stop(state, id, count, hit)?;
+                text(format!("{count}{}", if marked { ", checkpoint" } else { "" }))
+            }
             ("in_flight", []) => text(write_ids(state.in_flight().map(|batch| batch as u32))),
             ("stale", []) => {
                 let names =

@@ -143,7 +143,13 @@ pub fn write_value(value: &Value) -> Vec<String> {
         Value::Flag(true) => "yes".to_owned(),
         Value::Flag(false) => "no".to_owned(),
         Value::Blocks(blocks) => format!("blocks {}", write_blocks(blocks)),
-        Value::Hit(hit) => format!("hit {}, {} tokens", write_blocks(&hit.blocks), hit.num_tokens),
+        Value::Hit(hit) => {
+            let found = format!("hit {}, {} tokens", write_blocks(&hit.blocks), hit.num_tokens);
+            match hit.num_common > hit.num_tokens {
+                true => format!("{found}, {} without states", hit.num_common),
+                false => found,
+            }
+        }
         Value::Refused(refused) => write_refused(refused),
         Value::Swapped(Swapped { num_copied, num_found }) => {
             format!("swapped: copied {num_copied} found {num_found}")

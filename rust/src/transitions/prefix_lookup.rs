@@ -24,15 +24,20 @@ use crate::types::values::{Hit, KVCacheBlocks};
 pub fn longest_hit(state: &State, request: &RequestState) -> Hit {
     let mut search = Search { state, request, most: 0, found: Vec::new() };
     search.found.resize(state.config.groups.len(), Vec::new());
-    let mut length = 0;
+    let (mut length, mut num_common) = (0, 0);
     if state.config.enable_caching && !request.skip_reading {
         let num_hashed = request.block_hashes.len() as u32 * state.hash_block_size;
         let left = u32::from(!seeded(Mutant::FullHit));
         search.most = request.num_tokens().saturating_sub(left).min(num_hashed);
-        let longest = aligned(state, search.most);
-        length = common_length(&mut search, longest);
+        length = aligned(state, search.most);
+        if state.has_states {
+            num_common = common_length(&mut search, length, false);
+            length = num_common;
+        }
+        length = common_length(&mut search, length, true);
     }
-    Hit { blocks: KVCacheBlocks { blocks: hit_blocks(search, length) }, num_tokens: length }
+    let blocks = KVCacheBlocks { blocks: hit_blocks(search, length) };
+    Hit { blocks, num_tokens: length, num_common }
 }
 
 /// A search, and what it has found.
@@ -46,10 +51,11 @@ pub struct Search<'a> {
     found: Vec<Vec<BlockId>>,
 }
 
-/// The largest length up to this one that every group finds.
-fn common_length(search: &mut Search<'_>, mut length: u32) -> u32 {
+/// The largest length up to this one that every group finds. states: whether state groups count.
+fn common_length(search: &mut Search<'_>, mut length: u32, states: bool) -> u32 {
     let groups = &search.state.config.groups;
-    let mut order: Vec<u32> = (0..groups.len() as u32).collect();
+    let counts = |&group: &u32| states || !groups[group as usize].is_state();
+    let mut order: Vec<u32> = (0..groups.len() as u32).filter(counts).collect();
     order.sort_by_key(|&group| groups[group as usize].is_windowed());
     let mut agreed = 0;
     let mut group = 0;
@@ -89,7 +95,7 @@ fn group_length(search: &mut Search<'_>, group_id: u32, mut length: u32) -> u32 
 }
 
 /// Return the largest length up to `num_tokens` tokens at which all groups can resume.
-fn aligned(state: &State, num_tokens: u32) -> u32 {
+pub(crate) fn aligned(state: &State, num_tokens: u32) -> u32 {
     num_tokens / state.hit_alignment * state.hit_alignment
 }
 
@@ -126,7 +132,7 @@ pub(crate) fn is_found(state: &State, request: &RequestState, length: u32) -> bo
 pub(crate) fn found_length(state: &State, request: &RequestState, most: u32) -> u32 {
     let most = most.min(request.block_hashes.len() as u32 * state.hash_block_size);
     let found = vec![Vec::new(); state.config.groups.len()];
-    common_length(&mut Search { state, request, most, found }, aligned(state, most))
+    common_length(&mut Search { state, request, most, found }, aligned(state, most), true)
 }
 
 /// Return the positions that a group must find to resume at a length, in the order of look-up.

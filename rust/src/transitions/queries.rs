@@ -5,8 +5,8 @@
 
 use crate::pool::transitions::lookup;
 use crate::state::state::{NULL_BLOCK, RequestState, State};
-use crate::transitions::prefix_lookup::longest_hit;
-use crate::types::errors::Error;
+use crate::transitions::prefix_lookup::{aligned, longest_hit};
+use crate::types::errors::{Error, check_count};
 use crate::types::groups::Group;
 use crate::types::ids::{BlockId, Table};
 use crate::types::keys::Key;
@@ -22,6 +22,41 @@ pub fn find_request<'a>(state: &'a State, request_id: &str) -> Result<&'a Reques
 /// Empty if caching is off. Fails with UnknownRequest.
 pub fn get_computed_blocks(state: &State, request_id: &str) -> Result<Hit, Error> {
     Ok(longest_hit(state, find_request(state, request_id)?))
+}
+
+/// Return how many of these tokens to schedule behind a hit of (num_tokens, num_common) so that the
+/// state after them is worth keeping, and whether the call should mark a checkpoint.
+///
+/// In this order: up to the end of what other groups find, where prompts part; up to the last place
+/// where a hit on all tokens can end; with tokens left, up to the last whole block of all groups.
+/// Else all, without a mark. Fails with UnknownRequest, InvalidCount.
+pub fn checkpoint_stop(
+    state: &State,
+    request_id: &str,
+    num_new_tokens: i64,
+    hit: Option<(i64, i64)>,
+) -> Result<(i64, bool), Error> {
+    let request = find_request(state, request_id)?;
+    check_count("num_new_tokens", num_new_tokens, 1)?;
+    if !(state.has_states && state.config.enable_caching) {
+        return Ok((num_new_tokens, false));
+    }
+    let (mut start, mut stops) = (i64::from(request.num_computed), Vec::new());
+    if let Some((num_tokens, num_common)) = hit {
+        check_count("num_tokens", num_tokens, 0)?;
+        check_count("num_common", num_common, 0)?;
+        start += num_tokens;
+        stops.push(num_common);
+    }
+    let known = request.num_tokens();
+    stops.push(i64::from(aligned(state, known.saturating_sub(1))));
+    let end = start + num_new_tokens;
+    if end < i64::from(known) {
+        let whole = i64::from(state.config.block_alignment());
+        stops.push(end / whole * whole);
+    }
+    let found = stops.into_iter().find(|&stop| start < stop && stop <= end);
+    Ok(found.map_or((num_new_tokens, false), |stop| (stop - start, true)))
 }
 
 /// Return the device blocks of a request; empty while it waits or is swapped out.

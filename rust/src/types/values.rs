@@ -131,6 +131,9 @@ pub struct Hit {
     pub blocks: KVCacheBlocks,
     /// The tokens in them.
     pub num_tokens: u32,
+    /// The tokens that the groups other than state groups find, 0 without state groups. A state
+    /// after them would make the hit that long.
+    pub num_common: u32,
 }
 
 /// A call that did not fit and changed nothing.

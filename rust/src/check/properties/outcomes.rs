@@ -93,7 +93,12 @@ pub fn check_events(start: &State, after: &State) -> Checked {
 pub fn check_hit(state: &State, row: Row, hit: &Hit) -> Checked {
     let request = &state[row];
     let wrong = |detail: String| Err(Violation::new("HIT-LONGEST", detail));
-    let longest = longest_hit(state, request);
+    let longest = longest_hit(state, request, true);
+    let common = if state.has_states { longest_hit(state, request, false) } else { 0 };
+    if hit.num_common != common {
+        let found = hit.num_common;
+        return wrong(format!("{found} tokens are found without states, not {common}"));
+    }
     if hit.num_tokens != longest {
         let found = hit.num_tokens;
         return wrong(format!("{found} tokens are hit, but {longest} are findable in every group"));
@@ -121,9 +126,9 @@ pub fn check_hit(state: &State, row: Row, hit: &Hit) -> Checked {
     Ok(())
 }
 
-/// Return the longest length to resume at, found by trying all.
+/// Return the longest length to resume at, found by trying all. states: whether they count.
 #[must_use]
-pub fn longest_hit(state: &State, request: &RequestState) -> u32 {
+pub fn longest_hit(state: &State, request: &RequestState, states: bool) -> u32 {
     if !state.config.enable_caching || request.skip_reading {
         return 0;
     }
@@ -131,7 +136,8 @@ pub fn longest_hit(state: &State, request: &RequestState) -> u32 {
     let num_hashed = request.block_hashes.len() as u32 * state.hash_block_size;
     let most = request.num_tokens().saturating_sub(1).min(num_hashed);
     let mut lengths = (1..=most / step).rev().map(|count| count * step);
-    let groups = 0..state.config.groups.len() as u32;
+    let counts = |group: &u32| states || !state.config.groups[*group as usize].is_state();
+    let groups = (0..state.config.groups.len() as u32).filter(counts);
     let all = |&length: &u32| groups.clone().all(|group| resumes(state, request, group, length));
     lengths.find(all).unwrap_or(0)
 }

@@ -110,6 +110,9 @@ fn check_marks(made: &Made<'_>) -> Finding {
     let marked = if let Call::TakeBatch = made.call { Some(&before.batch.marked) } else { None };
     for &row in marked.into_iter().flatten().filter(|&&row| !after.is_stale(row)) {
         let count = after[row].num_computed;
+        if count / after.hash_block_size > after[row].block_hashes.len() as u32 {
+            continue;
+        }
         for (index, _) in (0..).zip(&after.config.groups).filter(|(_, group)| group.is_state()) {
             let key = after[row].key_at(after.hash_block_size, index, count);
             let mut owed = after.in_flight.iter().flat_map(|batch| &batch.owed);
