@@ -99,12 +99,20 @@ def test_a_pool_need_not_hold_a_state_twice_to_admit_behind_a_hit(
     assert (code, out.partition(":")[0]) == (command.FINE, "bounded by states")
 
 
-def test_a_world_of_states_can_be_described(capsys: pytest.CaptureFixture[str]) -> None:
-    sizes = ("--blocks", "4", "--requests", "1", "--tokens", "4", "--letters", "1")
-    left = "fork,remove_request,reset_prefix_cache"
-    words = ("--groups", "full,state", "--external", "2", "--moves", "calls", "--without", left)
-    code, out, _ = run(capsys, *sizes, *words, "--json")
-    found, wanted = json.loads(out), PROFILES["states-external"]
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("states-external", "--blocks 4 --requests 1 --groups full,state --external 2"),
+        ("states-marks", "--blocks 3 --requests 2 --groups full,state@4 --marks --events"),
+    ],
+)
+def test_a_world_of_states_can_be_described(
+    capsys: pytest.CaptureFixture[str], name: str, words: str
+) -> None:
+    left = "fork,remove_request,reset_prefix_cache" + ",append" * (name == "states-marks")
+    shared = ("--tokens", "4", "--letters", "1", "--moves", "calls", "--without", left)
+    code, out, _ = run(capsys, *words.split(), *shared, "--json")
+    found, wanted = json.loads(out), PROFILES[name]
     assert (code, found["states"], found["edges"]) == (
         command.FINE,
         wanted.num_states,

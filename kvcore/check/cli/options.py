@@ -89,6 +89,7 @@ def _add_world(group: Any) -> None:
     add("--external", type=natural, metavar="N", help="maximum external tokens per call (0)")
     add("--pins", type=natural, metavar="N", help="maximum number of pins (1, if pin is tried)")
     add("--ahead", type=natural, metavar="N", help="maximum positions to come per call (0)")
+    add("--marks", action="store_true", default=None, help="calls also keep states inside a block")
     add("--loads-fail", action="store_true", default=None, help="loads can fail, at each token")
     add("--moves", choices=("engine", "calls"), help="explore an engine's moves, or single calls")
     add("--moves-per-batch", type=natural, metavar="N", help="maximum moves per batch (1)")
@@ -266,6 +267,8 @@ def _check_world(options: argparse.Namespace, world: World) -> None:
         raise BadOptions("in flight, operations already end either way: omit --loads-fail")
     if world.moves == "engine" and world.num_external:
         raise BadOptions("an engine's moves have no external tokens: use --moves calls")
+    if world.marks and (world.moves == "engine" or not world.config.has_states):
+        raise BadOptions("single calls mark states: use --moves calls, and state in --groups")
     if options.pins and "pin" not in world.calls:
         raise BadOptions("nothing is pinned: use --calls pin,unpin")
 
@@ -274,7 +277,7 @@ def _check_loads(world: World) -> None:
     """Raise BadOptions if loads are requested but no request could ever be loaded."""
     if "load" not in world.calls:
         return
-    least = world.config.hit_alignment + 1
+    least = world.config.block_alignment + 1
     if world.num_tokens < least:
         raise BadOptions(
             f"nothing uses load: it brings whole blocks and leaves a token, so say --tokens {least}"
@@ -318,7 +321,7 @@ def names(text: str) -> tuple[str, ...]:
 FIELDS = {
     **{name: f"num_{name}" for name in ("letters", "drafts", "lookahead", "external", "pins")},
     "ahead": "num_output_placeholders",
-    **{name: name for name in ("loads_fail", "moves")},
+    **{name: name for name in ("loads_fail", "marks", "moves")},
     "moves_per_batch": "moves_per_batch",
     "host_blocks": "num_host_blocks",
     **{name: name for name in ("max_in_flight", "publish", "duplicates", "eviction")},
