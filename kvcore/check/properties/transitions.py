@@ -183,7 +183,7 @@ def hit_blocks(before: State, call: Call, outcome: Outcome[State, Any]) -> Itera
     """Yield the blocks that a successful call was given as a hit and does not write.
 
     Where external tokens follow, a window may be past a hit block: the null block stands for it. A
-    block inside which the hit ends is written, or a copy of it.
+    state inside whose block the hit ends is written, or a copy of it.
     """
     hit, null = hit_of(call), before.device.first_block
     if hit is None or isinstance(outcome.value, Misuse | Refused):
@@ -191,8 +191,9 @@ def hit_blocks(before: State, call: Call, outcome: Outcome[State, Any]) -> Itera
     request = outcome.state.requests[call.args[0]]
     tables, writes = request.tables, request.num_computed > hit.num_tokens
     for group_id, blocks in enumerate(hit.blocks.blocks):
-        size = before.config.groups[group_id].block_size
-        whole = hit.num_tokens // size if writes else len(blocks)
+        group, whole = before.config.groups[group_id], len(blocks)
+        if writes and group.is_state:
+            whole = hit.num_tokens // group.block_size
         for position, block in enumerate(blocks[:whole]):
             there = list(tables[group_id][position : position + 1])
             if block >= null and not (there and there[0] < null):

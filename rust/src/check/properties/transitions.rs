@@ -253,14 +253,16 @@ pub fn determinism(made: &Made<'_>, world: &World) -> Finding {
     Ok(())
 }
 
-/// Return those of `all_hit_blocks` that the call does not write. A block inside which the hit ends
-/// is written, or a copy of it.
+/// Return those of `all_hit_blocks` that the call does not write. A state inside whose block the
+/// hit ends is written, or a copy of it.
 fn hit_blocks<'a>(made: &Made<'a>) -> impl Iterator<Item = (u32, u32, BlockId)> + use<'a> {
     let (before, after, of) = (made.before, made.after, hit_of(made));
     all_hit_blocks(made).filter(move |&(group_id, position, _)| {
-        let size = before.config.groups[group_id as usize].block_size;
+        let group = &before.config.groups[group_id as usize];
         let writes = |(row, hit): (Row, &Hit)| after[row].num_computed > hit.num_tokens;
-        let is_inside = |(_, hit): (Row, &Hit)| (position + 1) * size > hit.num_tokens;
+        let is_inside = |(_, hit): (Row, &Hit)| {
+            group.is_state() && (position + 1) * group.block_size > hit.num_tokens
+        };
         !of.is_some_and(|of| writes(of) && is_inside(of))
     })
 }

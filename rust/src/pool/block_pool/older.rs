@@ -37,6 +37,13 @@ impl BlockPool {
         blocks.iter().for_each(|block| self.owners[block.index()] |= KEYED);
     }
 
+    /// Forget which keys no event named; a set without any is not touched.
+    fn forget_silent(&mut self) {
+        if !self.silent.is_empty() {
+            self.silent.clear();
+        }
+    }
+
     /// Forget every key.
     pub fn clear_index(&mut self, effects: &mut Effects) {
         let orders = self.policy.is_some();
@@ -44,7 +51,7 @@ impl BlockPool {
         let cached: Vec<BlockId> = self.queue.iter().filter(is_cached).collect();
         self.owners.iter_mut().for_each(|owners| *owners &= !KEYED);
         self.index.clear();
-        self.silent.clear();
+        self.forget_silent();
         self.policy.iter_mut().for_each(|policy| policy.history.clear());
         cached.into_iter().for_each(|block| self.move_by_policy(block));
         self.lower_all();
@@ -59,7 +66,7 @@ impl BlockPool {
     #[inline]
     pub fn start_epoch(&mut self, effects: &mut Effects) {
         self.index.start_epoch();
-        self.silent.clear();
+        self.forget_silent();
         if !seeded(Mutant::EpochsAge) {
             self.queue.splice(CURRENT, OLDER);
         }
