@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """One abi3 wheel, built once, loads and works in every Python it promises to.
 
-Each interpreter gets a folder of its own, far from the source tree, into which pip installs the
-wheel with what it says it depends on, as a user's does: so this asks the package registry.
+Each interpreter gets a folder of its own, far from the source tree, into which uv installs the
+wheel with what it says it depends on, as a user's pip does: so this asks the package registry.
 """
 
 from __future__ import annotations
@@ -87,16 +87,7 @@ def test_the_wheel_works_in(version: str, wheel: Path, tmp_path: Path) -> None:
     if python is None:
         pytest.skip(f"no working python{version} on PATH or in pyenv")
     target = tmp_path / "site"
-    install = [
-        sys.executable,
-        "-m",
-        "pip",
-        "--python",
-        python,
-        "install",
-        "--quiet",
-        "--no-compile",
-    ]
+    install = [sys.executable, "-m", "uv", "pip", "install", "--quiet", "--python", python]
     install += ["--target", str(target), str(wheel)]
     environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
     subprocess.run(install, env=environment, cwd=tmp_path, check=True)
