@@ -84,8 +84,9 @@ def _pool(pool: BlockPool) -> tuple[Any, ...]:
     levels = None if known is None else astuple(known)
     floors = None if pool.floors is None else astuple(pool.floors)
     columns = (pool.ref_counts, pool.keys)
-    sets = (pool.older, pool.silent)
-    return (pool.first_block, *columns, queue, links, pool.pins, sets, levels, floors)
+    silent = (pool.silent,) if pool.silent else ()  # empty in nearly all states
+    older = pool.older
+    return (pool.first_block, *columns, queue, links, pool.pins, older, levels, floors, *silent)
 
 
 def _pool_of(
@@ -96,17 +97,18 @@ def _pool_of(
     queue: Any,
     links: Any,
     pins: Any,
-    sets: tuple[frozenset[int], frozenset[int]],
+    older: frozenset[int],
     levels: Any,
     floors: Any,
+    silent: frozenset[int] = frozenset(),
 ) -> BlockPool:
     queue, index = FreeQueue(*queue), HashIndex(*links)
     retention = None if levels is None else RetentionState(*levels)
     columns = (ref_counts, keys, queue, index, pins)
     return BlockPool(
         *(first_block, eviction, *columns),
-        older=sets[0],
-        silent=sets[1],
+        older=older,
+        silent=silent,
         retention=retention,
         floors=None if floors is None else Floors(*floors),
     )

@@ -48,6 +48,9 @@ fn check_open_batch(state: &State) -> Result<(), Error> {
         let value = Field::Text(state[row].name());
         return Err(Error::InOpenBatch { kind: "request", value });
     }
+    if state.operations.is_empty() {
+        return Ok(());
+    }
     let mut operations = state.operations.iter();
     match operations.find(|(_, each)| each.batch == state.batch.number) {
         Some((&number, _)) => Err(Error::InOpenBatch { kind: "operation", value: number.into() }),

@@ -38,10 +38,16 @@ impl BlockPool {
     }
 
     /// Forget which keys no event named; a set without any is not touched.
+    #[inline]
     fn forget_silent(&mut self) {
         if !self.silent.is_empty() {
-            self.silent.clear();
+            self.clear_silent();
         }
+    }
+
+    #[cold]
+    fn clear_silent(&mut self) {
+        self.silent.clear();
     }
 
     /// Forget every key.
