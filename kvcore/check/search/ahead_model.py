@@ -31,7 +31,7 @@ from kvcore.check.search.other_output import taken_instead
 from kvcore.check.world.model import CheckedCall, Edge
 from kvcore.check.world.world import Move
 from kvcore.oracle.content_oracle import Pass
-from kvcore.oracle.prefixes import Prefixes
+from kvcore.oracle.prefixes import Prefixes, in_epoch
 from kvcore.oracle.schedule import Write
 from kvcore.state.state import RequestState, State
 from kvcore.trace.calls import Call, Misuse
@@ -368,7 +368,7 @@ def pass_of(
         start = loaded = known - 1 if text.known else known
         stop = start + write.end - write.start if text.known else write.end
     end = min(stop, known) + max(0, len(sampled) - 1)
-    letters = tuple((token,) for token in (*text.tokens, *sampled))
+    letters = in_epoch(tuple((token,) for token in (*text.tokens, *sampled)), request.epoch)
     return Pass(
         request_id=write.request_id,
         row=request.row,
@@ -376,7 +376,7 @@ def pass_of(
         loaded=loaded,
         end=end,
         num_slots=stop + slots,
-        nodes=prefixes.number(letters),
+        nodes=prefixes.number(letters)[request.epoch > 0 :],
         failed=write.failed,
     )
 

@@ -68,6 +68,11 @@ impl Pending {
         let known = tokens_of(&self.tokens, row).len();
         self.write_of(row).is_some_and(|(_, write)| write.start as usize >= known)
     }
+
+    /// Return the epoch in which a request that the batch writes for began.
+    pub(crate) fn epoch_of(&self, row: Row) -> u32 {
+        self.epochs.iter().find(|each| each.0 == row).map_or(0, |each| each.1)
+    }
 }
 
 impl Node {
