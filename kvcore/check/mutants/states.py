@@ -230,6 +230,16 @@ def m_state_gets_no_late_key(patcher: Patcher) -> None:
     patcher.replace(checkpoints, "publish_reached", lambda *_: None)
 
 
+@mutant("states-ahead-three", "OUTPUT-ONCE")
+def m_fourth_output_is_forgotten(patcher: Patcher) -> None:
+    """Of four outputs to come, a request forgets the oldest."""
+
+    @patcher.around(RequestState, "scheduled")
+    def newest(scheduled: Any, request: RequestState, *args: int) -> RequestState:
+        made: RequestState = scheduled(request, *args)
+        return replace(made, samplers=made.samplers[-3:])
+
+
 @mutant("states-ahead-completed", "REF")
 def m_late_checkpoint_has_no_owner(patcher: Patcher) -> None:
     """A checkpoint whose token comes before its batch is completed can be overwritten until

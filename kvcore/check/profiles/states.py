@@ -161,6 +161,14 @@ STATES: dict[str, Profile] = {
         backend="rust",
         shows=SHOWS,
     ),
+    "states-ahead-three": Profile(
+        "recurrent states, three outputs to come",
+        world(5, 1, 5, 2, num_outputs=3, **AHEAD),
+        *(5377, 11912),
+        backend="rust",
+        shows=SHOWS,
+        not_shown=NEVER_REFUSED,
+    ),
     "states-ahead-completed": Profile(
         "recurrent states of tokens to come, findable when their batch is completed",
         world(4, 1, 3, 2, "truncate", "cancel", publish="completed", **FLYING),

@@ -38,8 +38,6 @@ from kvcore.trace.calls import Call, Misuse
 from kvcore.types.errors import InvariantViolation
 from kvcore.types.values import Refused
 
-MOST_OUTPUTS = 2
-"""Most outputs that the engine has yet to hand in."""
 CUTTING = ("truncate", "rewind")
 Closing = list[CheckedCall]
 
@@ -80,8 +78,9 @@ class AheadModel(FlightModel):
 
     def _is_full(self, node: Node) -> bool:
         most = self.world.config.max_in_flight
-        full = super()._is_full(node) if most else len(node.waiting) >= MOST_OUTPUTS
-        return full or len(node.outputs) >= MOST_OUTPUTS
+        most_outputs = self.world.num_outputs
+        full = super()._is_full(node) if most else len(node.waiting) >= most_outputs
+        return full or len(node.outputs) >= most_outputs
 
     def _possible(self, state: State, path: Steps) -> list[Call | Move]:
         """Return the moves after a path; a token is the engine's own if none is to come."""
