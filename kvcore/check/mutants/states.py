@@ -168,6 +168,12 @@ def m_state_source_released_at_once(patcher: Patcher) -> None:
                 num_cached[step.group_id] = step.target
 
 
+@mutant("states-loads-fail", "LOAD-FAILED")
+def m_failed_load_keeps_states(patcher: Patcher) -> None:
+    """A state that was computed from what a load left out stays findable when that is reported."""
+    patcher.replace(checkpoints, "note_keyed", lambda *_: None)
+
+
 @mutant("states-completed", "REF")
 def m_batch_holds_no_checkpoint(patcher: Patcher) -> None:
     """A checkpoint that a batch in flight will publish can be overwritten until then."""
