@@ -13,9 +13,10 @@ from kvcore.pool.block_pool import PoolTransaction
 from kvcore.state.open_batch import OpenBatch
 from kvcore.state.state import RequestState
 from kvcore.state.transaction import Transaction
-from kvcore.transitions import append, checkpoints, plan, states, swap
+from kvcore.transitions import allocate, append, checkpoints, free, plan, states, swap
 from kvcore.transitions.publish import stored
 from kvcore.transitions.requests import extend
+from kvcore.transitions.slot_request import SlotRequest
 from kvcore.transitions.states import StateStep
 from kvcore.types import config
 from kvcore.types.commands import CopyOnWrite, Zero
@@ -103,6 +104,46 @@ def m_keyed_state_in_place(patcher: Patcher) -> None:
 def m_cache_copies_refuse_for_ever(patcher: Patcher) -> None:
     """A copy that only keeps a cached state is not given up if the pool has no block for it."""
     stepping(patcher, lambda step: replace(step, for_key=False))
+
+
+@mutant(
+    "states-marks",
+    "ATOMIC-FAIL",
+    costs="when the batch is taken, a mark of a request that has computed nothing is dropped",
+)
+def m_fit_query_marks(patcher: Patcher) -> None:
+    """The question whether a call fits notes its checkpoint, also if the call is then refused."""
+
+    @patcher.around(allocate, "plan_allocation")
+    def marking(plan: Any, tx: Transaction, slot_request: SlotRequest) -> Any:
+        if slot_request.checkpoint and slot_request.request_id not in tx.batch.ends:
+            tx.batch = replace(tx.batch, ends=tx.batch.ends.append(slot_request.request_id))
+        return plan(tx, slot_request)
+
+
+@mutant("states-marks", "STATE-READ")
+def m_state_column_of_another_group(patcher: Patcher) -> None:
+    """The place of a state is counted in the tokens of another group's blocks."""
+
+    @patcher.around(states, "plan_steps")
+    def misplaced(plan: Any, tx: Transaction, *args: Any) -> tuple[StateStep, ...]:
+        place = (args[-1][2] - 1) // tx.config.groups[0].block_size
+        return tuple(replace(step, target=place) for step in plan(tx, *args))
+
+
+@mutant("states-cut", "STATE-KEY")
+def m_state_keyed_by_preempted_request(patcher: Patcher) -> None:
+    """A request that leaves the open batch gives its checkpoint a key, though nothing writes it."""
+    patcher.during(free, "leave_open_batch", checkpoints, "drop_end", publish_end)
+
+
+def publish_end(tx: Transaction, request_id: str) -> None:
+    """Publish the checkpoint of a request, and forget it."""
+    if request_id in tx.batch.ends:
+        request, ends = tx.request(request_id), tx.batch.ends.remove(request_id)
+        found = checkpoints.checkpoints(tx, request, request.num_computed, stored)
+        checkpoints.publish_states(tx, request, request.num_computed, found)
+        tx.batch = replace(tx.batch, ends=ends)
 
 
 @mutant("states-marks", "PUBLISHED", costs="less is findable, what is found is right")
