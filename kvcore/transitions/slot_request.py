@@ -196,9 +196,8 @@ def check_length(tx: Transaction, request: RequestState, slot_request: SlotReque
     length allows them.
     """
     name, limit = request.request_id, tx.config.length_limit
-    local = request.num_computed + _num_hit(slot_request)
-    total = min(local + slot_request.num_external_computed_tokens, limit)
-    scheduled = max(local, total + slot_request.num_new_tokens)
+    local, total, end = step_ends(tx, request, slot_request)
+    scheduled = max(local, end)
     if scheduled > limit:
         raise BeyondModelLength(request=name, requested=scheduled, max_model_len=limit)
     num_tokens = len(request.tokens)
@@ -208,14 +207,23 @@ def check_length(tx: Transaction, request: RequestState, slot_request: SlotReque
         raise TooManyTokens(request=name, num_tokens=num_tokens, requested=scheduled)
 
 
+def step_ends(
+    tx: Transaction, request: RequestState, slot_request: SlotRequest
+) -> tuple[int, int, int]:
+    """Return the tokens that are computed or hit, those with the external ones behind them, and
+    those after the step.
+    """
+    local = request.num_computed + _num_hit(slot_request)
+    total = min(local + slot_request.num_external_computed_tokens, tx.config.length_limit)
+    return local, total, total + slot_request.num_new_tokens
+
+
 def check_one_unknown(tx: Transaction, request: RequestState, slot_request: SlotRequest) -> None:
     """Raise TooManyDrafts if a step of state groups would compute drafts, or more than one token to
     come: a state cannot be cut back to the accepted ones.
     """
-    local = request.num_computed + _num_hit(slot_request)
-    total = min(local + slot_request.num_external_computed_tokens, tx.config.length_limit)
-    end, most = total + slot_request.num_new_tokens, int(not request.drafts)
-    unknown = end - max(local, len(request.tokens))
+    local, _, end = step_ends(tx, request, slot_request)
+    unknown, most = end - max(local, len(request.tokens)), int(not request.drafts)
     if unknown > most:
         raise TooManyDrafts(request=request.request_id, num_drafts=unknown, most=most)
 
@@ -224,9 +232,8 @@ def check_checkpoint(tx: Transaction, request: RequestState, slot_request: SlotR
     """Raise unless there are states, and a hit can end where the call does, with known tokens."""
     if not tx.config.has_states:
         raise NoStateGroup(request=request.request_id)
-    local, multiple = request.num_computed + _num_hit(slot_request), tx.config.hit_alignment
-    total = min(local + slot_request.num_external_computed_tokens, tx.config.length_limit)
-    end = total + slot_request.num_new_tokens
+    multiple = tx.config.hit_alignment
+    _, _, end = step_ends(tx, request, slot_request)
     if end % multiple or end > len(request.tokens):
         raise UnalignedCheckpoint(
             request=request.request_id,

@@ -23,16 +23,20 @@ from kvcore.state.state import RequestState
 from kvcore.state.transaction import Transaction
 from kvcore.trace import trace_file
 from kvcore.transitions import requests
+from kvcore.types.config import Config
 from kvcore.types.extra_inputs import MEDIA, ExtraKey, ExtraKeys
+from kvcore.types.groups import Group
 
 BACKEND: BackendName = "both" if _twin.available() else "python"
 SMALL = Fixed(num_blocks=12, num_requests=5)
+PLAIN = Fixed(num_blocks=12, num_requests=5, states=False)
 NUM_SEEDS, NUM_STEPS = 6, 60
 REACHED = (
     *("append", "cancel", "complete", "fork", "load", "store", "swap_out", "swap_in", "truncate"),
     *("accept", "rewind", "refused later", "refused never", "complete_operation", "pin"),
     "add_block_hashes",
 )
+REACHED_BY_STATES = ("checkpoint_stop", "state marked", "state hit")
 FOUND = {
     "m_no_cow": {"CACHE-KEY", "DRAFT", "KV-READ", "NO-ALIAS", "WRITE-EXCL"},
     "m_cow_no_copy": {"KV-READ", "ZEROED"},
@@ -58,12 +62,28 @@ FOUND = {
     "m_window_one_block_short": {"NULL-PREFIX", "KV-READ", "GROUP-AGREE"},
 }
 """Seeded bugs that this many short runs find, and by what."""
+STATEFUL = Fixed(
+    num_requests=4,
+    config=Config(
+        15, groups=(Group(2), Group(4, kind="state")), hash_seed=b"simulate", max_in_flight=1
+    ),
+)
+FOUND_OF_STATES = {
+    "m_state_no_copy": {"STATE-READ"},
+    "m_state_no_zero": {"STATE-READ"},
+    "m_keyed_state_in_place": {"STATE-KEY"},
+    "m_state_keyed_inside_a_block": {"STATE-KEY"},
+    "m_state_keyed_by_preempted_request": {"STATE-KEY"},
+    "m_truncate_keeps_state": {"STATE-READ", "STATE-LIVE"},
+    "m_cancel_keeps_state_count": {"STATE-READ"},
+}
+"""The same, if the engines' models have recurrent states."""
 
 
-def first_failure() -> Run | None:
+def first_failure(fixed: Fixed = PLAIN) -> Run | None:
     """Return the first run in which the seeded bug shows."""
     for seed in range(NUM_SEEDS):
-        run = simulate(seed, NUM_STEPS, backend="python", fixed=SMALL, every=1)
+        run = simulate(seed, NUM_STEPS, backend="python", fixed=fixed, every=1)
         if run.failure is not None:
             return run
     return None
@@ -74,6 +94,13 @@ def test_small_and_crowded_engines_hold_in_both_cores() -> None:
     for seed in range(30):
         goals += held(simulate(seed, NUM_STEPS, backend=BACKEND, fixed=SMALL, every=5))
     assert [name for name in REACHED if not goals[name]] == []
+
+
+def test_engines_whose_models_have_states_hold_in_both_cores() -> None:
+    goals: Counter[str] = Counter()
+    for seed in range(6):
+        goals += held(simulate(seed, NUM_STEPS, backend=BACKEND, fixed=STATEFUL, every=5))
+    assert [name for name in REACHED_BY_STATES if not goals[name]] == []
 
 
 def test_engines_of_all_sizes_hold_in_both_cores() -> None:
@@ -98,15 +125,15 @@ def test_one_number_makes_the_same_run_again() -> None:
     assert (one.config, one.num_calls, one.goals) == (other.config, other.num_calls, other.goals)
 
 
-@pytest.mark.parametrize("name", FOUND)
+@pytest.mark.parametrize("name", [*FOUND, *FOUND_OF_STATES])
 def test_short_runs_find_a_seeded_bug(name: str) -> None:
     mutant = next(each for each in MUTANTS if each.name == name)
     with Patcher() as patcher:
         mutant.patch(patcher)
-        run = first_failure()
+        run = first_failure(PLAIN if name in FOUND else STATEFUL)
     assert run is not None
     assert run.failure is not None
-    assert run.failure.name in FOUND[name]
+    assert run.failure.name in {**FOUND, **FOUND_OF_STATES}[name]
 
 
 def test_short_runs_find_keys_without_media(monkeypatch: pytest.MonkeyPatch) -> None:

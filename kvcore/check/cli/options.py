@@ -89,6 +89,7 @@ def _add_world(group: Any) -> None:
     add("--external", type=natural, metavar="N", help="maximum external tokens per call (0)")
     add("--pins", type=natural, metavar="N", help="maximum number of pins (1, if pin is tried)")
     add("--ahead", type=natural, metavar="N", help="maximum positions to come per call (0)")
+    add("--outputs", type=natural, metavar="N", help="maximum outputs to hand in, with --ahead (2)")
     add("--marks", action="store_true", default=None, help="calls also keep states inside a block")
     add("--loads-fail", action="store_true", default=None, help="loads can fail, at each token")
     add("--moves", choices=("engine", "calls"), help="explore an engine's moves, or single calls")
@@ -152,7 +153,7 @@ def _add_result(group: Any) -> None:
 
 AT_LEAST_ONE = (
     *(*OF_WORLD, "prompt", "letters", "block_size", "moves_per_batch", "workers"),
-    *("depth", "limit"),
+    *("depth", "limit", "outputs"),
 )
 _RENAME = "do not treat states as equal after renaming requests, blocks or tokens (all of them)"
 
@@ -259,6 +260,8 @@ def _check_world(options: argparse.Namespace, world: World) -> None:
         raise BadOptions(f"{world.num_drafts} drafts leave no space for a token before them")
     if world.num_drafts and world.num_output_placeholders:
         raise BadOptions("a request has known drafts or positions to come: use --drafts or --ahead")
+    if options.outputs and not world.num_output_placeholders:
+        raise BadOptions("no output is to come: use --ahead")
     if not world.config.num_host_blocks and {"swap_out", "swap_in"} & world.calls:
         raise BadOptions("swapping needs a host tier: use --host-blocks")
     if world.loads_fail and not (world.num_external or "load" in world.calls):
@@ -320,6 +323,7 @@ def names(text: str) -> tuple[str, ...]:
 
 FIELDS = {
     **{name: f"num_{name}" for name in ("letters", "drafts", "lookahead", "external", "pins")},
+    "outputs": "num_outputs",
     "ahead": "num_output_placeholders",
     **{name: name for name in ("loads_fail", "marks", "moves")},
     "moves_per_batch": "moves_per_batch",

@@ -18,7 +18,7 @@ from kvcore.pool.free_queue import CURRENT, OLDER, FreeQueueTransaction
 from kvcore.state.state import State
 from kvcore.state.transaction import Transaction
 from kvcore.trace.calls import Call
-from kvcore.transitions import TRANSITIONS, allocate, batches, epochs, swap
+from kvcore.transitions import TRANSITIONS, allocate, append, batches, epochs, requests, swap
 from kvcore.types.commands import EvictAll
 from kvcore.types.values import Request
 
@@ -66,6 +66,13 @@ def m_stale_request_publishes(patcher: Patcher) -> None:
 def m_completion_publishes_for_stale_requests(patcher: Patcher) -> None:
     """A batch of older weights publishes its blocks when it is completed."""
     patcher.during(batches, "publish_written", Transaction, "is_stale", never_stale)
+
+
+@mutant("epoch-ahead", "CACHE-KV", "PUBLISHED")
+def m_late_token_publishes_for_stale_requests(patcher: Patcher) -> None:
+    """A token that comes late publishes the block that older weights computed."""
+    for module in (append, requests):
+        patcher.during(module, "publish_filled", Transaction, "is_stale", never_stale)
 
 
 @mutant("epoch-merge", "KV-READ")

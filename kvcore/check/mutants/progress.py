@@ -13,7 +13,8 @@ from kvcore.check.mutants.owners import keep_refused_hits, swap_in_leaving
 from kvcore.check.mutants.seeding import Patcher, mutant
 from kvcore.state.state import RequestState, State
 from kvcore.state.transaction import Transaction
-from kvcore.transitions import TRANSITIONS, plan, prefix_lookup
+from kvcore.transitions import TRANSITIONS, allocate, plan, prefix_lookup
+from kvcore.transitions.plan import Plan, Refusal
 from kvcore.types.values import Appended, Outcome, Reason, Refused
 
 
@@ -36,6 +37,21 @@ def m_watermark_ignored(patcher: Patcher) -> None:
 def m_refused_without_need(patcher: Patcher) -> None:
     """A request whose blocks all stayed on the device does not come back below the watermark."""
     patcher.replace(TRANSITIONS, "swap_in", swap_in_leaving(1))
+
+
+@mutant("3x2x4", "ADMIT-EXACT", costs="the next batch hits what this one has written")
+def m_same_step_is_refused(patcher: Patcher) -> None:
+    """A hit on what the open batch writes is told as a lack of blocks."""
+
+    @patcher.around(allocate, "plan_allocation")
+    def refusing(plan: Any, tx: Any, slot_request: Any) -> Any:
+        planned = plan(tx, slot_request)
+        unwritten = {item.block for each in tx.scheduled.values() for item in each.unwritten}
+        if isinstance(planned, Plan) and unwritten & {b for ids in planned.hits for b in ids}:
+            most = tx.device.num_usable
+            refused = Refused(Reason.LATER, most + 1, tx.device.num_free)
+            return Refusal(refused=refused, request=planned.request)
+        return planned
 
 
 @mutant("watermark", costs="no world reserves blocks for a call", trace="watermark")

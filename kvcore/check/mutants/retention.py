@@ -9,6 +9,8 @@ from kvcore.check.mutants.seeding import Patcher, mutant
 from kvcore.pool.free_queue import CURRENT
 from kvcore.pool.retention import RetentionTransaction
 from kvcore.pool.retention_state import NOTHING, Kept
+from kvcore.state.table_edit import TableEdit
+from kvcore.transitions import states
 from kvcore.types import retention
 from kvcore.types.policies import DEFAULT_STEPS, Step, Wish
 from kvcore.types.retention import Piece
@@ -117,3 +119,14 @@ def m_taken_block_keeps_its_wishes(patcher: Patcher) -> None:
     @patcher.around(RetentionTransaction, "take")
     def take(_: Any, self: RetentionTransaction, *args: int) -> list[int]:
         return super(RetentionTransaction, self).take(*args)
+
+
+@mutant("retention-states", "WISHES", costs=ONLY_HITS)
+def m_replaced_state_forgets_its_wish(patcher: Patcher) -> None:
+    """A state that its request hits and replaces in one call stays as long as was wished before."""
+
+    @patcher.around(states, "apply_steps")
+    def forget(apply: Any, *args: Any, **options: Any) -> None:
+        with Patcher() as inner:
+            inner.replace(TableEdit, "_note_wishes", lambda *_: None)
+            apply(*args, **options)

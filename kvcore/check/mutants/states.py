@@ -13,9 +13,10 @@ from kvcore.pool.block_pool import PoolTransaction
 from kvcore.state.open_batch import OpenBatch
 from kvcore.state.state import RequestState
 from kvcore.state.transaction import Transaction
-from kvcore.transitions import append, checkpoints, plan, states, swap
+from kvcore.transitions import allocate, append, checkpoints, free, plan, states, swap
 from kvcore.transitions.publish import stored
 from kvcore.transitions.requests import extend
+from kvcore.transitions.slot_request import SlotRequest
 from kvcore.transitions.states import StateStep
 from kvcore.types import config
 from kvcore.types.commands import CopyOnWrite, Zero
@@ -105,6 +106,46 @@ def m_cache_copies_refuse_for_ever(patcher: Patcher) -> None:
     stepping(patcher, lambda step: replace(step, for_key=False))
 
 
+@mutant(
+    "states-marks",
+    "ATOMIC-FAIL",
+    costs="when the batch is taken, a mark of a request that has computed nothing is dropped",
+)
+def m_fit_query_marks(patcher: Patcher) -> None:
+    """The question whether a call fits notes its checkpoint, also if the call is then refused."""
+
+    @patcher.around(allocate, "plan_allocation")
+    def marking(plan: Any, tx: Transaction, slot_request: SlotRequest) -> Any:
+        if slot_request.checkpoint and slot_request.request_id not in tx.batch.ends:
+            tx.batch = replace(tx.batch, ends=tx.batch.ends.append(slot_request.request_id))
+        return plan(tx, slot_request)
+
+
+@mutant("states-marks", "STATE-READ")
+def m_state_column_of_another_group(patcher: Patcher) -> None:
+    """The place of a state is counted in the tokens of another group's blocks."""
+
+    @patcher.around(states, "plan_steps")
+    def misplaced(plan: Any, tx: Transaction, *args: Any) -> tuple[StateStep, ...]:
+        place = (args[-1][2] - 1) // tx.config.groups[0].block_size
+        return tuple(replace(step, target=place) for step in plan(tx, *args))
+
+
+@mutant("states-cut", "STATE-KEY")
+def m_state_keyed_by_preempted_request(patcher: Patcher) -> None:
+    """A request that leaves the open batch gives its checkpoint a key, though nothing writes it."""
+    patcher.during(free, "leave_open_batch", checkpoints, "drop_end", publish_end)
+
+
+def publish_end(tx: Transaction, request_id: str) -> None:
+    """Publish the checkpoint of a request, and forget it."""
+    if request_id in tx.batch.ends:
+        request, ends = tx.request(request_id), tx.batch.ends.remove(request_id)
+        found = checkpoints.checkpoints(tx, request, request.num_computed, stored)
+        checkpoints.publish_states(tx, request, request.num_computed, found)
+        tx.batch = replace(tx.batch, ends=ends)
+
+
 @mutant("states-marks", "PUBLISHED", costs="less is findable, what is found is right")
 def m_mark_is_forgotten(patcher: Patcher) -> None:
     """A state that a call marks is kept only where its block ends."""
@@ -168,6 +209,12 @@ def m_state_source_released_at_once(patcher: Patcher) -> None:
                 num_cached[step.group_id] = step.target
 
 
+@mutant("states-loads-fail", "LOAD-FAILED")
+def m_failed_load_keeps_states(patcher: Patcher) -> None:
+    """A state that was computed from what a load left out stays findable when that is reported."""
+    patcher.replace(checkpoints, "note_keyed", lambda *_: None)
+
+
 @mutant("states-completed", "REF")
 def m_batch_holds_no_checkpoint(patcher: Patcher) -> None:
     """A checkpoint that a batch in flight will publish can be overwritten until then."""
@@ -228,6 +275,16 @@ def m_state_trimmed_before_its_token(patcher: Patcher) -> None:
 def m_state_gets_no_late_key(patcher: Patcher) -> None:
     """A state whose last token comes after its batch was taken never gets a key."""
     patcher.replace(checkpoints, "publish_reached", lambda *_: None)
+
+
+@mutant("states-ahead-three", "OUTPUT-ONCE")
+def m_fourth_output_is_forgotten(patcher: Patcher) -> None:
+    """Of four outputs to come, a request forgets the oldest."""
+
+    @patcher.around(RequestState, "scheduled")
+    def newest(scheduled: Any, request: RequestState, *args: int) -> RequestState:
+        made: RequestState = scheduled(request, *args)
+        return replace(made, samplers=made.samplers[-3:])
 
 
 @mutant("states-ahead-completed", "REF")

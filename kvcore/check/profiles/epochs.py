@@ -8,8 +8,10 @@ wrong content. A world whose epochs begin at 1 meets one epoch more.
 
 from __future__ import annotations
 
+from kvcore.check.profiles.ahead import SHOWS as AHEAD_SHOWS
 from kvcore.check.profiles.features import NEVER_REFUSED
 from kvcore.check.profiles.profile import (
+    FLYING,
     FLYING_SLOTS,
     SHARING,
     SLOT,
@@ -109,6 +111,21 @@ EPOCHS: dict[str, Profile] = {
         6148,
         16921,
         shows=SHOWS,
+    ),
+    "epoch-ahead": Profile(
+        "weights change while a batch runs ahead of its output, blocks of two tokens",
+        world(
+            *(2, 1, 3, 1, ADVANCE, "cancel"),
+            num_output_placeholders=1,
+            epoch=1,
+            without=("fork", "remove_request", "reset_prefix_cache"),
+            **FLYING,
+        ),
+        3745,
+        10622,
+        backend="rust",
+        shows=(*SHOWS, *AHEAD_SHOWS),
+        not_shown=NEVER_REFUSED,
     ),
     "epoch-completed": Profile(
         "weights change while a batch is in flight, whose blocks are published at its end",

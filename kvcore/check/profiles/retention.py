@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvcore.check.profiles.features import NEVER_REFUSED
+from kvcore.check.profiles.features import NEVER_REFUSED, ROOMY
 from kvcore.check.profiles.profile import (
     FLYING_SLOTS,
+    FULL,
     SHARING,
     SLOT,
     STAYING,
@@ -117,6 +118,26 @@ RETENTION: dict[str, Profile] = {
         50238,
         backend="rust",
         shows=("call fork: done",),
+    ),
+    "retention-states": Profile(
+        "levels of recurrent states that calls keep inside a block",
+        world(
+            *(4, 1, 4, 4, TICK),
+            groups=(FULL, Group(4, kind="state")),
+            num_letters=1,
+            marks=True,
+            moves="calls",
+            eviction="retention",
+            kinds_of_requests=(SHORT,),
+            without=STAYING,
+        ),
+        769,
+        3840,
+        backend="rust",
+        not_shown={
+            "call allocate_slots: refused later": ROOMY,
+            "goal trim": "a request holds one state",
+        },
     ),
     "retention-ahead": Profile(
         "levels while a batch runs ahead of its output",

@@ -11,6 +11,7 @@ from typing import Any
 
 from kvcore.check.profiles.ahead import SHOWS
 from kvcore.check.profiles.features import NEVER_REFUSED, ROOMY
+from kvcore.check.profiles.loads import SHOWS as FAILED
 from kvcore.check.profiles.profile import FULL, STATE, SWAPS, Profile, world
 from kvcore.types.groups import Group
 
@@ -57,6 +58,21 @@ STATES: dict[str, Profile] = {
         1190,
         8796,
         not_shown={**NEVER_REFUSED, "call load: refused later": ROOMY},
+    ),
+    "states-loads-fail": Profile(
+        "recurrent states behind loads that fail, stored and loaded by key, too",
+        world(
+            *(4, 2, 3, 3, "load", "store"),
+            num_external=1,
+            loads_fail=True,
+            moves="calls",
+            without=("append", "fork", *LEFT),
+            **ALONE,
+        ),
+        1083,
+        48064,
+        backend="rust",
+        shows=FAILED,
     ),
     "states-external": Profile(
         "recurrent states that a connector brings, also behind those of the request",
@@ -160,6 +176,14 @@ STATES: dict[str, Profile] = {
         *(10927, 43156),
         backend="rust",
         shows=SHOWS,
+    ),
+    "states-ahead-three": Profile(
+        "recurrent states, three outputs to come",
+        world(5, 1, 5, 2, num_outputs=3, **AHEAD),
+        *(5377, 11912),
+        backend="rust",
+        shows=SHOWS,
+        not_shown=NEVER_REFUSED,
     ),
     "states-ahead-completed": Profile(
         "recurrent states of tokens to come, findable when their batch is completed",

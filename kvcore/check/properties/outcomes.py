@@ -14,7 +14,7 @@ from itertools import chain
 from typing import Any
 
 from kvcore.check.properties.floors import Tenants, tenant_of
-from kvcore.check.properties.transitions import hit_of
+from kvcore.check.world.model import hit_of
 from kvcore.codec.encode import encode
 from kvcore.oracle.contents import group_of
 from kvcore.oracle.schedule import read_ids
@@ -26,13 +26,13 @@ from kvcore.types.errors import InvariantViolation
 from kvcore.types.events import BlockStored, Event, replay
 from kvcore.types.groups import skipped_tokens
 from kvcore.types.keys import HASH_SIZE
-from kvcore.types.values import Appended, Hit, Outcome, Refused
+from kvcore.types.values import Appended, Hit, Outcome, Reason, Refused
 
 OUTCOME_PROPERTIES = {
     "ATOMIC-FAIL": "misuse leaves the state unchanged; so does a refusal, except for the window"
     " trim",
     "ADMIT-EXACT": "a call that takes blocks leaves the reserve free, and a refused call lacks"
-    " blocks",
+    " blocks; one that is refused for now needs no more than the pool has",
     "RESET": "a reset succeeds if and only if nothing is held, and leaves no key",
     "WRITE-EXCL": "a block that a call schedules to be written has one owner, and no key but its"
     " own",
@@ -185,8 +185,9 @@ def _check_admission(before: State, call: Call, outcome: Outcome[State, Any]) ->
     elif call.name == "swap_in" or not any(before.requests[call.args[0]].tables):
         reserve += before.config.watermark_blocks
     if isinstance(outcome.value, Refused):
-        fits = outcome.value.needed <= outcome.value.available
-        wrong = fits or not _is_exact(before, call, outcome)
+        needed, later = outcome.value.needed, outcome.value.reason is Reason.LATER
+        wrong = needed <= outcome.value.available or not _is_exact(before, call, outcome)
+        wrong = wrong or (later and needed > pool.num_usable)
     else:
         wrong = pool.num_free < reserve and _takes(before, outcome)
     if wrong:

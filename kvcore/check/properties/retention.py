@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from kvcore.check.world.model import hit_of
 from kvcore.pool.retention_state import NOTHING, Kept, level_of
-from kvcore.state.state import State
+from kvcore.state.state import RequestState, State
 from kvcore.trace.calls import Call, Misuse
 from kvcore.types.commands import Allocate, Command, Evict, EvictAll, Free, Touch
 from kvcore.types.retention import wish_at
-from kvcore.types.values import Outcome
+from kvcore.types.values import Outcome, Refused
 
 
 def wishes(before: State, call: Call, outcome: Outcome[State, Any]) -> Iterator[str]:
@@ -25,7 +26,7 @@ def wishes(before: State, call: Call, outcome: Outcome[State, Any]) -> Iterator[
     old, pool = before.device.retention, outcome.state.device
     if old is None or pool.retention is None:
         return
-    expected, free = joined(before, outcome.state), set(pool.queue)
+    expected, free = joined(before, call, outcome), set(pool.queue)
     for each in outcome.commands:
         if isinstance(each, Allocate):
             expected.pop(each.block, None)
@@ -38,28 +39,46 @@ def wishes(before: State, call: Call, outcome: Outcome[State, Any]) -> Iterator[
         yield f"{call.name} leaves the wishes {dict(pool.retention.kept)}, not {expected}"
 
 
-def joined(before: State, after: State) -> dict[int, Kept]:
+def joined(before: State, call: Call, outcome: Outcome[State, Any]) -> dict[int, Kept]:
     """Return the wish for each block after the requests that lose it have joined theirs."""
     old = before.device.retention
     assert old is not None
     kept = dict(old.kept)
+    for request, group_id, position, block in lost(before, call, outcome):
+        size = before.config.groups[group_id].block_size
+        base, level, ms = wish_at(request.wishes, (position + 1) * size - 1)
+        b, v, until = kept.get(block, NOTHING)
+        kept[block] = (max(b, base), max(v, level), max(until, old.now + ms if ms else 0))
+    return kept
+
+
+def lost(
+    before: State, call: Call, outcome: Outcome[State, Any]
+) -> Iterator[tuple[RequestState, int, int, int]]:
+    """Yield the blocks that requests lose: request, group, position, block. A hit block that one
+    call shares and replaces is lost, too.
+    """
+    after, null = outcome.state.requests, before.device.first_block
     for name, request in before.requests.items():
-        left = after.requests.get(name)
+        left = after.get(name)
         for group_id, table in enumerate(request.tables):
-            size = before.config.groups[group_id].block_size
             held = [] if left is None else list(left.tables[group_id])
             for position, block in enumerate(table):
-                if block < before.device.first_block or held[position : position + 1] == [block]:
-                    continue
-                base, level, ms = wish_at(request.wishes, (position + 1) * size - 1)
-                b, v, until = kept.get(block, NOTHING)
-                kept[block] = (max(b, base), max(v, level), max(until, old.now + ms if ms else 0))
-    return kept
+                if block >= null and held[position : position + 1] != [block]:
+                    yield request, group_id, position, block
+    hit = hit_of(call)
+    if hit is None or isinstance(outcome.value, Misuse | Refused):
+        return
+    for group_id, blocks in enumerate(hit.blocks.blocks):
+        held = list(after[call.args[0]].tables[group_id])
+        for position, (block, found) in enumerate(zip(blocks, held, strict=False)):
+            if null <= found != block:
+                yield before.requests[call.args[0]], group_id, position, block
 
 
 def leaves_by_level(before: State, call: Call, outcome: Outcome[State, Any]) -> Iterator[str]:
     """LRU, if blocks leave by level."""
-    followed = Followed(before, outcome.state)
+    followed = Followed(before, call, outcome)
     yield from followed.follow(outcome.commands, call)
     if call.name == "tick" and not isinstance(outcome.value, Misuse):
         followed.tick(call.args[0])
@@ -71,16 +90,16 @@ def leaves_by_level(before: State, call: Call, outcome: Outcome[State, Any]) -> 
 class Followed:
     """The free queue of a pool, followed by the commands of a call."""
 
-    def __init__(self, before: State, after: State) -> None:
+    def __init__(self, before: State, call: Call, outcome: Outcome[State, Any]) -> None:
         pool = before.device
         assert pool.retention is not None
         self.pool = pool
         self.queue = list(pool.queue)
-        self.kept = joined(before, after)
+        self.kept = joined(before, call, outcome)
         self.now = pool.retention.now
         self.cached = {block for block, key in enumerate(pool.keys) if key is not None}
         self.waiting = [] if pool.quarantine is None else list(pool.quarantine)
-        self.waits = set(after.device.quarantine or ())
+        self.waits = set(outcome.state.device.quarantine or ())
 
     def follow(self, commands: Sequence[Command], call: Call) -> Iterator[str]:
         """Move the blocks as the commands say; yield each taken block that was not the front."""

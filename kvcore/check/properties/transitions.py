@@ -18,13 +18,14 @@ from kvcore.check.properties.epochs import epoch_first, join
 from kvcore.check.properties.floors import floor
 from kvcore.check.properties.published import published
 from kvcore.check.properties.retention import leaves_by_level, wishes
+from kvcore.check.world.model import hit_of
 from kvcore.codec.encode import encode
 from kvcore.pool.block_pool import BlockPool
 from kvcore.pool.free_queue import num_older
 from kvcore.state.state import State
 from kvcore.trace.calls import Call, Misuse, perform
 from kvcore.types.commands import Allocate, Evict, EvictAll, Free, SetTable, Touch
-from kvcore.types.values import Appended, Hit, Outcome, Refused
+from kvcore.types.values import Appended, Outcome, Refused
 
 TransitionCheck = Callable[[State, Call, Outcome[State, Any]], Iterator[str]]
 
@@ -203,14 +204,6 @@ def hit_blocks(before: State, call: Call, outcome: Outcome[State, Any]) -> Itera
 def quarantined(pool: BlockPool) -> list[int]:
     """Return the ownerless blocks that a batch in flight uses, in the order of their release."""
     return [] if pool.quarantine is None else list(pool.quarantine)
-
-
-def hit_of(call: Call) -> Hit | None:
-    """Return the hit that a call is made with."""
-    if call.name not in ("allocate_slots", "load"):
-        return None
-    found = call.args[2] if len(call.args) > 2 else call.options.get("hit")
-    return found if isinstance(found, Hit) else None
 
 
 OF_HITS = frozenset({hit_preserve, hit_pinned, hit_fresh, full_hit})

@@ -31,15 +31,13 @@ from kvcore.check.search.other_output import taken_instead
 from kvcore.check.world.model import CheckedCall, Edge
 from kvcore.check.world.world import Move
 from kvcore.oracle.content_oracle import Pass
-from kvcore.oracle.prefixes import Prefixes
+from kvcore.oracle.prefixes import Prefixes, in_epoch
 from kvcore.oracle.schedule import Write
 from kvcore.state.state import RequestState, State
 from kvcore.trace.calls import Call, Misuse
 from kvcore.types.errors import InvariantViolation
 from kvcore.types.values import Refused
 
-MOST_OUTPUTS = 2
-"""Most outputs that the engine has yet to hand in."""
 CUTTING = ("truncate", "rewind")
 Closing = list[CheckedCall]
 
@@ -80,8 +78,9 @@ class AheadModel(FlightModel):
 
     def _is_full(self, node: Node) -> bool:
         most = self.world.config.max_in_flight
-        full = super()._is_full(node) if most else len(node.waiting) >= MOST_OUTPUTS
-        return full or len(node.outputs) >= MOST_OUTPUTS
+        most_outputs = self.world.num_outputs
+        full = super()._is_full(node) if most else len(node.waiting) >= most_outputs
+        return full or len(node.outputs) >= most_outputs
 
     def _possible(self, state: State, path: Steps) -> list[Call | Move]:
         """Return the moves after a path; a token is the engine's own if none is to come."""
@@ -368,7 +367,7 @@ def pass_of(
         start = loaded = known - 1 if text.known else known
         stop = start + write.end - write.start if text.known else write.end
     end = min(stop, known) + max(0, len(sampled) - 1)
-    letters = tuple((token,) for token in (*text.tokens, *sampled))
+    letters = in_epoch(tuple((token,) for token in (*text.tokens, *sampled)), request.epoch)
     return Pass(
         request_id=write.request_id,
         row=request.row,
@@ -376,7 +375,7 @@ def pass_of(
         loaded=loaded,
         end=end,
         num_slots=stop + slots,
-        nodes=prefixes.number(letters),
+        nodes=prefixes.number(letters)[request.epoch > 0 :],
         failed=write.failed,
     )
 

@@ -193,7 +193,7 @@ class CoreModel:
         if loaded:
             ghost.check(opened, schedule.encoders, self._what_counts(opened, schedule))
         settled = self._call(opened, TAKE_BATCH, closing)
-        if opened.batch.ends and not len(settled.batch.commands):
+        if loaded and opened.batch.ends and not len(settled.batch.commands):
             ghost.check(settled, schedule.encoders, self._what_counts(settled, schedule))
         merged = len(opened.batch.merges) > 0 and len(settled.batch.commands) > 0
         self.notes["goal", "merge"] += merged

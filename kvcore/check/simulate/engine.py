@@ -253,9 +253,12 @@ class Engine:
             options["delay_cache_blocks"] = True
         if self._random.random() < 0.1:
             options["full_sequence_must_fit"] = True
+        if self._play.config.has_states and self._happens("mark"):
+            options["checkpoint"] = True
         running = self._play.status(name) is Status.RUNNING
         hits = self._random.random() < 0.95
-        value = self._make("allocate", name, most, hits, options)
+        advised = self._play.config.has_states and self._happens("advise")
+        value = self._make("allocate", name, most, hits, options, advised)
         if isinstance(value, Refused) and running:
             self._make_room(name, value)
         elif value is not None and not isinstance(value, Refused | Misuse):

@@ -61,8 +61,12 @@ def extend(play: Play, name: str, tokens: Sequence[int]) -> Any:
     return value
 
 
-def allocate(play: Play, name: str, most: int, hits: bool, options: dict[str, Any]) -> Any:
-    """Schedule the next tokens of a request, at most this many."""
+def allocate(
+    play: Play, name: str, most: int, hits: bool, options: dict[str, Any], advised: bool = False
+) -> Any:
+    """Schedule the next tokens of a request, at most this many. advised: as many as the manager
+    advises, so that a state is worth keeping. A mark is dropped if no hit can end there.
+    """
     status = play.status(name)
     if status in (None, Status.SWAPPED) or play.loading(name):
         return None
@@ -77,6 +81,12 @@ def allocate(play: Play, name: str, most: int, hits: bool, options: dict[str, An
     if count < 0 or count + external < 1:
         return None
     said = dict(options)
+    marks = said.pop("checkpoint", False)
+    if advised and count and not external:
+        count, marks = _advice(play, name, count, hit)
+    end = start + external + count
+    if marks and end % play.config.hit_alignment == 0 and end <= len(known.tokens):
+        said["checkpoint"] = True
     if external:
         said["num_external_computed_tokens"] = external
     else:
@@ -89,7 +99,6 @@ def allocate(play: Play, name: str, most: int, hits: bool, options: dict[str, An
         few = play.manager.num_free_blocks < min(num_free, play.config.watermark_blocks)
         if few and status is Status.WAITING:
             raise InvariantViolation("ADMIT-EXACT", f"{name!r} leaves less than the watermark")
-        end = start + external + count
         if play.manager.num_computed_tokens(name) != end:
             detail = f"request {name!r} counts {play.manager.num_computed_tokens(name)}, not {end}"
             raise InvariantViolation("COMPUTED-RULE", detail)
@@ -97,6 +106,8 @@ def allocate(play: Play, name: str, most: int, hits: bool, options: dict[str, An
         if not start:
             known.encoder = play.prefixes.encode(said.get("num_encoder_tokens", 0))
         play.schedule(known, start, start + external, end, num_slots)
+        play.goals["state marked"] += "checkpoint" in said
+        play.goals["state hit"] += play.config.has_states and hit is not None
     return value
 
 
@@ -344,6 +355,15 @@ def _hit(play: Play, name: str) -> Hit | None:
     if any(hit != hits[0] for hit in hits):
         raise InvariantViolation("PARITY", f"the hits of {name!r} are {hits}")
     return hits[0] if hits[0].num_tokens else None
+
+
+def _advice(play: Play, name: str, count: int, hit: Hit | None) -> tuple[int, bool]:
+    """Return how many of these tokens to schedule, and whether to mark the state after them."""
+    advice = [manager.checkpoint_stop(name, count, hit) for _, manager in play.managers]
+    if any(each != advice[0] for each in advice):
+        raise InvariantViolation("PARITY", f"the advice for {name!r} is {advice}")
+    play.goals["checkpoint_stop"] += 1
+    return advice[0]
 
 
 def _block(play: Play, name: str, group_id: int, position: int) -> int | None:

@@ -121,9 +121,12 @@ class Prefixes:
         return found
 
     def block(self, key: bytes, _epoch: int = 0) -> Nodes:
-        """Return the contents of a block under a key. Raises InvariantViolation."""
+        """Return the contents of a block under a key; a state stands for one prefix. Raises
+        InvariantViolation.
+        """
         group_id = group_of(key)
-        size = self._config.groups[group_id].block_size
+        group = self._config.groups[group_id]
+        size = 1 if group.is_state else group.block_size
         known = self._hashes.get(key[:HASH_SIZE])
         if known is None:
             raise InvariantViolation("HASH-INJ", f"no prefix has the hash {key.hex()}")

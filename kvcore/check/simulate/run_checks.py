@@ -8,16 +8,19 @@ held, nothing pending, every block free, and a successful reset. Cost: O(pool + 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from kvcore.check.properties.outcomes import announced, check_hit
 from kvcore.check.simulate.events import follow
 from kvcore.check.simulate.moves import make
 from kvcore.check.simulate.play import Move, Play
 from kvcore.check.world.ghost import owners, tables_of, tiers
 from kvcore.invariants import pool_and_state
-from kvcore.oracle.content_oracle import ContentOracle
-from kvcore.oracle.contents import group_of
+from kvcore.oracle.content_oracle import ContentOracle, Pass
+from kvcore.oracle.contents import Place, block_at, group_of
 from kvcore.state.state import State
 from kvcore.types.commands import close
+from kvcore.types.config import Config
 from kvcore.types.errors import InvariantViolation
 from kvcore.types.keys import HASH_SIZE
 from kvcore.types.values import Status
@@ -114,9 +117,25 @@ def _check_contents(play: Play, state: State, memory: ContentOracle) -> None:
             if any(tables):
                 places = [[(tier, block) for block in table] for table in tables]
                 memory.check_request(places, counted, start)
+                if end and name not in play.load_starts:
+                    _check_states(state.config, memory, places, counted)
     for key, blocks in state.device.index.items():
         for block in blocks:
             memory.check_key(block, key)
+
+
+def _check_states(
+    config: Config, memory: ContentOracle, tables: Sequence[Sequence[Place]], counted: Pass
+) -> None:
+    """Check that each state group holds the state after what a request counts."""
+    for index, group in enumerate(config.groups):
+        if not group.is_state:
+            continue
+        place = block_at(tables[index], (counted.end - 1) // group.block_size)
+        held, wanted = memory.get(place)[0], (counted.nodes[counted.end - 1], index)
+        if held != wanted:
+            detail = f"{place} holds {held}, not {wanted} of request {counted.request_id!r}"
+            raise InvariantViolation("STATE-READ", detail)
 
 
 def _check_owners(state: State, memory: ContentOracle) -> None:

@@ -88,7 +88,9 @@ def simulate(
     """
     random = Random(seed)
     fixed = Fixed() if fixed is None else fixed
-    setting = draw_setting(random, attrs.evolve(fixed, cross=fixed.cross and not devices))
+    if devices:  # they hold slots of tokens that a request writes itself
+        fixed = attrs.evolve(fixed, cross=False, states=False)
+    setting = draw_setting(random, fixed)
     play = _play(setting.config, backend, devices, setting)
     moves: list[Move] = []
     step: int | None = 0

@@ -20,6 +20,8 @@ from kvcore.types.groups import Group, Kind
 KINDS: tuple[Kind, ...] = ("full_attention", "full_attention", "sliding_window", "chunked_local")
 CROSS = 0.1
 """Chance of a group of encoder tokens beside the others; nothing is cached then."""
+STATES = 0.2
+"""Chance of groups of recurrent states beside the others."""
 TRIES = 100
 
 
@@ -28,13 +30,15 @@ class Fixed:
     """The settings of a run that a caller fixed; those that are None are drawn.
 
     num_blocks: usable device blocks. num_requests: most requests at a time. config: the whole
-    configuration. cross: whether a group of encoder tokens may be drawn.
+    configuration. cross, states: whether a group of encoder tokens, or of recurrent states, may be
+    drawn.
     """
 
     num_blocks: int | None = None
     num_requests: int | None = None
     config: Config | None = None
     cross: bool = True
+    states: bool = True
 
 
 @attrs.frozen(kw_only=True)
@@ -72,6 +76,9 @@ def draw_setting(random: Random, fixed: Fixed) -> Setting:
         for name, rate in RATES.items()
         if name != "swap" or config.num_host_blocks
     }
+    if config.has_states:
+        rates |= {name: random.choice([0.0, 0.2, 0.9]) for name in OF_STATES}
+        rates["guess"] = 0.0
     return Setting(
         config=config,
         num_requests=num_requests,
@@ -111,6 +118,10 @@ RATES = {
     "unpin": 0.05,
 }
 """Events besides a request's normal life, with the chance of each in one step."""
+OF_STATES = ("advise", "mark")
+"""What a call does for checkpoints: it ends where `checkpoint_stop` says, or marks its end. A model
+with states has no drafts.
+"""
 
 
 def _draw_config(random: Random, fixed: Fixed) -> Config:
@@ -127,6 +138,9 @@ def _draw_options(random: Random, fixed: Fixed) -> dict[str, Any]:
     groups = _draw_groups(random, usable)
     if random.random() < CROSS and fixed.cross:
         groups = (*groups, Group(groups[0].block_size, kind="cross_attention"))
+    if fixed.states and random.random() < STATES:
+        sizes = [groups[0].block_size * random.choice([1, 1, 2, 4])] * random.choice([1, 1, 2])
+        groups = (*(Group(size, kind="state") for size in sizes), *groups)
     windowed = any(group.is_windowed for group in groups)
     null_block = windowed or random.random() < 0.7
     host = random.choice([0, 0, usable // 2, 2 * usable])

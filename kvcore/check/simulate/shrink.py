@@ -67,12 +67,14 @@ def _simpler(move: Move) -> Iterator[Move]:
                 yield Move(verb, (name, fewer, kind, goal))
             if kind != "plain":
                 yield Move(verb, (name, tokens, "plain", goal))
-        case "allocate", (name, most, hits, options):
+        case "allocate", (name, most, hits, options, advised):
             if options:
-                yield Move(verb, (name, most, hits, {}))
+                yield Move(verb, (name, most, hits, {}, advised))
+            if advised:
+                yield Move(verb, (name, most, hits, options, False))
             for count in (1, most // 2):
                 if 0 < count < most:
-                    yield Move(verb, (name, count, hits, options))
+                    yield Move(verb, (name, count, hits, options, advised))
         case "append", (names, tokens):
             for at in range(len(names) if len(names) > 1 else 0):
                 fewer = [*names[:at], *names[at + 1 :]]

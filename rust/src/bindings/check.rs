@@ -117,6 +117,7 @@ fn read_world(world: &Bound<'_, PyAny>) -> PyResult<World> {
         num_encoder: number("num_encoder")?,
         num_pins: number("num_pins")?,
         num_output_placeholders: number("num_output_placeholders")?,
+        num_outputs: number("num_outputs")?,
         delays: delays.iter().map(|each| each.extract()).collect::<PyResult<_>>()?,
         marks: world.getattr("marks")?.is_truthy()?,
         kinds_of_requests,

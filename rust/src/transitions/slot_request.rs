@@ -259,9 +259,8 @@ pub fn check_length(
     slot_request: &SlotRequest,
 ) -> Result<(), Error> {
     let limit = i64::from(state.config.length_limit());
-    let num_local = i64::from(request.num_computed) + slot_request.num_hit_tokens();
-    let num_total = (num_local + slot_request.num_external_computed_tokens).min(limit);
-    let num_scheduled = num_local.max(num_total + slot_request.num_new_tokens);
+    let (num_local, num_total, end) = step_ends(state, request, slot_request);
+    let num_scheduled = num_local.max(end);
     if num_scheduled > limit {
         let (request, requested) = (request.name(), num_scheduled);
         return Err(Error::BeyondModelLength { request, requested, max_model_len: limit });
@@ -276,6 +275,16 @@ pub fn check_length(
     Ok(())
 }
 
+/// Return the tokens that are computed or hit, those with the external ones behind them, and those
+/// after the step.
+#[inline]
+fn step_ends(state: &State, request: &RequestState, slot_request: &SlotRequest) -> (i64, i64, i64) {
+    let limit = i64::from(state.config.length_limit());
+    let num_local = i64::from(request.num_computed) + slot_request.num_hit_tokens();
+    let num_total = (num_local + slot_request.num_external_computed_tokens).min(limit);
+    (num_local, num_total, num_total + slot_request.num_new_tokens)
+}
+
 /// Fails with TooManyDrafts if a step of state groups would compute drafts, or more than one token
 /// to come: a state cannot be cut back to the accepted ones.
 pub fn check_one_unknown(
@@ -283,10 +292,7 @@ pub fn check_one_unknown(
     request: &RequestState,
     slot_request: &SlotRequest,
 ) -> Result<(), Error> {
-    let limit = i64::from(state.config.length_limit());
-    let num_local = i64::from(request.num_computed) + slot_request.num_hit_tokens();
-    let num_total = (num_local + slot_request.num_external_computed_tokens).min(limit);
-    let end = num_total + slot_request.num_new_tokens;
+    let (num_local, _, end) = step_ends(state, request, slot_request);
     let num_drafts = end - num_local.max(request.num_tokens().into());
     let most = i64::from(request.drafts.is_empty());
     if num_drafts > most {
@@ -304,10 +310,8 @@ pub fn check_checkpoint(
     if !state.has_states {
         return Err(Error::NoStateGroup { request: request.name() });
     }
-    let (limit, multiple) = (state.config.length_limit(), i64::from(state.hit_alignment));
-    let num_local = i64::from(request.num_computed) + slot_request.num_hit_tokens();
-    let num_total = (num_local + slot_request.num_external_computed_tokens).min(limit.into());
-    let requested = num_total + slot_request.num_new_tokens;
+    let multiple = i64::from(state.hit_alignment);
+    let (_, _, requested) = step_ends(state, request, slot_request);
     let num_tokens = i64::from(request.num_tokens());
     if requested % multiple != 0 || requested > num_tokens {
         let request = request.name();

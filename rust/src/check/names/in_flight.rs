@@ -43,6 +43,8 @@ pub(crate) struct Pending {
     pub(crate) feeds: Texts,
     /// That of the weights that it runs with.
     pub(crate) epoch: u32,
+    /// Those in which the requests began that write, if later than the first.
+    pub(crate) epochs: Vec<(Row, u32)>,
 }
 
 /// Tokens of requests, by row.
@@ -151,16 +153,31 @@ pub(crate) fn taken(opened: &State, schedule: &Schedule, prefixes: &mut Prefixes
     used.sort_unstable();
     used.dedup();
     let writes = schedule.writes().to_vec();
-    let mut nodes: Vec<(Row, Numbers)> = Vec::new();
+    let (mut nodes, mut epochs) = (Texts::new(), Vec::new());
     for write in &writes {
         if nodes.iter().all(|each| each.0 != write.row) {
-            nodes.push((write.row, prefixes.nodes(&opened[write.row], opened.epoch_of(write.row))));
+            let (row, epoch) = (write.row, opened.epoch_of(write.row));
+            nodes.push((row, prefixes.nodes(&opened[row], epoch)));
+            epochs.extend((epoch > 0).then_some((row, epoch)));
         }
     }
     let (number, commands) = (opened.batch.number, opened.effects.commands.clone());
     let (tokens, texts, feeds) = (Vec::new(), Vec::new(), Vec::new());
     let (executed, epoch) = (false, opened.epoch);
-    Pending { number, commands, writes, nodes, used, before, executed, tokens, texts, feeds, epoch }
+    Pending {
+        number,
+        commands,
+        writes,
+        nodes,
+        used,
+        before,
+        executed,
+        tokens,
+        texts,
+        feeds,
+        epoch,
+        epochs,
+    }
 }
 
 /// Commands without those that say who owns what and what is findable: they change no memory.
@@ -290,6 +307,7 @@ mod tests {
             texts: Vec::new(),
             feeds: Vec::new(),
             epoch: 0,
+            epochs: Vec::new(),
         });
         assert_eq!(unused_wait(&node), Ok(()));
         let mut freed = node.clone();

@@ -5,6 +5,7 @@
 //! another one is left out. Twin: kvcore/check/properties/checker.py.
 
 use crate::check::properties::closure::CLOSURE_PROPERTIES;
+use crate::check::properties::hits::called_with;
 use crate::check::properties::outcomes::{check_events, check_hit, check_outcome};
 use crate::check::properties::published::Made;
 use crate::check::properties::{closure, fair_scheduler, liveness, transitions};
@@ -134,7 +135,7 @@ pub fn note(notes: &mut Notes, call: &Call, outcome: &Outcome, state: &State) {
         trimmed |= matches!(command, Command::SetTable { block, .. } if state.is_null(block));
     }
     notes.note_goal("trim", trimmed);
-    if let Some((name, hit)) = transitions::called_with(call)
+    if let Some((name, hit)) = called_with(call)
         && let Some(row) = name.row(state)
         && !outcome.is_misuse()
     {

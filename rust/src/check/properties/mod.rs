@@ -7,6 +7,7 @@ pub mod closure;
 pub mod epochs;
 pub mod fair_scheduler;
 pub(crate) mod floors;
+pub mod hits;
 pub mod liveness;
 pub mod outcomes;
 pub(crate) mod published;

@@ -17,7 +17,7 @@ use crate::types::events::Event;
 use crate::types::groups::{Kind, skipped_tokens};
 use crate::types::ids::{BlockId, Row};
 use crate::types::keys::{Key, make_key};
-use crate::types::values::{Hit, Refused};
+use crate::types::values::{Hit, Reason, Refused};
 use crate::types::violation::Violation;
 
 type Checked = Result<(), Violation>;
@@ -199,7 +199,10 @@ fn check_admission(before: &State, call: &Call, outcome: &Outcome, after: &State
     let wrong = match &outcome.value {
         Value::Misuse(_) => false,
         Value::Refused(refused) => {
-            refused.needed <= refused.available || !is_exact(before, call, refused)
+            let hopeless = refused.needed > u64::from(pool.num_usable());
+            refused.needed <= refused.available
+                || !is_exact(before, call, refused)
+                || refused.reason == Reason::Later && hopeless
         }
         _ => free < reserve && outcome.commands(after).any(|each| takes(before, each)),
     };

@@ -6,12 +6,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use crate::check::properties::hits::{all_hit_blocks, hit_of};
 use crate::check::properties::published::Made;
 use crate::oracle::calls::Call;
 use crate::pool::block_pool::BlockPool;
 use crate::pool::quarantine::Quarantine;
 use crate::pool::retention_state::{Kept, level_of};
-use crate::state::state::State;
 use crate::types::commands::Command;
 use crate::types::ids::{BlockId, Row};
 use crate::types::retention::{wish_at, wishes_of};
@@ -26,7 +26,7 @@ pub(crate) fn wishes(made: &Made<'_>) -> Finding {
     if before.device.retention.is_none() {
         return Ok(());
     }
-    let mut expected = joined(before, after);
+    let mut expected = joined(made);
     for command in made.outcome.commands(after) {
         if let Command::Allocate { block } = command {
             expected.remove(&block);
@@ -44,31 +44,45 @@ pub(crate) fn wishes(made: &Made<'_>) -> Finding {
 }
 
 /// Return the wish for each block after the requests that lose it have joined theirs.
-fn joined(before: &State, after: &State) -> KeptBlocks {
-    let (pool, mut kept): (&BlockPool, KeptBlocks) =
-        (&before.device, before.device.all_kept().collect());
+fn joined(made: &Made<'_>) -> KeptBlocks {
+    let (before, mut kept) = (made.before, made.before.device.all_kept().collect::<KeptBlocks>());
+    for (row, group_id, position, block) in lost(made) {
+        let size = before.config.groups[group_id as usize].block_size;
+        let wish = wish_at(wishes_of(&before.wishes, row), (position + 1) * size - 1);
+        let ends = if wish.duration > 0 { before.device.now() + wish.duration } else { 0 };
+        let each = kept.entry(block).or_default();
+        each.base = each.base.max(wish.base);
+        each.level = each.level.max(wish.level);
+        each.until = each.until.max(ends);
+    }
+    kept
+}
+
+/// Return the blocks that requests lose: row, group, position and block. A hit block that one call
+/// shares and replaces is lost, too.
+fn lost(made: &Made<'_>) -> Vec<(Row, u32, u32, BlockId)> {
+    let (before, after, mut found) = (made.before, made.after, Vec::new());
     let rows = (0..).map(Row).zip(&before.requests);
     for (row, request) in rows.filter_map(|(row, request)| Some((row, request.as_ref()?))) {
         let left = after.requests[row.index()].as_ref();
         let left = left.filter(|left| left.request_id == request.request_id);
         for (index, table) in request.tables.iter().enumerate() {
-            let size = before.config.groups[index].block_size;
             let held = left.map_or(&[][..], |left| &left.tables[index]);
             for (position, &block) in table.iter().enumerate() {
-                if pool.is_null(block) || held.get(position) == Some(&block) {
-                    continue;
+                if !before.is_null(block) && held.get(position) != Some(&block) {
+                    found.push((row, index as u32, position as u32, block));
                 }
-                let last = (position as u32 + 1) * size - 1;
-                let wish = wish_at(wishes_of(&before.wishes, row), last);
-                let ends = if wish.duration > 0 { pool.now() + wish.duration } else { 0 };
-                let each = kept.entry(block).or_default();
-                each.base = each.base.max(wish.base);
-                each.level = each.level.max(wish.level);
-                each.until = each.until.max(ends);
             }
         }
     }
-    kept
+    let Some((row, _)) = hit_of(made) else { return found };
+    for (group_id, position, block) in all_hit_blocks(made) {
+        let held = after[row].tables[group_id as usize].get(position as usize);
+        if held.is_some_and(|&held| held != block) {
+            found.push((row, group_id, position, block));
+        }
+    }
+    found
 }
 
 /// LRU, if blocks leave by level.
@@ -103,7 +117,7 @@ impl<'a> Followed<'a> {
         Followed {
             pool,
             queue: pool.queue.iter().collect(),
-            kept: joined(made.before, made.after),
+            kept: joined(made),
             now: pool.now(),
             cached: blocks.filter(|&block| pool.key(block).is_some()).collect(),
         }

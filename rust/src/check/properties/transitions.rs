@@ -10,11 +10,12 @@ use crate::check::names::same::same_state;
 use crate::check::properties::claims::{pin_hit, pins};
 use crate::check::properties::epochs::{Followed, epoch_first};
 use crate::check::properties::floors::floor;
+use crate::check::properties::hits::{all_hit_blocks, hit_of};
 use crate::check::properties::published::{Made, published};
 use crate::check::properties::retention::{leaves_by_level, wishes};
 use crate::check::world::calls::perform;
 use crate::check::world::world::World;
-use crate::oracle::calls::{Call, Name, Value};
+use crate::oracle::calls::{Call, Value};
 use crate::pool::quarantine::Quarantine;
 use crate::transitions::append::places_grown;
 use crate::types::commands::Command;
@@ -265,43 +266,6 @@ fn hit_blocks<'a>(made: &Made<'a>) -> impl Iterator<Item = (u32, u32, BlockId)> 
         };
         !of.is_some_and(|of| writes(of) && is_inside(of))
     })
-}
-
-/// Return the blocks that a call was made with as a hit, if it was done: group, position and block.
-///
-/// Where external tokens follow, a window may be past a hit block: the null block stands for it.
-fn all_hit_blocks<'a>(made: &Made<'a>) -> impl Iterator<Item = (u32, u32, BlockId)> + use<'a> {
-    let (before, after) = (made.before, made.after);
-    let of = hit_of(made);
-    let hit = of.map(|(_, hit)| hit.blocks.blocks.as_slice()).unwrap_or_default();
-    let all = (0..).zip(hit).flat_map(|(group_id, blocks)| {
-        (0..).zip(blocks).map(move |(position, &block)| (group_id, position, block))
-    });
-    all.filter(move |&(group_id, position, block)| {
-        let table = of.and_then(|(row, _)| after[row].tables.get(group_id as usize));
-        let there = table.and_then(|table| table.get(position as usize));
-        !before.is_null(block) && !there.is_some_and(|&there| before.is_null(there))
-    })
-}
-
-/// Return the hit that a call was made with and the row of its request, if the call was done.
-fn hit_of<'a>(made: &Made<'a>) -> Option<(Row, &'a Hit)> {
-    let (name, hit) = called_with(made.call)?;
-    if matches!(made.outcome.value, Value::Misuse(_) | Value::Refused(_)) {
-        return None;
-    }
-    Some((name.row(made.before)?, hit))
-}
-
-/// Return the hit that a call is made with, and its request.
-#[must_use]
-pub fn called_with(call: &Call) -> Option<(Name, &Hit)> {
-    let (name, hit) = match call {
-        Call::AllocateSlots(slots) => (slots.name, &slots.hit),
-        Call::Load { name, hit, .. } => (*name, hit),
-        _ => return None,
-    };
-    Some((name, hit.as_ref()?))
 }
 
 #[cfg(test)]

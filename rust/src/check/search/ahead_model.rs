@@ -31,9 +31,6 @@ use crate::state::state::State;
 use crate::types::ids::Row;
 use crate::types::violation::Violation;
 
-/// Most outputs that the engine has yet to hand in.
-const MOST_OUTPUTS: usize = 2;
-
 /// Return the outputs behind the calls of a path: those of requests that left are dropped, those of
 /// requests that were cut or scheduled anew are stale.
 fn followed(outputs: &[Output], schedule: &Schedule) -> Vec<Output> {
@@ -67,6 +64,11 @@ impl Pending {
     fn is_ahead(&self, row: Row) -> bool {
         let known = tokens_of(&self.tokens, row).len();
         self.write_of(row).is_some_and(|(_, write)| write.start as usize >= known)
+    }
+
+    /// Return the epoch in which a request that the batch writes for began.
+    pub(crate) fn epoch_of(&self, row: Row) -> u32 {
+        self.epochs.iter().find(|each| each.0 == row).map_or(0, |each| each.1)
     }
 }
 
@@ -107,12 +109,13 @@ impl Node {
 impl FlightModel {
     /// Tell whether no other batch can be taken.
     pub(crate) fn is_full(&self, node: &Node) -> bool {
-        let most = self.core.world.config.max_in_flight as usize;
+        let world = &self.core.world;
+        let (most, outputs) = (world.config.max_in_flight as usize, world.num_outputs as usize);
         let full = match most {
-            0 => node.waiting().count() >= MOST_OUTPUTS,
+            0 => node.waiting().count() >= outputs,
             _ => node.state.in_flight.len() >= most,
         };
-        full || node.outputs.len() >= MOST_OUTPUTS
+        full || node.outputs.len() >= outputs
     }
 
     /// Return the moves behind a path; a token is the engine's own if none is to come.

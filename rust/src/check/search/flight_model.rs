@@ -227,7 +227,8 @@ impl FlightModel {
             0 => after.memory.forward_numbered(&writes, &after.schedule),
             _ => {
                 let ghost = (&mut after.memory, &after.schedule, &mut self.core.prefixes);
-                device.forward((&writes, &batch.tokens), &ending.sampled, ghost)
+                let epoch_of = |row| batch.epoch_of(row);
+                device.forward((&writes, &batch.tokens), epoch_of, &ending.sampled, ghost)
             }
         };
         self.core.checker.checks.hear(found)?;
@@ -341,7 +342,8 @@ impl Walk for FlightModel {
                 Some(device) => {
                     device.feed(&batch.feeds);
                     let ghost = (&mut self.ghost, &node.schedule, &mut *prefixes);
-                    device.forward((&batch.writes, &batch.tokens), &[], ghost)
+                    let epoch_of = |row| batch.epoch_of(row);
+                    device.forward((&batch.writes, &batch.tokens), epoch_of, &[], ghost)
                 }
             };
             checker.checks.hear(found)?;
@@ -353,7 +355,8 @@ impl Walk for FlightModel {
             None => self.ghost.forward(state, writes, &node.schedule, prefixes),
             Some(device) => {
                 let ghost = (&mut self.ghost, &node.schedule, &mut *prefixes);
-                device.forward((writes, &node.tokens_of_writes()), &[], ghost)
+                let epoch_of = |row| state.epoch_of(row);
+                device.forward((writes, &node.tokens_of_writes()), epoch_of, &[], ghost)
             }
         };
         checker.checks.hear(found)?;

@@ -96,6 +96,8 @@ pub struct World {
     pub num_pins: u32,
     /// Most positions to come that one call schedules; above 0, the engine runs ahead.
     pub num_output_placeholders: u32,
+    /// Most outputs that such an engine has yet to hand in.
+    pub num_outputs: u32,
     /// Whether calls delay the caching of their blocks, or not, each in turn.
     pub delays: Vec<bool>,
     /// Whether calls also keep the state after their tokens, where hits can end.
@@ -129,6 +131,7 @@ impl World {
             num_encoder: 0,
             num_pins: 1,
             num_output_placeholders: 0,
+            num_outputs: 2,
             delays: vec![false],
             marks: false,
             kinds_of_requests: vec![KindOfRequest::default()],

@@ -69,9 +69,11 @@ impl Device {
     }
 
     /// Play the forward pass of a batch on a ghost; tokens: those of its requests as taken.
+    /// epoch_of: in which each of them began.
     pub(crate) fn forward(
         &mut self,
         (writes, tokens): (&[Write], &Texts),
+        epoch_of: impl Fn(Row) -> u32,
         sampled: &[Numbers],
         (ghost, schedule, prefixes): (&mut Ghost, &Schedule, &mut Prefixes),
     ) -> Result<(), Violation> {
@@ -82,7 +84,8 @@ impl Device {
             let added = sampled.get(at).map_or(&[][..], |added| added);
             passes.push(pass_of(tokens.len() as u32, write, &text, added.len() as u32));
             text.tokens.extend_from_slice(added);
-            ghost.set_numbers(write.row, prefixes.number(&text.tokens));
+            let numbers = prefixes.number_in(&text.tokens, epoch_of(write.row));
+            ghost.set_numbers(write.row, numbers);
             if write.end as usize >= tokens.len() {
                 self.put(write.row, DeviceTokens { tokens: text.tokens, known: !added.is_empty() });
             }

@@ -55,7 +55,7 @@ impl CoreModel {
         let merges = !state.batch.merges.is_empty();
         let ends = !state.batch.ends.is_empty();
         self.take(state);
-        if ends && state.effects.commands.is_empty() {
+        if loads && ends && state.effects.commands.is_empty() {
             self.ghost.check(state, schedule, &mut self.prefixes)?;
         }
         self.checker.notes.note_goal("merge", merges && !state.effects.commands.is_empty());
