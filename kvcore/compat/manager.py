@@ -46,7 +46,8 @@ class KVCacheManager(DecodedTokens):
     decision depends on them, and a long prompt need not be read. keep_commands: whether
     `take_commands` returns the batches. ends_steps: whether the engine calls `step_ends` or
     `new_step_starts` between any two schedules, so that no call reads counts to find out.
-    last_refusal: why the last `allocate_slots` returned None. Raises InvalidConfig if duplicates
+    last_refusal: why the last `allocate_slots` returned None. last_hit: of the last look-up that
+    read the cache. Raises InvalidConfig if duplicates
     are merged without keep_commands: only commands report the replaced blocks.
     """
 
@@ -75,6 +76,7 @@ class KVCacheManager(DecodedTokens):
         self.enable_caching = config.enable_caching
         self.max_model_len = config.max_model_len
         self.log_stats = log_stats
+        self.last_hit: Hit | None = None
 
     def __repr__(self) -> str:
         return f"<compat of {self._core!r}>"
@@ -107,7 +109,7 @@ class KVCacheManager(DecodedTokens):
             return self.empty_kv_cache_blocks, 0
         self._steps.notice(seen)
         self._registry.bring(request, seen)
-        hit = self._core.get_computed_blocks(seen.name)
+        self.last_hit = hit = self._core.get_computed_blocks(seen.name)
         return self.create_kv_cache_blocks(hit.blocks.blocks), hit.num_tokens
 
     def allocate_slots(

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
+from kvcore import Hit, Request
 from kvcore import KVCacheManager as Core
-from kvcore import Request
 from kvcore_vllm.blocks import Block
 
 PROBE = "\0 look-up"
@@ -54,39 +54,42 @@ class Coordinator:
     ) -> int:
         """Count the free blocks that a request would take: new ones, and hits without an owner."""
         del total_computed_tokens, num_local_computed_tokens  # computed tokens have their blocks
-        del num_tokens_main_model, prefill_end  # only for state-space groups
+        del prefill_end  # only for states inside a chunk
         needed = 0
         tables = self._manager.get_block_ids(request_id)
         for number, (group, table, hits) in enumerate(
             zip(self._config.groups, tables, new_computed_blocks, strict=True)
         ):
             num_slots = num_encoder_tokens if group.is_cross else num_tokens
+            num_slots = num_tokens_main_model if group.is_state else num_slots
             num_blocks, cap = -(-num_slots // group.block_size), self._config.cap(number)
-            if apply_admission_cap and cap is not None:
+            if apply_admission_cap and cap is not None and not group.is_state:
                 num_blocks = min(num_blocks, cap)
-            needed += max(0, num_blocks - len(table) - len(hits))
+            num_new = max(0, num_blocks - len(table) - len(hits))
+            needed += min(num_new, 1) if group.is_state else num_new  # skipped positions take none
             needed += sum(not each.is_null and each.ref_cnt == 0 for each in hits)
         return needed
 
     def find_longest_cache_hit(
         self, block_hashes: Sequence[bytes], max_cache_hit_length: int
     ) -> tuple[tuple[Sequence[Block], ...], int, int]:
-        """Return the blocks and tokens of the longest hit up to this length; no shared boundary."""
-        ids, num_tokens = self.look_up(block_hashes, max_cache_hit_length)
+        """Return the blocks and tokens of the longest hit up to this length.
+
+        Last, the number of tokens behind it that all groups find but state groups.
+        """
+        hit = self.look_up(block_hashes, max_cache_hit_length)
         return (
-            tuple([self.block_pool.block(each) for each in group] for group in ids),
-            num_tokens,
-            0,
+            tuple([self.block_pool.block(each) for each in group] for group in hit.blocks.blocks),
+            hit.num_tokens,
+            max(0, hit.num_common - hit.num_tokens),
         )
 
-    def look_up(
-        self, block_hashes: Sequence[bytes], most: int
-    ) -> tuple[tuple[Sequence[int], ...], int]:
-        """Return the ids and tokens of that hit: a request of these hashes is added and removed."""
+    def look_up(self, block_hashes: Sequence[bytes], most: int) -> Hit:
+        """Return that hit: a request of these hashes is added and removed."""
         core: Core = self._manager.compat.core
         num_hashes = min(len(block_hashes), (most + 1) // self._config.hash_block_size)
         hashes = list(block_hashes[:num_hashes])
         core.add_request(Request(PROBE, bytes(most + 1), block_hashes=hashes))
         hit = core.get_computed_blocks(PROBE)
         core.remove_request(PROBE)
-        return hit.blocks.blocks or ((),) * len(self._config.groups), hit.num_tokens
+        return hit

@@ -25,6 +25,7 @@ KINDS: dict[type[Any], Kind] = {
     specs.SlidingWindowMLASpec: "sliding_window",
     specs.ChunkedLocalAttentionSpec: "chunked_local",
     specs.CrossAttentionSpec: "cross_attention",
+    specs.MambaSpec: "state",
 }
 """Exactly these classes: a subclass follows different rules."""
 
@@ -37,13 +38,30 @@ def read_spec(group: Any) -> Any:
     return spec
 
 
-def read_group(group: Any, *, use_eagle: bool, dcp_world_size: int) -> Group:
+def unserved_states(spec: Any, max_model_len: int, *, enable_caching: bool) -> str | None:
+    """Return what of a group's recurrent states is not served, or None."""
+    if spec.num_speculative_blocks:
+        return "speculative tokens beside state-space layers"
+    if spec.num_prefill_checkpoint_blocks:
+        return "states inside a chunk"
+    if spec.mamba_cache_mode == "align":
+        return None
+    if enable_caching or spec.mamba_cache_mode != "none" or spec.block_size < max_model_len:
+        caching = "with" if enable_caching else "without"
+        mode, size = spec.mamba_cache_mode, spec.block_size
+        return f"the mode {mode!r} of states in blocks of {size} tokens {caching} caching"
+    return None
+
+
+def read_group(
+    group: Any, *, max_model_len: int, enable_caching: bool, use_eagle: bool, dcp_world_size: int
+) -> Group:
     """Convert a group to kvcore's. Raises NotServed, which names its first layer."""
     spec = read_spec(group)
     kind = KINDS.get(type(spec))
     what = None
-    if isinstance(spec, specs.MambaSpec):
-        what = "state-space layers"
+    if kind == "state":
+        what = unserved_states(spec, max_model_len, enable_caching=enable_caching)
     elif group.role is not specs.KVCacheGroupRole.DEFAULT or group.host_resident:
         what = f"HiSparse groups ({group.role.value})"
     elif kind is None:
@@ -61,7 +79,7 @@ def read_group(group: Any, *, use_eagle: bool, dcp_world_size: int) -> Group:
     elif kind == "chunked_local":
         window = spec.attention_chunk_size
     size = spec.block_size * (dcp_world_size if spec.dcp_sharded else 1)
-    eagle = use_eagle and group.is_eagle_group
+    eagle = use_eagle and group.is_eagle_group and kind != "state"
     return Group(size, kind=kind, window=window, eagle=eagle)
 
 
@@ -87,7 +105,13 @@ def read_config(
     interval = kv_cache_config.prefix_cache_retention_interval
     _validate_prefix_cache_retention_interval(interval, scheduler_block_size, kv_cache_config)
     groups = tuple(
-        read_group(group, use_eagle=use_eagle, dcp_world_size=dcp_world_size)
+        read_group(
+            group,
+            max_model_len=max_model_len,
+            enable_caching=enable_caching,
+            use_eagle=use_eagle,
+            dcp_world_size=dcp_world_size,
+        )
         for group in kv_cache_config.kv_cache_groups
     )
     options: dict[str, Any] = {

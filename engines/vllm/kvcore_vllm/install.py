@@ -101,7 +101,8 @@ def replacements() -> list[tuple[Any, str, Any]]:
 
     def init(self: Any, vllm_config: Any, kv_cache_config: Any, *args: Any, **kw: Any) -> None:
         """Refuse what is not served, and continue as vLLM does."""
-        check_connectors(vllm_config.kv_transfer_config, len(kv_cache_config.kv_cache_groups))
+        connectors, groups = vllm_config.kv_transfer_config, kv_cache_config.kv_cache_groups
+        check_connectors(connectors, len(groups), has_states=kv_cache_config.has_mamba_layers)
         native(self, vllm_config, kv_cache_config, *args, **kw)
 
     return [
@@ -110,10 +111,12 @@ def replacements() -> list[tuple[Any, str, Any]]:
     ]
 
 
-def check_connectors(config: Any, num_groups: int) -> None:
+def check_connectors(config: Any, num_groups: int, *, has_states: bool = False) -> None:
     """Refuse connectors that rely on vLLM's own objects. Raises NotServed."""
-    if config is None:
+    if config is None or config.kv_connector is None:
         return
+    if has_states:
+        raise NotServed(f"kvcore does not serve {config.kv_connector} beside state-space layers")
     listed = (config.kv_connector_extra_config or {}).get("connectors", ())
     for name in (config.kv_connector, *(each.get("kv_connector") for each in listed)):
         several = name == "OffloadingConnector"

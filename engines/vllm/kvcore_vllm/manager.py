@@ -20,6 +20,7 @@ from kvcore_vllm.coordinator import Coordinator
 from kvcore_vllm.events import Events
 from kvcore_vllm.groups import read_config, read_spec
 from kvcore_vllm.pinned import NotServed
+from kvcore_vllm.states import States
 from kvcore_vllm.windows import Windows
 from kvcore_vllm.zeroing import Zeroing
 
@@ -69,7 +70,7 @@ class KVCacheManager:
             use_eagle=use_eagle,
             dcp_world_size=dcp_world_size,
         )
-        del enable_mamba_shared_prefix_checkpoint  # only for groups that are not served
+        del enable_mamba_shared_prefix_checkpoint  # only for hits inside a block
         if enable_caching and use_eagle and scheduler_block_size < num_prefill_lookahead:
             raise NotServed(
                 f"{num_prefill_lookahead} tokens are predicted by as many modules: the blocks of"
@@ -79,8 +80,7 @@ class KVCacheManager:
         record_if_requested(compat.core)
         self.kv_cache_config = kv_cache_config
         self.max_model_len = max_model_len
-        self.enable_caching = enable_caching
-        self.log_stats = log_stats
+        self.enable_caching, self.log_stats = enable_caching, log_stats
         self.num_kv_cache_groups = len(config.groups)
         self.num_withdrawn = 0
         self._num_prefilled_again = max(0, num_prefill_lookahead - 1)
@@ -93,6 +93,7 @@ class KVCacheManager:
         self.coordinator = Coordinator(self, specs)
         self.empty_kv_cache_blocks = Blocks(((),) * len(config.groups), self.block_pool.block)
         self._windows = Windows(compat) if config.has_windows else None
+        self._states = States(compat) if config.has_states else None
         self._zeroing = Zeroing(specs, wanted=kv_cache_config.needs_kv_cache_zeroing)
         self._in_step, self._loading = False, set[str]()  # requests of the last step that load
         if self.events is None and not self._num_prefilled_again:
@@ -112,18 +113,23 @@ class KVCacheManager:
     def get_computed_blocks(
         self, request: Any, max_cache_hit_length: int | None = None
     ) -> tuple[Blocks, int, int]:
-        """Return the longest hit, its number of tokens, and 0: no boundary of a shared prefix."""
+        """Return the longest hit, its number of tokens, and where what others computed ends.
+
+        The last is 0 if no state is missing there.
+        """
         if not self.prefix_cache_lookup_enabled(request):
             return self.empty_kv_cache_blocks, 0, 0
         if max_cache_hit_length is None or max_cache_hit_length >= request.num_tokens - 1:
             found, num_tokens = self.compat.get_computed_blocks(request)
             ids: Tables = found.blocks
+            hit = self.compat.last_hit
         else:
-            look_up = self.coordinator.look_up
-            ids, num_tokens = look_up(request.block_hashes, max_cache_hit_length)
+            hit = self.coordinator.look_up(request.block_hashes, max_cache_hit_length)
+            ids, num_tokens = hit.blocks.blocks, hit.num_tokens
         if self.events is not None:
             self.events.report_hit(request, ids)
-        return self._result(ids), num_tokens, 0
+        junction = 0 if self._states is None or hit is None else self._states.junction(request, hit)
+        return self._result(ids), num_tokens, junction
 
     def get_computed_blocks_for_connector(
         self, request: Any, max_cache_hit_length: int | None = None
@@ -170,11 +176,12 @@ class KVCacheManager:
         skip_zeroing_group_ids: Sequence[int] = (),
     ) -> Blocks | None:
         """Allocate slots for new tokens. Returns the new blocks, or None if they do not fit."""
+        if self.waits_for_state(request):
+            return None
         if self.watermark_blocks and has_scheduled_reqs and request.status in ADMITTED:
             reserved_blocks += self.watermark_blocks
-            if full_sequence_must_fit and not self._whole_fits(
-                request, new_computed_blocks, num_encoder_tokens
-            ):
+            whole = request, new_computed_blocks, num_encoder_tokens
+            if full_sequence_must_fit and not self._whole_fits(*whole):
                 return None
         computed = request.num_computed_tokens + num_new_computed_tokens
         computed += num_external_computed_tokens
@@ -187,11 +194,7 @@ class KVCacheManager:
         if new_computed_blocks is not None:
             hit = self.compat.create_kv_cache_blocks(read_ids(new_computed_blocks))
         got = self.compat.allocate_slots(
-            request,
-            num_new_tokens,
-            num_new_computed_tokens,
-            hit,
-            num_lookahead_tokens,
+            *(request, num_new_tokens, num_new_computed_tokens, hit, num_lookahead_tokens),
             num_external_computed_tokens,
             delay_cache_blocks or self._num_prefilled_again > 0,
             num_encoder_tokens,
@@ -202,6 +205,8 @@ class KVCacheManager:
             self._publish(request, min(end, request.num_tokens))
         if not self._in_step:
             self.compat.step_ends()
+        elif self._states is not None and got is not None and not delay_cache_blocks:
+            self._states.note_end(request, end)
         if self.events is not None:
             self.events.collect(request)
         if got is None:
@@ -213,7 +218,12 @@ class KVCacheManager:
             grown = self.get_block_ids(request.request_id)
             self._loading |= set() if delay_cache_blocks else {request.request_id}
         self._zeroing.note(grown, skip_zeroing_group_ids if num_external_computed_tokens else ())
-        return self._result(got.blocks)
+        states, new = self._states, got.blocks
+        return self._result(states.with_nulls(new, computed, end) if states else new)
+
+    def waits_for_state(self, request: Any) -> bool:
+        """Return whether a request's hit is longer once this step has written a state."""
+        return self._states is not None and self._states.waits(request.request_id)
 
     def cache_blocks(self, request: Any, num_computed_tokens: int) -> None:
         """Publish a request's full blocks up to a token count."""
@@ -272,12 +282,12 @@ class KVCacheManager:
     def get_block_ids_for_computed_tokens(
         self, request_id: str, num_computed_tokens: int
     ) -> tuple[list[int], ...]:
-        """Return the ids of the blocks of a request's first tokens, and all of its encoder's."""
-        pairs = zip(self.compat.config.groups, self.get_block_ids(request_id), strict=True)
-        return tuple(
-            list(ids if group.is_cross else ids[: -(-num_computed_tokens // group.block_size)])
-            for group, ids in pairs
-        )
+        """Return the ids of the blocks of a request's first tokens; all of encoders and states."""
+        tables = self.get_block_ids(request_id)
+        for group, ids in zip(self.compat.config.groups, tables, strict=True):
+            if not (group.is_cross or group.is_state):
+                del ids[-(-num_computed_tokens // group.block_size) :]
+        return tables
 
     def estimate_cached_tokens(self, request: Any) -> int:
         """Return the tokens of a request up to the last block that can be found."""
@@ -306,6 +316,8 @@ class KVCacheManager:
     def new_step_starts(self) -> None:
         """Begin a step, whose schedule follows."""
         self.compat.new_step_starts()
+        if self._states is not None:
+            self._states.begin_step()
         self._loading.clear()
         self._in_step = True
 
@@ -325,15 +337,15 @@ class KVCacheManager:
         return [] if self.events is None else self.events.annotated()
 
     def take_kv_cache_block_copies(self) -> tuple[list[Any], list[Any]]:
-        """Return no copies: blocks of vLLM's requests are never copied."""
+        """Return no copies: the worker copies states by itself, and other blocks are not copied."""
         return [], []
 
     def take_boundary_state_offloads(self) -> dict[str, Any]:
-        """Return no offloads: there are no state-space groups."""
+        """Return no offloads: only connectors take them, which are not served beside states."""
         return {}
 
     def finalize_partial_tail_offloads(self, request: Any) -> list[Any]:
-        """Return no offloads: there are no state-space groups."""
+        """Return no offloads: there are no states inside a block."""
         del request
         return []
 

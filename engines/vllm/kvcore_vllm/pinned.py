@@ -139,6 +139,9 @@ FIELDS = {
         "block_size dcp_sharded attention_chunk_size"
     ),
     "v1.kv_cache_interface.CrossAttentionSpec": "block_size",
+    "v1.kv_cache_interface.MambaSpec": (
+        "block_size mamba_cache_mode num_speculative_blocks num_prefill_checkpoint_blocks"
+    ),
     "v1.kv_cache_interface.UniformTypeKVCacheSpecs": "kv_cache_specs",
     "distributed.kv_events.BlockStored": (
         "block_hashes parent_block_hash token_ids block_size lora_id medium lora_name extra_keys "

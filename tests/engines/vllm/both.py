@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from kvcore_vllm.short_ways import KVCacheManager
 from vllm.v1.core.kv_cache_manager import KVCacheManager as VllmManager
 from vllm.v1.core.single_type_kv_cache_manager import register_all_kvcache_specs
-from vllm.v1.kv_cache_interface import SlidingWindowSpec
+from vllm.v1.kv_cache_interface import MambaSpec, SlidingWindowSpec
 from vllm.v1.request import RequestStatus
 
 from tests.engines.vllm.engine import (
@@ -24,6 +25,9 @@ from tests.engines.vllm.engine import (
 )
 
 WINDOW = SlidingWindowSpec(sliding_window=6, **SHAPE)
+STATE = MambaSpec(
+    block_size=BLOCK_SIZE, shapes=((1,),), dtypes=(torch.float32,), mamba_cache_mode="align"
+)
 
 Answer = Callable[[Any, dict[str, Any]], object]
 """What a side says, from its manager and its requests by name."""
@@ -35,7 +39,7 @@ def make(kind: Any, *groups: Any, num_blocks: int = 33, **options: Any) -> Any:
     return kind(
         make_cache(*groups, num_blocks=num_blocks, **options.pop("cache", {})),
         max_model_len=model_length,
-        scheduler_block_size=BLOCK_SIZE,
+        scheduler_block_size=options.pop("scheduler_block_size", BLOCK_SIZE),
         hash_block_size=options.pop("hash_block_size", BLOCK_SIZE),
         **options,
     )

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,7 +15,6 @@ from tests.engines.vllm.environment import ABSENT
 pytest.importorskip("vllm", reason=ABSENT)
 
 import kvcore_vllm
-import torch
 from kvcore_vllm import NotServed
 from kvcore_vllm.install import check_connectors
 from kvcore_vllm.short_ways import KVCacheManager
@@ -24,23 +24,32 @@ from vllm.v1.kv_cache_interface import (
     KVCacheConfig,
     KVCacheGroupRole,
     KVCacheGroupSpec,
-    MambaSpec,
     SlidingWindowMLASpec,
 )
 
-from tests.engines.vllm.both import WINDOW, Both, make
+from tests.engines.vllm.both import STATE, WINDOW, Both, make
 from tests.engines.vllm.engine import FULL, SHAPE, make_cache, make_engine
 
 pytestmark = pytest.mark.vllm
 
-MAMBA = MambaSpec(block_size=4, shapes=((1,),), dtypes=(torch.float32,))
 REPLAY = SlidingWindowMLASpec(sliding_window=6, bounded_replay=True, **SHAPE)
 
 
 @pytest.mark.parametrize(
     ("group", "sentence"),
     [
-        (MAMBA, "state-space layers, which layer layer1 needs"),
+        (
+            replace(STATE, num_speculative_blocks=1),
+            "speculative tokens beside state-space layers, which layer layer1 needs",
+        ),
+        (
+            replace(STATE, num_prefill_checkpoint_blocks=1),
+            "states inside a chunk, which layer layer1 needs",
+        ),
+        (
+            replace(STATE, mamba_cache_mode="none"),
+            "the mode 'none' of states in blocks of 4 tokens with caching, which layer layer1",
+        ),
         (REPLAY, "groups of SlidingWindowMLASpec that are not cached, which layer layer1 needs"),
         (
             EncoderOnlyAttentionSpec(**SHAPE),
@@ -97,6 +106,9 @@ def test_connectors_that_need_vllms_own_pool_are_refused_by_name() -> None:
     check_connectors(None, 1)
     both = {"kv_role": "kv_both"}
     check_connectors(KVTransferConfig(kv_connector="OffloadingConnector", **both), 1)
+    nixl = KVTransferConfig(kv_connector="NixlConnector", **both)
+    with pytest.raises(NotServed, match="serve NixlConnector beside state-space layers"):
+        check_connectors(nixl, 2, has_states=True)
     with pytest.raises(NotServed, match="OffloadingConnector with 2 groups: it asks vLLM's own"):
         check_connectors(KVTransferConfig(kv_connector="OffloadingConnector", **both), 2)
     inner = [{"kv_connector": "NixlConnector"}, {"kv_connector": "SimpleCPUOffloadConnector"}]
