@@ -102,13 +102,17 @@ fn states() -> Vec<Vec<u8>> {
     found
 }
 
-/// The fields of bytes: where a decoder stops if they are cut.
+/// The fields of bytes: where a decoder stops if they are cut, from the last one to the first.
 fn split(data: &[u8], read: impl Fn(&[u8]) -> Result<(), Error>) -> Sample {
-    let stops = (0..data.len()).filter_map(|end| match read(&data[..end]) {
-        Err(Error::DamagedState { offset, .. }) => Some(offset as usize),
-        _ => None,
-    });
-    split_at(data, stops.collect())
+    let (mut stops, mut end) = (Vec::new(), data.len());
+    while end > 0 {
+        end -= 1;
+        if let Err(Error::DamagedState { offset, .. }) = read(&data[..end]) {
+            end = offset as usize; // cut anywhere behind this place, the field stops there too
+            stops.push(end);
+        }
+    }
+    split_at(data, stops)
 }
 
 /// Whether an error is one of those that bytes may have, with its place.
