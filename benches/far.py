@@ -17,7 +17,7 @@ from kvcore_runtime.errors import load_extra
 from kvcore_runtime.far.redis_store import RedisStore
 from kvcore_runtime.far.threaded import ThreadedTier
 
-from kvcore.far.page import PAYLOAD_START, Place, begin_page, seal_page
+from kvcore.far.page import PAYLOAD_START, PageOwner, begin_page, seal_page
 from kvcore.far.tier import FarStatus
 from kvcore.types.keys import make_key
 
@@ -25,7 +25,7 @@ PORT = 16_379
 NUM_PAGES = 32
 NUM_ROUNDS = 15
 SIZES = (64 << 10, 2 << 20)
-PLACE = Place(bytes(range(32)))
+PLACE = PageOwner(bytes(range(32)))
 
 
 def timed(call: Callable[[], object]) -> float:

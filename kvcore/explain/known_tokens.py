@@ -47,7 +47,7 @@ class Edge:
     computed: int = 0
     fresh: int = 0
     children: dict[bytes, Edge] = attrs.field(factory=dict)
-    growing: list[Place] = attrs.field(factory=list)
+    growing: list[TreePosition] = attrs.field(factory=list)
 
     def label(self, position: int) -> bytes:
         """Return the label at a position of this edge."""
@@ -64,7 +64,7 @@ class Edge:
 
 
 @attrs.define(eq=False)
-class Place:
+class TreePosition:
     """Where a request ends in a tree. labels: all of its labels; those after its edge are not in
     the tree.
     """
@@ -121,9 +121,9 @@ class Tree:
         self._sizes = sizes
         self.root = Edge(None, self._segment(0, b""), 0, 0, -1, -1)
 
-    def add(self, labels: bytes, number: int) -> Place:
+    def add(self, labels: bytes, number: int) -> TreePosition:
         """Add the labels of a request. number: of the request; above all earlier ones."""
-        place = Place(self, number, bytearray(labels), self.root)
+        place = TreePosition(self, number, bytearray(labels), self.root)
         self.lengthen(place)
         return place
 
@@ -153,7 +153,7 @@ class Tree:
                 break
         return edge, depth
 
-    def lengthen(self, place: Place) -> None:
+    def lengthen(self, place: TreePosition) -> None:
         """Add the labels after a place's edge to the tree."""
         old, labels, number = place.edge, bytes(place.labels), place.number
         if place in old.growing:

@@ -16,7 +16,7 @@ from zlib import crc32
 import attrs
 
 from kvcore.explain.explanation import Nearest
-from kvcore.explain.known_tokens import LABEL, Edge, Place, Segment, Tree, num_equal
+from kvcore.explain.known_tokens import LABEL, Edge, Segment, Tree, TreePosition, num_equal
 from kvcore.types.tokens import read_tokens
 from kvcore.types.values import Request
 
@@ -41,8 +41,8 @@ class KnownRequest:
 
     name: str
     number: int
-    place: Place
-    bare: Place | None
+    place: TreePosition
+    bare: TreePosition | None
     sizes: Sequence[int]
     num_prompt: int
     known_before: tuple[int, Nearest | None]

@@ -19,7 +19,7 @@ from kvcore.far.engine import Clock, FarEngine, FarSequence
 from kvcore.far.known import KnownNames
 from kvcore.far.link import Ended, Ticket, TierLink
 from kvcore.far.options import FarOptions
-from kvcore.far.page import Place
+from kvcore.far.page import PageOwner
 from kvcore.far.slots import Slots
 from kvcore.far.tier import FarStatus
 from kvcore.types.groups import skipped_blocks
@@ -63,7 +63,7 @@ class Load:
     name: str
     slot: int | None
     batch: int
-    place: Place
+    place: PageOwner
     fetch: Fetch | None
 
 

@@ -15,7 +15,7 @@ import attrs
 from kvcore.far.breaker import Breaker
 from kvcore.far.engine import Clock, Tell, Warn
 from kvcore.far.options import FarCounts
-from kvcore.far.page import Place
+from kvcore.far.page import PageOwner
 from kvcore.far.slots import Slots
 from kvcore.far.tier import Done, FarStatus, FarTier
 from kvcore.types.keys import KEY_SIZE
@@ -67,16 +67,16 @@ class TierLink:
         self._warn = warn
         self._breaker = Breaker()
         self._tickets: dict[int, Ticket] = {}
-        self._place: Place | None = None
+        self._place: PageOwner | None = None
         self._place_epoch = 0
         self.counts = FarCounts()
 
     @property
-    def place(self) -> Place | None:
+    def place(self) -> PageOwner | None:
         """Whose the current pages are; None, and the tier is not used, until an epoch has it."""
         return self._place if self._epoch() == self._place_epoch else None
 
-    def set_place(self, place: Place | None) -> None:
+    def set_place(self, place: PageOwner | None) -> None:
         """Set whose pages this epoch computes."""
         self._place, self._place_epoch = place, self._epoch()
 
@@ -222,7 +222,7 @@ class TierLink:
 
     def _probe(self, now: float) -> None:
         """Ask for a name that no page has, to see whether the tier answers."""
-        place = self.place or Place(bytes(32))
+        place = self.place or PageOwner(bytes(32))
         ticket = self._submit("find", [place.name(bytes(KEY_SIZE))], (), self._probe_timeout_s)
         if ticket is None:
             self._breaker.failed(now, probe=True)

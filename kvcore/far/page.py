@@ -35,7 +35,7 @@ _PREFIX = "kvcore2"
 
 
 @attrs.frozen
-class Place:
+class PageOwner:
     """Where pages belong: 32 bytes of identity, and which of `world` slices of a block."""
 
     identity: bytes

@@ -17,7 +17,7 @@ from kvcore.far.fetches import BATCH_PAGES
 from kvcore.far.known import KnownNames
 from kvcore.far.link import Ended, TierLink
 from kvcore.far.options import FarOptions
-from kvcore.far.page import Place
+from kvcore.far.page import PageOwner
 from kvcore.far.slots import Slots
 from kvcore.far.tier import FarStatus
 from kvcore.types.groups import skipped_blocks
@@ -33,7 +33,7 @@ class _Store:
     name: str
     slot: int
     batch: int
-    place: Place
+    place: PageOwner
 
 
 class Stores:

@@ -22,8 +22,8 @@ from kvcore.oracle.contents import (
     SPOILT,
     ZEROS,
     Content,
-    Place,
     SlotStore,
+    TierBlock,
     WrongSlot,
     block_at,
     group_of,
@@ -49,7 +49,7 @@ from kvcore.types.groups import Group, skipped_tokens
 Tables = dict[tuple[int, int], tuple[int, ...]]
 """The blocks of a row, for each group."""
 Nodes = Sequence[int]
-Layer = tuple[int, Group, list[Place]]
+Layer = tuple[int, Group, list[TierBlock]]
 
 
 @attrs.frozen(kw_only=True)
@@ -163,7 +163,12 @@ class ContentOracle(SlotStore):
                 self.check_request(tables, each, each.loaded, forgiving=forgiving)
 
     def check_request(
-        self, tables: Sequence[Sequence[Place]], each: Pass, query: int, *, forgiving: bool = False
+        self,
+        tables: Sequence[Sequence[TierBlock]],
+        each: Pass,
+        query: int,
+        *,
+        forgiving: bool = False,
     ) -> None:
         """Raise InvariantViolation (KV-READ) unless the queries from `query` to the end of a pass
         find everything that they see. forgiving: they may also find slots that a failed load
@@ -212,7 +217,7 @@ class ContentOracle(SlotStore):
         spoilt = set[int]()
         if not self._config.has_states:
             return spoilt
-        writes: list[tuple[Place, Content]] = []
+        writes: list[tuple[TierBlock, Content]] = []
         rows: dict[int, list[Pass]] = {}
         for each in passes:
             rows.setdefault(each.row, []).append(each)
@@ -279,7 +284,7 @@ class ContentOracle(SlotStore):
                     place = table[(each.end - 1) // group.block_size]
                     self.contents[place] = (SPOILT, *self._nothing[1:])
 
-    def _sees_spoilt(self, group: Group, table: Sequence[Place], query: int) -> bool:
+    def _sees_spoilt(self, group: Group, table: Sequence[TierBlock], query: int) -> bool:
         size, first = group.block_size, skipped_tokens(group, query)
         for at in range(first // size, -(-query // size)):
             start = at * size

@@ -24,9 +24,9 @@ from kvcore.types.keys import HASH_SIZE
 
 T = TypeVar("T")
 Content = tuple[Any, int] | None
-Place = tuple[Tier, int]
+TierBlock = tuple[Tier, int]
 Slots = tuple[Content, ...]
-Contents = dict[Place, Slots]
+Contents = dict[TierBlock, Slots]
 
 RUBBISH: Content = (-1, 0)
 ZEROS: Content = (-2, 0)
@@ -38,7 +38,7 @@ SPOILT: Content = (-3, 0)
 class WrongSlot:
     """A slot with the wrong content."""
 
-    place: Place
+    place: TierBlock
     slot: int
     held: Content
     wanted: Content
@@ -59,7 +59,7 @@ class SlotStore:
         self._num_null = num_null
         self._nothing: Slots = (None,) * max(sizes)
 
-    def get(self, place: Place) -> Slots:
+    def get(self, place: TierBlock) -> Slots:
         """Return the contents of a block's slots."""
         return self.contents.get(place, self._nothing)
 
@@ -71,7 +71,7 @@ class SlotStore:
         """Do what a copying command does to contents; other commands do nothing."""
         copy(self.contents, command, len(self._nothing))
 
-    def put(self, table: Sequence[Place], group_id: int, start: int, run: Slots) -> None:
+    def put(self, table: Sequence[TierBlock], group_id: int, start: int, run: Slots) -> None:
         """Write a run of slots, beginning at a position. Raises InvariantViolation (KV-READ) if the
         table lacks a block.
         """
@@ -86,7 +86,12 @@ class SlotStore:
             self.contents[place] = (*held[: low - first], *written, *held[high - first :])
 
     def wrong(
-        self, table: Sequence[Place], group_id: int, nodes: Sequence[object], first: int, end: int
+        self,
+        table: Sequence[TierBlock],
+        group_id: int,
+        nodes: Sequence[object],
+        first: int,
+        end: int,
     ) -> Iterator[WrongSlot]:
         """Yield the slots of positions [first, end) that do not hold their nodes. Raises
         InvariantViolation (KV-READ) if the table lacks a block.
@@ -133,7 +138,7 @@ def copy(contents: Contents, command: Command, block_size: int) -> None:
         contents[target] = read(contents, source, block_size)
 
 
-def read(contents: Contents, source: Place | None, block_size: int) -> Slots:
+def read(contents: Contents, source: TierBlock | None, block_size: int) -> Slots:
     """Return the contents that a command copies from `source`; zeros if it has no source."""
     if source is None:
         return (ZEROS,) * block_size

@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import permutations
 from typing import Protocol
 
-from kvcore.types.commands import COPIES, Allocate, Command, Evict, EvictAll, Load, Tier
+from kvcore.oracle.contents import TierBlock
+from kvcore.types.commands import COPIES, Allocate, Command, Evict, EvictAll, Load
 
-Place = tuple[Tier, int]
 Copies = list[Command]
 
 
@@ -56,7 +56,7 @@ def hazards(_: Pools, commands: Sequence[Command], numbers: Sequence[int]) -> It
 def copy_set(_: Pools, commands: Sequence[Command], numbers: Sequence[int]) -> Iterator[str]:
     """CMD-COPYSET: in a segment each target has one source, and is not itself a source."""
     for number, copies in segments_of(commands, numbers):
-        sources: dict[Place, Place] = {}
+        sources: dict[TierBlock, TierBlock] = {}
         for command in copies:
             source, target = command.reads(), command.writes()
             if source is None or target is None:
@@ -88,7 +88,7 @@ def copy_source(_: Pools, commands: Sequence[Command], __: Sequence[int]) -> Ite
     """CMD-COW-SRC: the source of a copy still has its content when the copy runs."""
     if COPIES.isdisjoint(map(type, commands)):
         return
-    empty: set[Place] = set()
+    empty: set[TierBlock] = set()
     for command in commands:
         source, target = command.reads(), command.writes()
         if source in empty and source is not None:
@@ -103,7 +103,7 @@ def orders(_: Pools, commands: Sequence[Command], numbers: Sequence[int]) -> Ite
     """CMD-ORDER: the contents are the same in program order, in any order inside segments, and if
     all reads of a segment come before all its writes.
     """
-    contents: dict[Place, Place] = {}
+    contents: dict[TierBlock, TierBlock] = {}
     for number, copies in segments_of(commands, numbers):
         if len(copies) > 1:
             wanted = _run(contents, copies)
@@ -142,8 +142,8 @@ def _orders(copies: Copies) -> Iterator[Copies]:
 
 
 def _run(
-    contents: dict[Place, Place], copies: Copies, *, at_once: bool = False
-) -> dict[Place, Place]:
+    contents: dict[TierBlock, TierBlock], copies: Copies, *, at_once: bool = False
+) -> dict[TierBlock, TierBlock]:
     """Return the contents after copies. at_once: all of them read the contents before the first
     copy.
 
@@ -162,7 +162,7 @@ def _run(
     return after
 
 
-def _said(place: Place) -> str:
+def _said(place: TierBlock) -> str:
     return f"{place[0]} block {place[1]}"
 
 

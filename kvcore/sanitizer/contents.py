@@ -15,7 +15,7 @@ import attrs
 
 from kvcore.sanitizer.digests import NOTHING, ZEROS
 
-Place = tuple[str, int, int]
+BlockAddress = tuple[str, int, int]
 """A tier, a pool of blocks, and a block."""
 
 NUM_EVENTS = 8
@@ -80,28 +80,28 @@ class Blocks:
 
     def __init__(self, num_slots: Iterable[int]) -> None:
         self._num_slots = list(num_slots)
-        self._blocks: dict[Place, Block] = {}
+        self._blocks: dict[BlockAddress, Block] = {}
 
-    def at(self, place: Place) -> Block:
+    def at(self, place: BlockAddress) -> Block:
         """Return a block, empty if it was never named."""
         block = self._blocks.get(place)
         if block is None:
             block = self._blocks[place] = Block(self._num_slots[place[1]])
         return block
 
-    def copy(self, source: Place, target: Place, step: int) -> None:
+    def copy(self, source: BlockAddress, target: BlockAddress, step: int) -> None:
         """Copy all slots of a block."""
         held, block = self.at(source).slots, self.at(target)
         event = block.happened("copied", step, None, source[2])
         block.slots = [attrs.evolve(each, event=event, delta=0) for each in held]
 
-    def zero(self, place: Place, step: int) -> None:
+    def zero(self, place: BlockAddress, step: int) -> None:
         """Zero all slots of a block."""
         block = self.at(place)
         event = block.happened("zeroed", step, None, 0)
         block.slots = [Held(ZEROS, 0, event)] * len(block.slots)
 
-    def lose(self, place: Place, step: int) -> None:
+    def lose(self, place: BlockAddress, step: int) -> None:
         """Leave a block unwritten: a copy to it failed, or it was moved away."""
         block = self.at(place)
         event = block.happened("lost", step, None, 0)

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import attrs
 
 from kvcore.sanitizer.chunks import CacheGroup
-from kvcore.sanitizer.contents import DELTA_MAX, Block, Event, Held, Place
+from kvcore.sanitizer.contents import DELTA_MAX, Block, BlockAddress, Event, Held
 from kvcore.sanitizer.digests import NOTHING, UNKNOWN, WORD, ZEROS, mix, slot_digest
 from kvcore.sanitizer.lines import BlockLists, Line, SlotLists, WrongAccess
 from kvcore.sanitizer.requests import DISTURBED
@@ -116,7 +116,7 @@ class SlotChecker(Tables):
 
     def _put(
         self,
-        place: Place,
+        place: BlockAddress,
         block: Block,
         offset: int,
         held: Held,

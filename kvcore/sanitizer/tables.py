@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kvcore.sanitizer.chunks import CacheGroup
-from kvcore.sanitizer.contents import Blocks, Event, Place
+from kvcore.sanitizer.contents import BlockAddress, Blocks, Event
 from kvcore.sanitizer.requests import DISTURBED, Followed
 
 DEVICE = "device"
@@ -25,7 +25,7 @@ class Tables:
             sizes[group.pool] = max(sizes.get(group.pool, 0), group.block_size)
         self._blocks = Blocks([sizes.get(pool, 1) for pool in range(max(sizes) + 1)])
         self._requests: dict[int, Followed] = {}
-        self._claims: dict[Place, dict[int, int]] = {}
+        self._claims: dict[BlockAddress, dict[int, int]] = {}
         self._epoch = 0
 
     def begin(
@@ -84,24 +84,24 @@ class Tables:
         """Note that the weights changed."""
         self._epoch += 1
 
-    def copy(self, source: Place, target: Place, step: int, moves: bool) -> None:
+    def copy(self, source: BlockAddress, target: BlockAddress, step: int, moves: bool) -> None:
         """Copy a block, and empty the source if it moves."""
         self._blocks.copy(source, target, step)
         self._disturb(target, None)
         if moves:
             self.lose(source, step)
 
-    def zero(self, place: Place, step: int) -> None:
+    def zero(self, place: BlockAddress, step: int) -> None:
         """Zero a block."""
         self._blocks.zero(place, step)
         self._disturb(place, None)
 
-    def lose(self, place: Place, step: int) -> None:
+    def lose(self, place: BlockAddress, step: int) -> None:
         """Leave a block unwritten."""
         self._blocks.lose(place, step)
         self._disturb(place, None)
 
-    def events(self, place: Place) -> Sequence[Event]:
+    def events(self, place: BlockAddress) -> Sequence[Event]:
         """Return the last events of a block, the oldest first."""
         return tuple(self._blocks.at(place).events)
 
@@ -120,19 +120,19 @@ class Tables:
             request.verified = DISTURBED
         request.forget_from(position * group.block_size, self._epoch)
 
-    def _claim(self, place: Place, serial: int) -> int:
+    def _claim(self, place: BlockAddress, serial: int) -> int:
         """Claim a block once more; return how many times the request claims it."""
         claims = self._claims.setdefault(place, {})
         claims[serial] = claims.get(serial, 0) + 1
         return claims[serial]
 
-    def _unclaim(self, place: Place, serial: int) -> None:
+    def _unclaim(self, place: BlockAddress, serial: int) -> None:
         claims = self._claims[place]
         claims[serial] -= 1
         if not claims[serial]:
             del claims[serial]
 
-    def _disturb(self, place: Place, writer: int | None) -> None:
+    def _disturb(self, place: BlockAddress, writer: int | None) -> None:
         for serial in self._claims.get(place, {}):
             if serial != writer:
                 self._requests[serial].verified = DISTURBED

@@ -13,13 +13,13 @@ import attrs
 
 from kvcore import _twin
 from kvcore.sanitizer.chunks import CacheGroup
-from kvcore.sanitizer.contents import Event, Held, Place
+from kvcore.sanitizer.contents import BlockAddress, Event, Held
 from kvcore.sanitizer.lines import BlockLists, SlotLists, WrongAccess
 from kvcore.sanitizer.slot_checker import SlotChecker
 from kvcore.sanitizer.tables import DEVICE
 from kvcore.types.base_error import BackendMissing
 
-NumberedPlace = tuple[int, int, int]
+NumberedAddress = tuple[int, int, int]
 
 
 class TwinSlotChecker:
@@ -33,15 +33,15 @@ class TwinSlotChecker:
         self.extend, self.cut, self.drop = self._twin.extend, self._twin.cut, self._twin.drop
         self.advance_epoch = self._twin.advance_epoch
 
-    def copy(self, source: Place, target: Place, step: int, moves: bool) -> None:
+    def copy(self, source: BlockAddress, target: BlockAddress, step: int, moves: bool) -> None:
         """Copy a block, and empty the source if it moves."""
         self._twin.copy(self._numbered(source), self._numbered(target), step, moves)
 
-    def zero(self, place: Place, step: int) -> None:
+    def zero(self, place: BlockAddress, step: int) -> None:
         """Zero a block."""
         self._twin.zero(self._numbered(place), step)
 
-    def lose(self, place: Place, step: int) -> None:
+    def lose(self, place: BlockAddress, step: int) -> None:
         """Leave a block unwritten."""
         self._twin.lose(self._numbered(place), step)
 
@@ -52,7 +52,7 @@ class TwinSlotChecker:
         found = self._twin.load(serial, group_id, start, count, step)
         return [_wrong(*fields) for fields in found]
 
-    def events(self, place: Place) -> Sequence[Event]:
+    def events(self, place: BlockAddress) -> Sequence[Event]:
         """Return the last events of a block, the oldest first."""
         return tuple(Event(*fields) for fields in self._twin.events(self._numbered(place)))
 
@@ -75,7 +75,7 @@ class TwinSlotChecker:
         """Return the bytes of contents, events and claims of the device."""
         return self._twin.num_bytes()
 
-    def _numbered(self, place: Place) -> NumberedPlace:
+    def _numbered(self, place: BlockAddress) -> NumberedAddress:
         return self._tiers.setdefault(place[0], len(self._tiers)), place[1], place[2]
 
 

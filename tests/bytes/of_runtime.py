@@ -12,7 +12,7 @@ from kvcore_runtime.errors import KvcoreRuntimeError
 from kvcore_runtime.generate.prompts import read_prompts
 from kvcore_runtime.model.sampling import Sampling
 
-from kvcore.far.page import PAYLOAD_START, Place, begin_page, check_page, seal_page
+from kvcore.far.page import PAYLOAD_START, PageOwner, begin_page, check_page, seal_page
 from kvcore.far.tier import FarStatus
 from kvcore.types.keys import make_key
 from tests.bytes.damage import Damager, split_at, split_words
@@ -20,7 +20,7 @@ from tests.bytes.doors import Door, raised
 from tests.bytes.texts import JSON_WORDS, names, place
 
 KEY = make_key(bytes(range(32)), 0)
-PLACE = Place(bytes(range(32)))
+PLACE = PageOwner(bytes(range(32)))
 PAGE_BYTES = 40
 PROMPTS = (
     b'{"id": "a", "turns": ["one", "two"], "system": "be brief", "max_tokens": 8}\n',

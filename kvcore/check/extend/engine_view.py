@@ -19,7 +19,7 @@ from immutables import Map
 from kvcore.check.extend.manager_protocol import batch, block_ids, make_call
 from kvcore.check.stories.calls import name_of
 from kvcore.check.stories.scenes import REQUEST_HEADS, Row, Scene, SceneNames
-from kvcore.oracle.contents import Contents, Place, Slots, SlotStore, WrongSlot, run_of
+from kvcore.oracle.contents import Contents, Slots, SlotStore, TierBlock, WrongSlot, run_of
 from kvcore.oracle.prefixes import Prefixes
 from kvcore.trace.calls import Call
 from kvcore.trace.text import write_tokens
@@ -77,7 +77,7 @@ class View:
         names = SceneNames(self.numbers)
         requests = tuple(self._request(each) for _, each in sorted(self.requests.items()))
         first = self.config.num_blocks - self.config.num_usable_blocks
-        blocks: tuple[Place, ...] = tuple(
+        blocks: tuple[TierBlock, ...] = tuple(
             ("device", block) for block in range(first, self.config.num_blocks)
         )
         others = sorted(place for place in self.contents if place not in blocks)
@@ -90,7 +90,7 @@ class View:
         tokens = write_tokens(request.tokens)
         return (name_of(request.request_id), tokens, str(request.num_computed), blocks)
 
-    def _block(self, place: Place, names: SceneNames) -> Row:
+    def _block(self, place: TierBlock, names: SceneNames) -> Row:
         held = [
             f"{name_of(name)}[{position}]"
             for name, tables in sorted(self.tables.items())
@@ -217,7 +217,7 @@ def _after_call(view: View, name: str, args: tuple[Any, ...]) -> View:
     return attrs.evolve(view, requests=requests, writes=writes)
 
 
-def _layers(view: View, name: str) -> Iterator[tuple[int, list[Place], Sequence[int]]]:
+def _layers(view: View, name: str) -> Iterator[tuple[int, list[TierBlock], Sequence[int]]]:
     """Yield each group with a request's table and the prefixes of its tokens."""
     nodes = view.numbers.nodes(view.requests[name])
     tables = view.tables.get(name, ())
@@ -226,7 +226,7 @@ def _layers(view: View, name: str) -> Iterator[tuple[int, list[Place], Sequence[
         yield index, [("device", block) for block in table], nodes
 
 
-def _check_length(view: View, name: str, index: int, table: list[Place], first: int) -> None:
+def _check_length(view: View, name: str, index: int, table: list[TierBlock], first: int) -> None:
     """Raise InvariantViolation (KV-READ) if a table lacks a block for a token from `first` on."""
     size, last = view.config.groups[index].block_size, view.writes[name][1]
     if len(table) * size < last:

@@ -22,7 +22,7 @@ from kvcore.legacy.v0.block_manager import SelfAttnBlockSpaceManager
 from kvcore.legacy.v0.errors import NoFreeBlocksError
 from kvcore.legacy.v0.interfaces import Block, Device
 from kvcore.legacy.v0.sequences import AllocStatus, Sequence, SequenceGroup, SequenceStatus
-from kvcore.oracle.contents import Place
+from kvcore.oracle.contents import TierBlock
 from kvcore.trace.calls import Call
 from kvcore.types.commands import Command, CopyOnWrite, SwapIn, SwapOut
 from kvcore.types.errors import InvariantViolation
@@ -194,7 +194,7 @@ class CachingEngine(FacadeEngine):
             held["device"].append(null)
         self.manager.block_allocator.backing.check(held["device"], held["host"])
 
-    def sequences(self) -> list[tuple[str, tuple[int, ...], str, list[Place]]]:
+    def sequences(self) -> list[tuple[str, tuple[int, ...], str, list[TierBlock]]]:
         return [
             (str(number), tuple(seq.get_token_ids()), seq.status.name, self._table(number))
             for number, seq in sorted(self.seqs.items())
@@ -204,7 +204,7 @@ class CachingEngine(FacadeEngine):
         of_blocks = [tracker.last_accessed for tracker in self._trackers()]
         return of_blocks + [time for _, time in self._used() if time is not None]
 
-    def key(self, _: dict[Place, int], order: dict[float, int]) -> object:
+    def key(self, _: dict[TierBlock, int], order: dict[float, int]) -> object:
         trackers = [(t.active, order[t.last_accessed], t.computed) for t in self._trackers()]
         used = [(number, None if time is None else order[time]) for number, time in self._used()]
         return trackers, used, self._null()
@@ -264,7 +264,7 @@ class CachingEngine(FacadeEngine):
         added = max(0, -(-(end + lookahead) // size) - len(blocks))
         return added + sum(owners(block, "device") > 1 for block in written)
 
-    def _table(self, number: int) -> list[Place]:
+    def _table(self, number: int) -> list[TierBlock]:
         num_blocks = self.world.num_blocks
         return [
             ("device", at) if at < num_blocks else ("host", at - num_blocks)

@@ -20,7 +20,7 @@ from pyrsistent import pvector
 
 from kvcore.check.stories.scenes import Row, Scene
 from kvcore.legacy.blocks.tiers import Tiers
-from kvcore.oracle.contents import Content, Place, SlotStore, run_of
+from kvcore.oracle.contents import Content, SlotStore, TierBlock, run_of
 from kvcore.oracle.hazards import BATCH_CHECKS
 from kvcore.trace.calls import Call
 from kvcore.trace.text import write_tokens
@@ -94,7 +94,7 @@ class FacadeEngine(ABC):
         """Return the commands since the last call of this method."""
 
     @abstractmethod
-    def key(self, names: dict[Place, int], order: dict[float, int], /) -> object:
+    def key(self, names: dict[TierBlock, int], order: dict[float, int], /) -> object:
         """Return the rest of the state that decides the facade's future behaviour.
 
         names: new names of blocks, if blocks are renamed. order: the rank of each time; the times
@@ -106,7 +106,7 @@ class FacadeEngine(ABC):
         """Raise InvariantViolation unless the blocks' owners are the facade's holders."""
 
     @abstractmethod
-    def sequences(self) -> list[tuple[str, tuple[int, ...], str, list[Place]]]:
+    def sequences(self) -> list[tuple[str, tuple[int, ...], str, list[TierBlock]]]:
         """Return name, tokens, status and table of each sequence."""
 
     def repeat(self, call: Call) -> None:
@@ -235,7 +235,7 @@ class FacadeEngine(ABC):
                 continue
             places = {block: f"free {at}" for at, block in enumerate(pool.queue, 1)}
             for block, count in enumerate(pool.ref_counts):
-                place: Place = ("device" if tier == "device" else "host", block)
+                place: TierBlock = ("device" if tier == "device" else "host", block)
                 key = pool.keys[block]
                 returned = "-" if key is None else key.hex()[:8]
                 where = places.get(block, "-")
@@ -249,7 +249,7 @@ def settled(tiers: Tiers) -> Tiers:
     return attrs.evolve(tiers, number=0, commands=pvector())
 
 
-def _is_read(tiers: Tiers, place: Place) -> bool:
+def _is_read(tiers: Tiers, place: TierBlock) -> bool:
     pool = tiers.pool(place[0])
     return pool.ref_counts[place[1]] > 0 or pool.keys[place[1]] is not None
 
@@ -264,5 +264,5 @@ def _said(content: Content) -> str:
     return "?" if content is None else "-".join(map(str, content[0]))
 
 
-def _name(place: Place) -> str:
+def _name(place: TierBlock) -> str:
     return f"{'h' if place[0] == 'host' else ''}{place[1]}"

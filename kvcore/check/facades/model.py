@@ -20,7 +20,7 @@ from kvcore.check.facades.engine import FacadeEngine
 from kvcore.check.properties.registry import Property
 from kvcore.check.stories.scenes import Scene
 from kvcore.check.world.model import Broken, CheckedCall, Edge
-from kvcore.oracle.contents import Place
+from kvcore.oracle.contents import TierBlock
 from kvcore.pool.block_pool import BlockPool
 from kvcore.pool.priority_eviction import NO_PRIORITY
 from kvcore.trace.calls import Call
@@ -134,7 +134,7 @@ def _renamed(engine: FacadeEngine) -> object:
     tiers, sequences = engine.blocks(), engine.sequences()
     pools: list[tuple[Tier, BlockPool]] = [("device", tiers.device)]
     pools += [] if tiers.host is None else [("host", tiers.host)]
-    names: dict[Place, int] = {}
+    names: dict[TierBlock, int] = {}
     if engine.renames_blocks:
         used = [place for *_, table in sequences for place in table]
         used += [(tier, block) for tier, pool in pools for block in pool.queue]

@@ -26,7 +26,7 @@ from kvcore.legacy.v0_3.block_space_manager import (
     SequenceStatus,
 )
 from kvcore.legacy.v0_3.errors import OutOfMemory
-from kvcore.oracle.contents import Place
+from kvcore.oracle.contents import TierBlock
 from kvcore.trace.calls import Call
 from kvcore.types.commands import Command, CopyOnWrite, SwapIn, SwapOut
 from kvcore.types.errors import InvariantViolation
@@ -232,14 +232,14 @@ class SpaceEngine(FacadeEngine):
     def check_owners(self) -> None:
         self.manager.check()
 
-    def sequences(self) -> list[tuple[str, tuple[int, ...], str, list[Place]]]:
+    def sequences(self) -> list[tuple[str, tuple[int, ...], str, list[TierBlock]]]:
         return [
             (str(seq.seq_id), tuple(seq.get_token_ids()), seq.status.name, self._table(seq))
             for group in self.groups
             for seq in group.get_seqs()
         ]
 
-    def key(self, names: dict[Place, int], _: dict[float, int]) -> object:
+    def key(self, names: dict[TierBlock, int], _: dict[float, int]) -> object:
         groups = [
             (group.prefix is not None, [seq.seq_id for seq in group.get_seqs()])
             for group in self.groups
@@ -253,13 +253,13 @@ class SpaceEngine(FacadeEngine):
                 return group, group.find(number)
         raise AssertionError(f"no sequence {number}")
 
-    def _table(self, seq: Sequence) -> list[Place]:
+    def _table(self, seq: Sequence) -> list[TierBlock]:
         return [
             ("device" if block.device is Device.GPU else "host", block.block_number)
             for block in self.manager.block_tables[seq.seq_id]
         ]
 
-    def _own(self, seq: Sequence) -> list[Place]:
+    def _own(self, seq: Sequence) -> list[TierBlock]:
         """Return the places of a sequence outside a shared prefix: those that a swap moves."""
         shared = () if self.prefix is None else self.prefix.get_block_numbers()
         on_device = [("device", number) for number in shared]

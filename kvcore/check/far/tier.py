@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from kvcore.far import page
-from kvcore.far.page import PAYLOAD_START, Place, identify_pages
+from kvcore.far.page import PAYLOAD_START, PageOwner, identify_pages
 from kvcore.far.pending import PendingTier, PendingTransfer
 from kvcore.far.slots import MARK_SIZE, Slots
 from kvcore.far.tier import FarStatus, View
@@ -121,9 +121,9 @@ def torn(held: bytes | View) -> bytes:
     return bytes((*held[:at], held[at] ^ 1, *held[at + 1 :]))
 
 
-def place_of(epoch: int) -> Place:
+def place_of(epoch: int) -> PageOwner:
     """Return where the pages of an epoch belong."""
-    return Place(identify_pages((f"weights {epoch}",)))
+    return PageOwner(identify_pages((f"weights {epoch}",)))
 
 
 def key_in(name: str) -> bytes:

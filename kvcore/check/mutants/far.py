@@ -44,7 +44,7 @@ def m_far_name_not_checked(patcher: Patcher) -> None:
 def m_far_name_without_epoch(patcher: Patcher) -> None:
     """Pages of all weights have the same names."""
     for module in (far_tier, far_model):
-        patcher.replace(module, "place_of", lambda _: page.Place(bytes(32)))
+        patcher.replace(module, "place_of", lambda _: page.PageOwner(bytes(32)))
 
 
 @mutant("far", "STAGING", rows=(86,))

@@ -17,7 +17,7 @@ import attrs
 from kvcore.check.names.canonical import LOST, Name, Renaming
 from kvcore.check.world.ghost import Ghost
 from kvcore.oracle.content_oracle import Tables
-from kvcore.oracle.contents import Content, Contents, Place
+from kvcore.oracle.contents import Content, Contents, TierBlock
 from kvcore.oracle.schedule import Schedule, Write
 from kvcore.state.state import RequestState, State
 from kvcore.types.commands import (
@@ -80,7 +80,7 @@ class Pending:
     commands: tuple[Command, ...]
     writes: tuple[Write, ...]
     requests: Mapping[str, RequestState]
-    used: frozenset[Place]
+    used: frozenset[TierBlock]
     before: Mapping[str, int]
     executed: bool = False
     texts: Mapping[str, tuple[int, ...]] = attrs.field(factory=dict)
@@ -142,7 +142,7 @@ def taken(opened: State, schedule: Schedule) -> Pending:
     return Pending(number, commands, writes, requests, frozenset(used), before, epoch=epoch)
 
 
-def copied(commands: Iterable[Command]) -> Iterator[Place]:
+def copied(commands: Iterable[Command]) -> Iterator[TierBlock]:
     """Yield the places that copying commands read or write."""
     for command in commands:
         if isinstance(command, COPIES):
@@ -318,7 +318,7 @@ def _write(request: RequestState, write: Write, names: Renaming) -> Name:
     return [names.row(request.row), write.start, write.loaded, write.end, write.num_slots, *prefix]
 
 
-def _place(place: Place, names: Renaming) -> int:
+def _place(place: TierBlock, names: Renaming) -> int:
     tier, block = place
     (number,) = (names.device if tier == "device" else names.host).names([block])
     return 2 * number + (tier == "host")

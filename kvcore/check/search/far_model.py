@@ -31,7 +31,7 @@ from kvcore.check.world.ghost import Ghost
 from kvcore.check.world.model import CheckedCall, Edge
 from kvcore.check.world.world import Far, Symmetry, World, by_row
 from kvcore.far import page
-from kvcore.oracle.contents import SPOILT, Place
+from kvcore.oracle.contents import SPOILT, TierBlock
 from kvcore.oracle.prefixes import in_epoch
 from kvcore.state.state import State, make_state
 from kvcore.trace.calls import Call, perform
@@ -277,7 +277,7 @@ class FarModel(FlightModel):
         after = super()._closed(node, state, start)
         kept = dict(after.contents)
         for number, operation in after.state.operations.items():
-            place: Place = ("device", operation.block)
+            place: TierBlock = ("device", operation.block)
             if number in after.started and place in node.contents:
                 kept[place] = node.contents[place]
         return attrs.evolve(after, contents=kept)

@@ -17,7 +17,7 @@ from kvcore.check.simulate.play import Move, Play
 from kvcore.check.world.ghost import owners, tables_of, tiers
 from kvcore.invariants import pool_and_state
 from kvcore.oracle.content_oracle import ContentOracle, Pass
-from kvcore.oracle.contents import Place, block_at, group_of
+from kvcore.oracle.contents import TierBlock, block_at, group_of
 from kvcore.state.state import State
 from kvcore.types.commands import close
 from kvcore.types.config import Config
@@ -125,7 +125,7 @@ def _check_contents(play: Play, state: State, memory: ContentOracle) -> None:
 
 
 def _check_states(
-    config: Config, memory: ContentOracle, tables: Sequence[Sequence[Place]], counted: Pass
+    config: Config, memory: ContentOracle, tables: Sequence[Sequence[TierBlock]], counted: Pass
 ) -> None:
     """Check that each state group holds the state after what a request counts."""
     for index, group in enumerate(config.groups):

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import attrs
 
 from kvcore.oracle.content_oracle import ContentOracle, Pass, Tables
-from kvcore.oracle.contents import Content, Contents, Place, WrongSlot, block_at, group_of
+from kvcore.oracle.contents import Content, Contents, TierBlock, WrongSlot, block_at, group_of
 from kvcore.oracle.prefixes import Prefixes
 from kvcore.oracle.schedule import Encoder, Write
 from kvcore.state.state import NO_HOST_BLOCK, RequestState, State
@@ -21,7 +21,7 @@ from kvcore.types.config import Config
 from kvcore.types.errors import InvariantViolation
 from kvcore.types.groups import skipped_tokens
 
-Expected = tuple[str, Place, int, Content]
+Expected = tuple[str, TierBlock, int, Content]
 
 
 @attrs.frozen
@@ -55,7 +55,7 @@ class Ghost(ContentOracle):
 
     def counted(self, state: State, encoders: Mapping[str, Encoder]) -> Counted:
         """Return what a state counts on. Raises InvariantViolation for two contents in one slot."""
-        filled: dict[Place, list[Content]] = {}
+        filled: dict[TierBlock, list[Content]] = {}
         for name, place, slot, content in self.expected(state, encoders):
             slots = filled.get(place)
             if slots is None:

@@ -12,7 +12,7 @@ from itertools import takewhile
 from typing import Any
 
 from kvcore.oracle.content_oracle import Pass, Tables, set_entry
-from kvcore.oracle.contents import Place
+from kvcore.oracle.contents import TierBlock
 from kvcore.sanitizer.chunks import CacheGroup, Chunk
 from kvcore.sanitizer.errors import UnsupportedEngine
 from kvcore.sanitizer.sanitizer import Sanitizer
@@ -59,7 +59,7 @@ class Observer:
         self._names: dict[int, str] = {}
         self._tokens: dict[int, list[int]] = {}
         self._loads: dict[int, int] = {}
-        self._arrived: dict[Place, tuple[int, ...]] = {}
+        self._arrived: dict[TierBlock, tuple[int, ...]] = {}
         self.num_steps = 0
 
     def apply(self, batch: Iterable[Command]) -> None:
@@ -149,7 +149,7 @@ class Observer:
             case Allocate(block):
                 self._arrived.pop(("device", block), None)
 
-    def _carry(self, source: Place | None, target: Place | None) -> None:
+    def _carry(self, source: TierBlock | None, target: TierBlock | None) -> None:
         """Let a loaded content that has not been read yet move along with a copy."""
         if target is not None:
             held = None if source is None else self._arrived.get(source)

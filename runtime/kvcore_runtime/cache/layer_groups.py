@@ -21,7 +21,7 @@ from kvcore_runtime.cache.errors import GroupsDoNotHoldModel, UnequalPages
 
 
 @attrs.frozen
-class Place:
+class GroupedLayer:
     """The place of a layer: its group, its index among the group's layers, and its visibility."""
 
     group_id: int
@@ -37,7 +37,7 @@ class LayerGroups:
     number of its layers, tokens per block, and what it keeps for a query.
     """
 
-    places: tuple[Place, ...]
+    places: tuple[GroupedLayer, ...]
     num_layers: tuple[int, ...]
     block_sizes: tuple[int, ...]
     kept: tuple[Visibility, ...]
@@ -93,7 +93,7 @@ def place_layers(visibilities: Sequence[Visibility], groups: Sequence[Group]) ->
         raise GroupsDoNotHoldModel(reason=f"no layer lies in group {group_id}", group_id=group_id)
     _check_pages(layers, groups)
     places = {
-        layer: Place(group_id, place, visibilities[layer])
+        layer: GroupedLayer(group_id, place, visibilities[layer])
         for group_id, members in enumerate(layers)
         for place, layer in enumerate(sorted(members))
     }

@@ -14,7 +14,7 @@ from kvcore.far.client import FarClient
 from kvcore.far.engine import Clock
 from kvcore.far.errors import EpochHasWeights, InvalidTier
 from kvcore.far.options import FarOptions
-from kvcore.far.page import Place, identify_pages
+from kvcore.far.page import PageOwner, identify_pages
 from kvcore.far.tier import FarTier
 from kvcore_runtime.engine.exchange import Exchange
 from kvcore_runtime.events.endpoints import Warnings
@@ -96,7 +96,7 @@ class FarExchange(FarClient, Exchange):
         """Close the tier; tickets that it has not answered within timeout_s are given up."""
         self._link.close(timeout_s)
 
-    def _place(self, weights: str) -> Place:
+    def _place(self, weights: str) -> PageOwner:
         """Return the place of pages: all that decides their bytes apart from their keys."""
         engine, options = self._engine, self._options
         config = engine.manager.config
@@ -112,4 +112,4 @@ class FarExchange(FarClient, Exchange):
             f"hash {config.hashing} {config.hash_block_size} {config.hash_seed.hex()}",
             f"rank {options.rank} of {options.world}",
         )
-        return Place(identify_pages(lines), options.rank, options.world)
+        return PageOwner(identify_pages(lines), options.rank, options.world)

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use crate::codec::encode::BATCHES_END;
 use crate::state::batch_records::{
-    BatchInFlight, Place, PublishedKey, RequestEntries, RequestEntry,
+    BatchInFlight, PublishedKey, RequestEntries, RequestEntry, TableCell,
 };
 use crate::state::open_batch::{Merge, ScheduledRequest};
 use crate::state::state::State;
@@ -97,7 +97,7 @@ fn read_entries(
     source: &mut Reader<'_>,
     state: &State,
     taken: bool,
-) -> Result<(RequestEntries, BTreeSet<Place>), Error> {
+) -> Result<(RequestEntries, BTreeSet<TableCell>), Error> {
     let (mut entries, mut replaced) = (RequestEntries::default(), BTreeSet::new());
     let mut all_held: Vec<Vec<u32>> = Vec::new();
     for order in 0..source.u32()? {

@@ -50,7 +50,7 @@ pub enum Content {
 }
 
 /// A block of a tier.
-pub type Place = (Tier, BlockId);
+pub type TierBlock = (Tier, BlockId);
 
 /// The contents of all blocks, and what follows from the commands alone: tables and owners.
 #[derive(Debug)]
@@ -326,7 +326,7 @@ impl Ghost {
         row: Row,
         group_id: usize,
         position: u32,
-    ) -> Result<Place, Violation> {
+    ) -> Result<TierBlock, Violation> {
         let table = self.table(row.index(), group_id);
         Ok((Tier::Device, block_at(table, position / self.groups[group_id].block_size)?))
     }
@@ -335,17 +335,17 @@ impl Ghost {
         self.tables.get(row * self.groups.len() + group_id).map_or(&[], |table| table)
     }
 
-    pub(crate) fn is_null(&self, (tier, block): Place) -> bool {
+    pub(crate) fn is_null(&self, (tier, block): TierBlock) -> bool {
         if tier == Tier::Device { block.0 < self.num_nulls } else { block == NO_HOST_BLOCK }
     }
 
     /// The slot of a position in its block.
-    pub(crate) fn slot(&self, place: Place, group_id: usize, position: u32) -> usize {
+    pub(crate) fn slot(&self, place: TierBlock, group_id: usize, position: u32) -> usize {
         self.first_slot(place) + (position % self.groups[group_id].block_size) as usize
     }
 
     /// The place of a block's first slot.
-    pub(crate) fn first_slot(&self, (tier, block): Place) -> usize {
+    pub(crate) fn first_slot(&self, (tier, block): TierBlock) -> usize {
         let place = match tier {
             Tier::Device => block.index(),
             Tier::Host => self.num_blocks + block.index(),

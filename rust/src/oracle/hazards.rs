@@ -9,22 +9,21 @@
 
 use smallvec::SmallVec;
 
+use crate::oracle::contents::TierBlock;
 use crate::state::state::State;
 use crate::types::commands::{Command, Commands, Tier, segments};
 use crate::types::ids::BlockId;
 use crate::types::violation::{Checks, Finding, Violation};
 
-/// A block of a tier.
-type Place = (Tier, BlockId);
 /// What a place holds: what stood in a place at first, or what a command made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Held {
-    Of(Place),
+    Of(TierBlock),
     Zeros,
     Loaded(u32),
 }
 /// The places that hold something else than at first, in order.
-type Contents = SmallVec<[(Place, Held); 8]>;
+type Contents = SmallVec<[(TierBlock, Held); 8]>;
 /// A command that reads or writes a place, and its segment.
 type Copied = (i32, Command);
 
@@ -84,7 +83,7 @@ fn hazards(segment: &[Copied]) -> Finding {
 /// CMD-COPYSET: in a segment each target has one source, and is not itself a source.
 fn copy_set(segment: &[Copied]) -> Finding {
     let pairs = segment.iter().filter_map(|(_, each)| Some((each.reads()?, each.writes()?)));
-    let pairs: SmallVec<[(Place, Place); 8]> = pairs.collect();
+    let pairs: SmallVec<[(TierBlock, TierBlock); 8]> = pairs.collect();
     for &(source, target) in &pairs {
         if pairs.iter().any(|&(other, to)| to == target && other != source) {
             return Err(format!("two blocks are copied to {target:?}"));
@@ -208,7 +207,7 @@ fn run(contents: &Contents, copies: &[Command], at_once: bool) -> Contents {
 }
 
 /// What a place holds; itself at first.
-fn holds(contents: &Contents, place: Place) -> Held {
+fn holds(contents: &Contents, place: TierBlock) -> Held {
     let known = contents.binary_search_by_key(&place, |each| each.0);
     known.map_or(Held::Of(place), |known| contents[known].1)
 }

@@ -44,7 +44,7 @@ pub struct WrongAccess {
 
 /// Where a position is: the index in its table, the block and the offset.
 #[derive(Clone, Copy, Debug)]
-pub struct Place {
+pub struct SlotAddress {
     pub index: u32,
     pub block: u32,
     pub offset: usize,
@@ -114,18 +114,22 @@ impl Run<'_> {
     }
 
     /// The place of a position; None if the table has no block for it.
-    pub fn place(&self, group: &CacheGroup, table: &Table, position: usize) -> Option<Place> {
+    pub fn place(&self, group: &CacheGroup, table: &Table, position: usize) -> Option<SlotAddress> {
         let size = group.block_size;
         if let Some(slots) = self.slots {
             let slot = slots[position - self.first] as usize;
             let block = (slot / size) as u32;
-            return Some(Place { index: (position / size) as u32, block, offset: slot % size });
+            return Some(SlotAddress {
+                index: (position / size) as u32,
+                block,
+                offset: slot % size,
+            });
         }
         let mut index = position / size;
         if group.ring && !table.blocks.is_empty() {
             index %= table.blocks.len();
         }
         let block = *table.blocks.get(index)?;
-        Some(Place { index: index as u32, block, offset: position % size })
+        Some(SlotAddress { index: index as u32, block, offset: position % size })
     }
 }

@@ -21,7 +21,7 @@ use crate::types::keys::Key;
 pub type PublishedKey = (BlockId, Key);
 
 /// Row, group and position in a table.
-pub type Place = (Row, u32, u32);
+pub type TableCell = (Row, u32, u32);
 
 /// A batch that samples tokens of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -140,7 +140,7 @@ pub struct BatchInFlight {
     /// rising.
     pub(crate) rows: Vec<Row>,
     /// Places in tables that the batch uses and that have another block by now.
-    pub(crate) replaced: BTreeSet<Place>,
+    pub(crate) replaced: BTreeSet<TableCell>,
     /// Whether an epoch began in it.
     pub(crate) starts_epoch: bool,
     /// The states that it publishes when it is completed, in the order of the calls.

@@ -11,7 +11,7 @@ use std::ops::{Range, RangeInclusive};
 use std::sync::Arc;
 
 use crate::mutants::{Mutant, seeded};
-use crate::state::batch_records::Place;
+use crate::state::batch_records::TableCell;
 use crate::state::new_blocks::NewBlocks;
 use crate::state::state::{NULL_BLOCK, State, request_mut};
 use crate::types::commands::Command;
@@ -219,7 +219,7 @@ impl<'a> TableEdit<'a> {
 }
 
 /// Forget that places of tables have other blocks by now.
-pub(crate) fn remove_places(places: &mut BTreeSet<Place>, lost: RangeInclusive<Place>) {
+pub(crate) fn remove_places(places: &mut BTreeSet<TableCell>, lost: RangeInclusive<TableCell>) {
     if seeded(Mutant::LostPlacesStay) {
         return;
     }

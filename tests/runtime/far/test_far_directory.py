@@ -16,11 +16,11 @@ from kvcore_runtime.far.directory import DirectoryStore
 from kvcore_runtime.far.threaded import NUM_WAITING_MAX, ThreadedTier
 
 from kvcore.far.errors import InvalidTier, UnknownTicket
-from kvcore.far.page import PAYLOAD_START, Place, begin_page, seal_page
+from kvcore.far.page import PAYLOAD_START, PageOwner, begin_page, seal_page
 from kvcore.far.tier import Done, FarStatus
 from kvcore.types.keys import make_key
 
-PLACE = Place(bytes(range(32)))
+PLACE = PageOwner(bytes(range(32)))
 SIZE = PAYLOAD_START + 40
 
 

@@ -10,7 +10,7 @@ import xxhash
 from kvcore.far.page import (
     HEADER,
     PAYLOAD_START,
-    Place,
+    PageOwner,
     begin_page,
     check_page,
     identify_pages,
@@ -21,7 +21,7 @@ from kvcore.types.keys import make_key
 
 PAYLOAD = bytes(range(40))
 KEY = make_key(bytes(range(32)), 3)
-PLACE = Place(identify_pages(["weights w"]), rank=1, world=2)
+PLACE = PageOwner(identify_pages(["weights w"]), rank=1, world=2)
 
 
 def page() -> bytearray:
@@ -61,7 +61,7 @@ def test_a_name_shows_identity_rank_and_key() -> None:
 
 
 def test_a_page_is_that_of_its_name_and_of_no_other() -> None:
-    other = Place(identify_pages(["weights v"]), rank=1, world=2)
+    other = PageOwner(identify_pages(["weights v"]), rank=1, world=2)
     assert check(page()) is FarStatus.OK
     assert check(page(), other.name(KEY)) is FarStatus.FOREIGN
     assert check(page(), PLACE.name(make_key(bytes(32), 3))) is FarStatus.DAMAGED
@@ -70,7 +70,7 @@ def test_a_page_is_that_of_its_name_and_of_no_other() -> None:
 
 
 def test_two_identities_that_begin_alike_are_told_apart() -> None:
-    twin = Place(PLACE.identity[:16] + bytes(16), rank=1, world=2)
+    twin = PageOwner(PLACE.identity[:16] + bytes(16), rank=1, world=2)
     assert twin.name(KEY) == PLACE.name(KEY)
     assert not twin.owns(memoryview(page()))
 

@@ -10,7 +10,7 @@
 pub(crate) mod flight_name;
 
 use crate::oracle::calls::Name;
-use crate::oracle::contents::{Content, Ghost, Place};
+use crate::oracle::contents::{Content, Ghost, TierBlock};
 use crate::oracle::prefixes::{Numbers, Prefixes};
 use crate::oracle::schedule::Schedule;
 use crate::oracle::schedule::writes::Write;
@@ -31,7 +31,7 @@ pub(crate) struct Pending {
     /// The numbers of the positions of those that write, as they were when it was taken.
     pub(crate) nodes: Vec<(Row, Numbers)>,
     /// The places that its copies and its forward pass read or write, each once.
-    pub(crate) used: Vec<Place>,
+    pub(crate) used: Vec<TierBlock>,
     /// The counts of its requests before it.
     pub(crate) before: Vec<(Row, u32)>,
     pub(crate) executed: bool,
@@ -145,7 +145,7 @@ impl Node {
 /// Return the batch that is about to be taken.
 pub(crate) fn taken(opened: &State, schedule: &Schedule, prefixes: &mut Prefixes) -> Pending {
     let before: Vec<(Row, u32)> = schedule.scheduled().collect();
-    let mut used: Vec<Place> = copied(&opened.effects.commands).collect();
+    let mut used: Vec<TierBlock> = copied(&opened.effects.commands).collect();
     for (row, _) in &before {
         let held = opened[*row].tables.iter().flatten().filter(|&&block| !opened.is_null(block));
         used.extend(held.map(|&block| (Tier::Device, block)));
@@ -189,7 +189,7 @@ pub(crate) fn in_flight(commands: &Commands) -> impl Iterator<Item = Command> {
 }
 
 /// Return the places that copying commands read or write.
-pub(crate) fn copied(commands: &Commands) -> impl Iterator<Item = Place> {
+pub(crate) fn copied(commands: &Commands) -> impl Iterator<Item = TierBlock> {
     let is_copy = |command: &Command| !matches!(command, Command::Zero { .. });
     let copies = commands.iter().filter(is_copy);
     copies.flat_map(|command| [command.reads(), command.writes()].into_iter().flatten())
@@ -198,8 +198,8 @@ pub(crate) fn copied(commands: &Commands) -> impl Iterator<Item = Place> {
 /// CMD-INFLIGHT: no block that a batch in flight reads or writes is free, and quarantine holds only
 /// such blocks.
 pub(crate) fn unused_wait(node: &Node) -> Result<(), String> {
-    let opened: Vec<Place> = copied(&node.state.effects.commands).collect();
-    let used = |place: Place| node.pending.iter().any(|batch| batch.used.contains(&place));
+    let opened: Vec<TierBlock> = copied(&node.state.effects.commands).collect();
+    let used = |place: TierBlock| node.pending.iter().any(|batch| batch.used.contains(&place));
     let tiers: [(Tier, Option<&BlockPool>); 2] =
         [(Tier::Device, Some(&node.state.device)), (Tier::Host, node.state.host.as_ref())];
     for (tier, pool) in tiers {
@@ -289,7 +289,7 @@ mod tests {
         let mut run = scheduled(config);
         run.call(&Call::TakeBatch);
         let memory = Ghost::checking(&run.state.config, &Checks::default());
-        let used: Vec<Place> =
+        let used: Vec<TierBlock> =
             run.state[Row(0)].tables[0].iter().map(|&block| (Tier::Device, block)).collect();
         run.call(&Call::Free { name: A });
         let mut node = Node::new(run.state, memory);

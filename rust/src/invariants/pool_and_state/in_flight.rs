@@ -7,7 +7,7 @@
 use crate::codec::sections::keyed_only;
 use crate::invariants::requests::{Scratch, pools};
 use crate::pool::block_pool::BlockPool;
-use crate::state::batch_records::{Place, Reporter, UnconfirmedLoad, in_order};
+use crate::state::batch_records::{Reporter, TableCell, UnconfirmedLoad, in_order};
 use crate::state::state::State;
 use crate::types::config::Duplicates;
 use crate::types::groups::Group;
@@ -50,7 +50,7 @@ pub(crate) fn in_flight(state: &State, _: &mut Scratch) -> Finding {
         return Err(format!("{num_unfinished} batches of {most} are in flight, {open} is open"));
     }
     for batch in &state.in_flight {
-        let unused = |&&(row, group_id, position): &&Place| {
+        let unused = |&&(row, group_id, position): &&TableCell| {
             batch.entries.held(row).get(group_id as usize).is_none_or(|&held| position >= held)
         };
         if let Some((row, group_id, position)) = batch.replaced.iter().find(unused) {

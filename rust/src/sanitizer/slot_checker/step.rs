@@ -6,7 +6,7 @@
 use crate::sanitizer::chunks::{CacheGroup, Chunk};
 use crate::sanitizer::contents::{Event, Held, Plane, SERIAL_MASK};
 use crate::sanitizer::digests::{NOTHING, UNKNOWN, ZEROS, slot_digest};
-use crate::sanitizer::lines::{Line, Place, Run, WrongAccess};
+use crate::sanitizer::lines::{Line, Run, SlotAddress, WrongAccess};
 use crate::sanitizer::requests::{Followed, Tokens};
 use crate::sanitizer::slot_checker::{SlotChecker, claims};
 
@@ -171,12 +171,12 @@ impl<T: Tokens> SlotChecker<T> {
         line: &mut Line,
         run: Run,
         position: usize,
-        place: Place,
+        place: SlotAddress,
         held: Held,
         step: u32,
     ) {
         let (serial, pool) = (line.chunk.serial, self.groups[run.group_id].pool);
-        let Place { index, block, offset } = place;
+        let SlotAddress { index, block, offset } = place;
         let plane = &mut self.device[pool];
         let (event, given) = plane.written_by(block, serial, index, step);
         let before = plane.held(block, offset);
@@ -197,7 +197,7 @@ impl<T: Tokens> SlotChecker<T> {
         line: &Line,
         group_id: usize,
         position: usize,
-        place: Place,
+        place: SlotAddress,
         held: Held,
         event: Option<(Event, u16)>,
         step: u32,
@@ -317,7 +317,7 @@ impl<T: Tokens> SlotChecker<T> {
         null: &'static str,
         group_id: usize,
         position: usize,
-        place: Option<Place>,
+        place: Option<SlotAddress>,
         step: u32,
     ) {
         let name = if place.is_some() { null } else { "no-slot" };
@@ -331,7 +331,7 @@ impl<T: Tokens> SlotChecker<T> {
         name: &'static str,
         group_id: usize,
         position: usize,
-        place: Option<Place>,
+        place: Option<SlotAddress>,
         held: Option<(Held, Option<(Event, u16)>)>,
         step: u32,
     ) {
@@ -361,7 +361,7 @@ fn wrong_name<T>(
     request: &Followed<T>,
     in_chunk: bool,
     plane: &Plane,
-    place: Place,
+    place: SlotAddress,
     wanted: Option<u64>,
 ) -> Option<&'static str> {
     let held = plane.held(place.block, place.offset);

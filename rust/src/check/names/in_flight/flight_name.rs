@@ -6,7 +6,7 @@
 
 use crate::check::names::canonical::renaming::Renaming;
 use crate::check::names::in_flight::{Node, Pending, in_flight};
-use crate::oracle::contents::{Content, Place};
+use crate::oracle::contents::{Content, TierBlock};
 use crate::oracle::prefixes::Numbers;
 use crate::oracle::schedule::writes::Write;
 use crate::state::batch_records::in_order;
@@ -98,7 +98,7 @@ fn write_used(batch: &Pending, names: &mut Renaming<'_>) {
     used.into_iter().for_each(|place| names.put(place));
 }
 
-fn name_of((tier, block): Place, names: &mut Renaming<'_>) -> usize {
+fn name_of((tier, block): TierBlock, names: &mut Renaming<'_>) -> usize {
     match tier {
         Tier::Device => 2 * names.device_name(block),
         Tier::Host => 2 * names.host_name(block) + 1,
@@ -205,7 +205,7 @@ fn write_write(write: &Write, nodes: &[(Row, Numbers)], names: &mut Renaming<'_>
 fn write_contents(node: &Node, names: &mut Renaming<'_>) {
     let device = names.met_device().into_iter().map(|block| (Tier::Device, block));
     let hosts = names.met_host().into_iter().filter(|&block| block != NO_HOST_BLOCK);
-    let places: Vec<Place> = device.chain(hosts.map(|block| (Tier::Host, block))).collect();
+    let places: Vec<TierBlock> = device.chain(hosts.map(|block| (Tier::Host, block))).collect();
     for place in places {
         let first = node.memory.first_slot(place);
         let slots = &node.memory.contents[first..first + node.memory.size];
