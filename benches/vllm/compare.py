@@ -47,6 +47,7 @@ from vllm.v1.kv_cache_interface import (
     FullAttentionSpec,
     KVCacheConfig,
     KVCacheGroupSpec,
+    MambaSpec,
     SlidingWindowSpec,
 )
 from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
@@ -114,7 +115,8 @@ class World:
 def world_of(mode: str, seed: int) -> World:
     """Return a world: large or small blocks, roomy or tight pool, each policy, by the seed."""
     block_size = (16, 4)[seed % 2]
-    num_slots = (960, 640)[seed // 2 % 2] * (1 + MODES[mode].has_windows)
+    num_shares = 1 + MODES[mode].has_windows + MODES[mode].has_states
+    num_slots = (960, 640)[seed // 2 % 2] * num_shares
     return World(
         mode=mode,
         seed=seed,
@@ -141,7 +143,7 @@ def make_config(world: World, model: str, **sizes: int) -> VllmConfig:
         kv_role="kv_both",
         kv_load_failure_policy=world.on_failure,
     )
-    return VllmConfig(
+    config = VllmConfig(
         model_config=ModelConfig(
             model=model, skip_tokenizer_init=True, dtype="float16", max_model_len=length
         ),
@@ -151,8 +153,11 @@ def make_config(world: World, model: str, **sizes: int) -> VllmConfig:
             is_encoder_decoder=False,
             async_scheduling=world.is_async,
             policy=world.policy,
-            # With windows vLLM's gate counts blocks that a request does not hold.
-            scheduler_reserve_full_isl=not MODES[world.mode].has_windows,
+            # With windows vLLM's gate counts blocks that a request does not hold, and with states
+            # it does not count the block of the state before a step.
+            scheduler_reserve_full_isl=not (
+                MODES[world.mode].has_windows or MODES[world.mode].has_states
+            ),
             disable_hybrid_kv_cache_manager=MODES[world.mode].has_loads or None,
         ),
         cache_config=cache,
@@ -160,6 +165,9 @@ def make_config(world: World, model: str, **sizes: int) -> VllmConfig:
         speculative_config=speculative if world.has_drafts else None,
         kv_transfer_config=loads if MODES[world.mode].has_loads else None,
     )
+    if MODES[world.mode].has_states:
+        config.cache_config.mamba_cache_mode = "align"  # the model of this name has no such layers
+    return config
 
 
 class Side:
@@ -172,6 +180,14 @@ class Side:
         if MODES[world.mode].has_windows:
             window = SlidingWindowSpec(sliding_window=WINDOW, **shape)
             groups.append(KVCacheGroupSpec(["window"], window))
+        if MODES[world.mode].has_states:
+            state = MambaSpec(
+                block_size=world.block_size,
+                shapes=((1,),),
+                dtypes=(torch.float32,),
+                mamba_cache_mode="align",
+            )
+            groups += [KVCacheGroupSpec([name], state) for name in ("state", "other state")]
         self.scheduler = kind(
             vllm_config=config,
             kv_cache_config=KVCacheConfig(
@@ -291,11 +307,14 @@ KINDS = {
 }
 
 
-def watch(side: Side) -> Watch:
-    """Make a recorder of the calls of a side's manager."""
-    manager = side.scheduler.kv_cache_manager
+def watch(side: Side, manager: Any = None) -> Watch:
+    """Make a recorder of the calls of a side's manager, or of the given one in it."""
+    manager = manager or side.scheduler.kv_cache_manager
     blocks = manager.block_pool.blocks
-    return Watch(manager, side.world.block_size, lambda block: blocks[block].block_hash is not None)
+    groups = enumerate(manager.kv_cache_config.kv_cache_groups)
+    states = tuple(n for n, each in groups if isinstance(each.kv_cache_spec, MambaSpec))
+    size = side.world.block_size
+    return Watch(manager, size, lambda block: blocks[block].block_hash is not None, states)
 
 
 def send(traffic: Traffic, number: int, sides: Sequence[Side]) -> None:

@@ -13,8 +13,8 @@ import attrs
 class Mode:
     """The mode of a scheduler, and whether its requests are sessions with further inputs.
 
-    has_windows: a second group has a sliding window. has_loads: a connector loads parts of prompts,
-    and some of its loads fail.
+    has_windows: a group has a sliding window. has_loads: a connector loads parts of prompts, and
+    some of its loads fail. has_states: two groups have recurrent states.
     """
 
     is_async: bool
@@ -22,6 +22,7 @@ class Mode:
     has_sessions: bool = False
     has_windows: bool = False
     has_loads: bool = False
+    has_states: bool = False
 
 
 MODES = {
@@ -37,6 +38,10 @@ MODES = {
     "sync-loads": Mode(is_async=False, has_drafts=False, has_loads=True),
     "async-drafts-loads": Mode(is_async=True, has_drafts=True, has_loads=True),
     "sync-drafts-loads": Mode(is_async=False, has_drafts=True, has_loads=True),
+    "sync-states": Mode(is_async=False, has_drafts=False, has_states=True),
+    "sync-states-windows": Mode(
+        is_async=False, has_drafts=False, has_windows=True, has_states=True
+    ),
 }
 
 

@@ -32,16 +32,19 @@ Call = tuple[str, str, list[int] | None]
 class Watch:
     """Records the calls of a manager, and the keys that they withdraw.
 
-    has_key: tells whether a block has a key. starts: request -> position at which its last
-    allocation began to compute. lost: block without a key -> the rule, as of the first call after
-    it, counted from the start of the step. taken: blocks that a request took in this step and that
-    have lost no key since: they have other content from the next step on.
+    has_key: tells whether a block has a key. state_groups: numbers of the groups with recurrent
+    states. ends: requests whose last step ends at a whole block. starts: request -> position at
+    which its last allocation began to compute. lost: block without a key -> the rule, as of the
+    first call after it, counted from the start of the step. taken: blocks that a request took in
+    this step and that have lost no key since: they have other content from the next step on.
     """
 
     manager: Any
     block_size: int
     has_key: Callable[[int], bool]
+    state_groups: tuple[int, ...] = ()
     calls: list[Call] = attrs.field(factory=list)
+    ends: set[str] = attrs.field(factory=set)
     starts: dict[str, int] = attrs.field(factory=dict)
     lost: dict[int, str] = attrs.field(factory=dict)
     taken: set[int] = attrs.field(factory=set)
@@ -99,6 +102,8 @@ class Watch:
             num_hit = args[1] if len(args) > 1 else options.get("num_new_computed_tokens", 0)
             counted += num_hit + num_external
             self.starts[request_id] = counted
+            whole = (counted + (args[0] if args else 1)) % self.block_size == 0
+            (self.ends.add if whole else self.ends.discard)(request_id)
         return grown
 
     def _free(self, name: str, call: Any, request: Any) -> Any:
@@ -109,6 +114,9 @@ class Watch:
         if counted < self.starts.pop(request_id, 0):
             # One group: vLLM lowers a count to a block's start in no other cache.
             again = set(self.manager.get_block_ids(request_id)[0][counted // self.block_size :])
+        if request_id in self.scheduled & self.ends:  # vLLM has given the states their keys
+            tables = self.manager.get_block_ids(request_id)
+            before |= {tables[number][-1] for number in self.state_groups}
         answer = call(request)
         for block in before - self.keyed(before):
             self.lost[block] = "failed" if block in again else rule

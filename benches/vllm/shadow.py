@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from benches.vllm.compare import KINDS, MAX_MODEL_LEN, MODEL, Side, World, make_config, send
+from benches.vllm.compare import watch as watch_side
 from benches.vllm.compare import world_of as make_world
 from benches.vllm.first_difference import FirstDifference
 from benches.vllm.options import read_options
-from benches.vllm.rules import RULES, Watch
+from benches.vllm.rules import RULES
 from benches.vllm.traffic import Traffic
 
 # isort: split
@@ -31,8 +32,7 @@ def run(world: World, num_steps: int, model: str) -> FirstDifference:
     """Run and find the first difference of the managers. Raises RuntimeError without one call."""
     side = Side(KINDS[world.is_async][1], world, make_config(world, model), world.seed)
     managers: Any = side.scheduler.kv_cache_manager
-    blocks = managers.kvcore.block_pool.blocks
-    watch = Watch(managers.kvcore, world.block_size, lambda block: bool(blocks[block].has_key))
+    watch = watch_side(side, managers.kvcore)
     first_difference = FirstDifference(managers, watch)
     traffic = Traffic(world.seed, MAX_MODEL_LEN)
     for number in range(1, num_steps + 1):
