@@ -15,10 +15,11 @@ from typing import Any, TypeVar
 
 from kvcore.check.names.canonical import CanonicalNames
 from kvcore.check.names.digest import Digest, Digests, Lately
+from kvcore.check.properties.hits import hit_of
 from kvcore.check.properties.outcomes import check_events, check_hit, check_outcome
 from kvcore.check.properties.registry import BrokenProperty, Property, chosen, first_found, select
 from kvcore.check.properties.transitions import OF_HITS
-from kvcore.check.world.model import Broken, CheckedCall, hit_of
+from kvcore.check.world.model import Broken, CheckedCall
 from kvcore.check.world.world import World
 from kvcore.invariants.pool_and_state import OF_POOLS
 from kvcore.invariants.requests import OF_REQUESTS

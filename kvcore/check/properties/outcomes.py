@@ -14,7 +14,7 @@ from itertools import chain
 from typing import Any
 
 from kvcore.check.properties.floors import Tenants, tenant_of
-from kvcore.check.world.model import hit_of
+from kvcore.check.properties.hits import hit_of
 from kvcore.codec.encode import encode
 from kvcore.oracle.contents import group_of
 from kvcore.oracle.schedule import read_ids

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from kvcore.check.world.model import hit_of
+from kvcore.check.properties.hits import hit_of
 from kvcore.pool.retention_state import NOTHING, Kept, level_of
 from kvcore.state.state import RequestState, State
 from kvcore.trace.calls import Call, Misuse

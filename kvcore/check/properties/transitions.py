@@ -16,9 +16,9 @@ from typing import Any
 from kvcore.check.properties.claims import pin_hit, pins
 from kvcore.check.properties.epochs import epoch_first, join
 from kvcore.check.properties.floors import floor
+from kvcore.check.properties.hits import hit_of
 from kvcore.check.properties.published import published
 from kvcore.check.properties.retention import leaves_by_level, wishes
-from kvcore.check.world.model import hit_of
 from kvcore.codec.encode import encode
 from kvcore.pool.block_pool import BlockPool
 from kvcore.pool.free_queue import num_older

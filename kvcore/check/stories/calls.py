@@ -13,7 +13,8 @@ from typing import Any
 
 import attrs
 
-from kvcore.check.world.model import CheckedCall, hit_of
+from kvcore.check.properties.hits import hit_of
+from kvcore.check.world.model import CheckedCall
 from kvcore.state.state import State
 from kvcore.trace.calls import Call, Misuse
 from kvcore.trace.runner import OUTPUT_WORDS, WORDS

@@ -14,7 +14,7 @@ from typing import Any, Protocol, TypeVar
 import attrs
 
 from kvcore.trace.calls import Call
-from kvcore.types.values import Hit, Outcome
+from kvcore.types.values import Outcome
 
 Node = TypeVar("Node")
 
@@ -96,11 +96,3 @@ class Broken(AssertionError):
 def calls_of(steps: tuple[CheckedCall, ...]) -> tuple[Call, ...]:
     """Return the calls of some steps, without `take_batch`."""
     return tuple(step.call for step in steps if step.call.name != "take_batch")
-
-
-def hit_of(call: Call) -> Hit | None:
-    """Return the hit that a call is made with."""
-    if call.name not in ("allocate_slots", "load"):
-        return None
-    found = call.args[2] if len(call.args) > 2 else call.options.get("hit")
-    return found if isinstance(found, Hit) else None

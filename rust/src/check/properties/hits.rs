@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The hit that a call is made with, and its blocks. Twin: `hit_of` of kvcore/check/world/model.py.
+//! The hit that a call is made with, and its blocks. Twin: kvcore/check/properties/hits.py.
 
 use crate::check::properties::published::Made;
 use crate::oracle::calls::{Call, Name, Value};
