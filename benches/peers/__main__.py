@@ -29,9 +29,9 @@ QUICK_CASES = ("16k",)
 QUICK_PEERS = (BASE, "kvcore-rust", "kvcore-calls", "kvcore-batched")
 NULLS = ("null", "null-rust")
 EVERY_PEER = tuple(name for name in PEERS if name not in NULLS)
-FULL_CASE = "16k"
 MAIN_PEERS = (BASE, "vllm085", "sglang", "kvbm", "kvcore-rust", "kvcore-rust-lru",
               "kvcore-rust-sha", "kvcore-rust-xxh3", "kvcore-calls", "kvcore-batched")  # fmt: skip
+MORE_PEERS = {"16k": EVERY_PEER, "d1024": (*MAIN_PEERS, "kvcore-python")}
 
 
 def read_names(text: str) -> list[str]:
@@ -89,7 +89,7 @@ def read_options(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def peers_of(case: str, chosen: Sequence[str] | None) -> Sequence[str]:
     """Return the peers that run a case: the requested ones, or all, or the main ones."""
-    return chosen or (EVERY_PEER if case == FULL_CASE else MAIN_PEERS)
+    return chosen or MORE_PEERS.get(case, MAIN_PEERS)
 
 
 def case_row(side: Side, peer: str, base: str, *, is_decode: bool) -> list[str]:
