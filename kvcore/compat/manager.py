@@ -46,9 +46,9 @@ class KVCacheManager(DecodedTokens):
     decision depends on them, and a long prompt need not be read. keep_commands: whether
     `take_commands` returns the batches. ends_steps: whether the engine calls `step_ends` or
     `new_step_starts` between any two schedules, so that no call reads counts to find out.
-    last_refusal: why the last `allocate_slots` returned None. last_hit: of the last look-up that
-    read the cache. Raises InvalidConfig if duplicates
-    are merged without keep_commands: only commands report the replaced blocks.
+    last_refusal: why the last `allocate_slots` returned None. last_hit: the hit of the last look-up
+    that read the cache. Raises InvalidConfig if duplicates are merged without keep_commands: only
+    commands report the replaced blocks.
     """
 
     def __init__(
