@@ -70,6 +70,13 @@ class Coordinator:
             needed += sum(not each.is_null and each.ref_cnt == 0 for each in hits)
         return needed
 
+    def num_needed_by_whole(self, request: Any, hit: Any, num_encoder_tokens: int) -> int:
+        """Count the free blocks that a whole request would take behind its hit, if any."""
+        num_tokens = min(request.num_tokens, self._manager.max_model_len)
+        hits = (self._manager.empty_kv_cache_blocks if hit is None else hit).blocks
+        call = (request.request_id, num_tokens, hits, num_encoder_tokens, 0, 0, num_tokens)
+        return self.get_num_blocks_to_allocate(*call, apply_admission_cap=True)
+
     def find_longest_cache_hit(
         self, block_hashes: Sequence[bytes], max_cache_hit_length: int
     ) -> tuple[tuple[Sequence[Block], ...], int, int]:

@@ -29,6 +29,9 @@ KINDS: dict[type[Any], Kind] = {
 }
 """Exactly these classes: a subclass follows different rules."""
 
+OFF: dict[str, Any] = {"pcp_world_size": 1, "metrics_collector": None}
+"""Arguments of vLLM's manager without a counterpart, and their values if they are not used."""
+
 
 def read_spec(group: Any) -> Any:
     """Return the specification that a group's blocks follow."""
@@ -135,3 +138,19 @@ def read_config(
     if interval is not None and config.has_windows:
         logger.info("kvcore keeps every cached block of a window until its room is needed")
     return config
+
+
+def check_options(options: dict[str, Any]) -> None:
+    """Raise NotServed unless these arguments have the values that they have when not used."""
+    for name, value in options.items():
+        if value != OFF[name]:
+            raise NotServed(f"kvcore does not serve {name}={value!r}")
+
+
+def check_lookahead(num_modules: int, block_size: int) -> None:
+    """Raise NotServed unless a block holds the tokens that the prediction modules look ahead."""
+    if block_size < num_modules:
+        raise NotServed(
+            f"{num_modules} tokens are predicted by as many modules: the blocks of"
+            f" {block_size} tokens must be as large"
+        )

@@ -18,15 +18,12 @@ from kvcore.record.recorder import record_if_requested
 from kvcore_vllm.blocks import Block, BlockPool, Blocks, Tables, read_ids
 from kvcore_vllm.coordinator import Coordinator
 from kvcore_vllm.events import Events
-from kvcore_vllm.groups import read_config, read_spec
-from kvcore_vllm.pinned import NotServed
+from kvcore_vllm.groups import check_lookahead, check_options, read_config, read_spec
 from kvcore_vllm.states import States
 from kvcore_vllm.windows import Windows
 from kvcore_vllm.zeroing import Zeroing
 
 ADMITTED = (RequestStatus.WAITING, RequestStatus.PREEMPTED)
-OFF: dict[str, Any] = {"pcp_world_size": 1, "metrics_collector": None}
-"""Arguments of vLLM's manager without a counterpart, and their values if they are not used."""
 
 
 class KVCacheManager:
@@ -56,9 +53,7 @@ class KVCacheManager:
         enable_mamba_shared_prefix_checkpoint: bool = False,
         **options: Any,
     ) -> None:
-        for name, value in options.items():
-            if value != OFF[name]:
-                raise NotServed(f"kvcore does not serve {name}={value!r}")
+        check_options(options)
         config = read_config(
             kv_cache_config,
             max_model_len=max_model_len,
@@ -71,16 +66,15 @@ class KVCacheManager:
             dcp_world_size=dcp_world_size,
         )
         del enable_mamba_shared_prefix_checkpoint  # only for hits inside a block
-        if enable_caching and use_eagle and scheduler_block_size < num_prefill_lookahead:
-            raise NotServed(
-                f"{num_prefill_lookahead} tokens are predicted by as many modules: the blocks of"
-                f" {scheduler_block_size} tokens must be as large"
-            )
-        self.compat = compat = Compat(config, log_stats=False, keep_tokens=False, ends_steps=True)
+        if enable_caching and use_eagle:
+            check_lookahead(num_prefill_lookahead, scheduler_block_size)
+        compat = Compat(config, log_stats=False, keep_tokens=False, ends_steps=True)
         record_if_requested(compat.core)
+        self.compat = compat
         self.kv_cache_config = kv_cache_config
         self.max_model_len = max_model_len
-        self.enable_caching, self.log_stats = enable_caching, log_stats
+        self.enable_caching = enable_caching
+        self.log_stats = log_stats
         self.num_kv_cache_groups = len(config.groups)
         self.num_withdrawn = 0
         self._num_prefilled_again = max(0, num_prefill_lookahead - 1)
@@ -95,7 +89,8 @@ class KVCacheManager:
         self._windows = Windows(compat) if config.has_windows else None
         self._states = States(compat) if config.has_states else None
         self._zeroing = Zeroing(specs, wanted=kv_cache_config.needs_kv_cache_zeroing)
-        self._in_step, self._loading = False, set[str]()  # requests of the last step that load
+        self._in_step = False
+        self._loading = set[str]()  # requests of the last step that load
         if self.events is None and not self._num_prefilled_again:
             vars(self)["cache_blocks"] = compat.cache_blocks  # called for each request of a step
 
@@ -178,48 +173,44 @@ class KVCacheManager:
         """Allocate slots for new tokens. Returns the new blocks, or None if they do not fit."""
         if self.waits_for_state(request):
             return None
-        if self.watermark_blocks and has_scheduled_reqs and request.status in ADMITTED:
-            reserved_blocks += self.watermark_blocks
-            whole = request, new_computed_blocks, num_encoder_tokens
-            if full_sequence_must_fit and not self._whole_fits(*whole):
+        hit = new_computed_blocks
+        kept = self._kept_free(request) if has_scheduled_reqs else 0
+        if kept and full_sequence_must_fit:
+            needed = self.coordinator.num_needed_by_whole(request, hit, num_encoder_tokens)
+            if needed + kept > self.block_pool.get_num_free_blocks():
                 return None
-        computed = request.num_computed_tokens + num_new_computed_tokens
-        computed += num_external_computed_tokens
+        num_local = request.num_computed_tokens + num_new_computed_tokens
+        computed = num_local + num_external_computed_tokens
         end = computed + num_new_tokens
         if self.compat.max_model_len is None:
             num_lookahead_tokens = max(0, min(num_lookahead_tokens, self.max_model_len - end))
         if self._windows is not None:
             self._windows.hold(request.request_id, computed, request.num_in_flight_tokens)
-        hit = None
-        if new_computed_blocks is not None:
-            hit = self.compat.create_kv_cache_blocks(read_ids(new_computed_blocks))
         got = self.compat.allocate_slots(
-            *(request, num_new_tokens, num_new_computed_tokens, hit, num_lookahead_tokens),
+            request,
+            num_new_tokens,
+            num_new_computed_tokens,
+            None if hit is None else self.compat.create_kv_cache_blocks(read_ids(hit)),
+            num_lookahead_tokens,
             num_external_computed_tokens,
             delay_cache_blocks or self._num_prefilled_again > 0,
             num_encoder_tokens,
             full_sequence_must_fit,
-            reserved_blocks=reserved_blocks,
+            reserved_blocks=reserved_blocks + kept,
         )
         if got is not None and self._num_prefilled_again and not delay_cache_blocks:
             self._publish(request, min(end, request.num_tokens))
-        if not self._in_step:
-            self.compat.step_ends()
-        elif self._states is not None and got is not None and not delay_cache_blocks:
-            self._states.note_end(request, end)
-        if self.events is not None:
-            self.events.collect(request)
+        self._note_end(request, end, writes=got is not None and not delay_cache_blocks)
         if got is None:
             return None
         if got is self.compat.empty_kv_cache_blocks and not num_external_computed_tokens:
             return self.empty_kv_cache_blocks
-        grown: Tables = got.blocks
-        if num_external_computed_tokens:
-            grown = self.get_block_ids(request.request_id)
-            self._loading |= set() if delay_cache_blocks else {request.request_id}
-        self._zeroing.note(grown, skip_zeroing_group_ids if num_external_computed_tokens else ())
-        states, new = self._states, got.blocks
-        return self._result(states.with_nulls(new, computed, end) if states else new)
+        self._note_new(request, got.blocks, num_external_computed_tokens, skip_zeroing_group_ids)
+        if num_external_computed_tokens and not delay_cache_blocks:
+            self._loading.add(request.request_id)
+        if self._states is None:
+            return self._result(got.blocks)
+        return self._result(self._states.with_nulls(got.blocks, computed, end))
 
     def waits_for_state(self, request: Any) -> bool:
         """Return whether a request's hit is longer once this step has written a state."""
@@ -354,13 +345,32 @@ class KVCacheManager:
             return Blocks(tuple(ids), self.block_pool.block)
         return self.empty_kv_cache_blocks
 
-    def _whole_fits(self, request: Any, hit: Any, num_encoder_tokens: int) -> bool:
-        """Return whether a whole request fits and leaves the blocks of the watermark free."""
-        num_tokens = min(request.num_tokens, self.max_model_len)
-        hits = (self.empty_kv_cache_blocks if hit is None else hit).blocks
-        call = (request.request_id, num_tokens, hits, num_encoder_tokens, 0, 0, num_tokens)
-        needed = self.coordinator.get_num_blocks_to_allocate(*call, apply_admission_cap=True)
-        return needed + self.watermark_blocks <= self.block_pool.get_num_free_blocks()
+    def _note_end(self, request: Any, end: int, *, writes: bool) -> None:
+        """Note that a call has ended: the step, if the call is outside of one, and its events.
+
+        writes: whether the step writes the request's state after `end` tokens.
+        """
+        if not self._in_step:
+            self.compat.step_ends()
+        elif self._states is not None and writes:
+            self._states.note_end(request, end)
+        if self.events is not None:
+            self.events.collect(request)
+
+    def _note_new(
+        self, request: Any, blocks: Tables, num_loaded: int, skipped_groups: Sequence[int]
+    ) -> None:
+        """Note the blocks to zero: the new ones, or the whole tables if tokens are loaded, except
+        in groups whose loads fill them.
+        """
+        if num_loaded:
+            self._zeroing.note(self.get_block_ids(request.request_id), skipped_groups)
+        else:
+            self._zeroing.note(blocks)
+
+    def _kept_free(self, request: Any) -> int:
+        """Return how many blocks stay free when a request is admitted beside others."""
+        return self.watermark_blocks if request.status in ADMITTED else 0
 
     def _publish(self, request: Any, num_tokens: int) -> None:
         """Publish full blocks, except those with tokens that the next chunk writes again."""
