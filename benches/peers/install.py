@@ -39,6 +39,7 @@ PACKAGES = {
     "sglang": Package("sglang==0.5.23"),
     "transformers": Package("transformers==5.23.0", "transformers.txt"),
     "dynamo": Package("ai-dynamo-runtime==1.6.1", "dynamo.txt"),
+    "mooncake": Package("mooncake-transfer-engine-non-cuda==0.3.13.post1"),
 }
 
 

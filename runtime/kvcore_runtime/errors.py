@@ -53,10 +53,13 @@ class PackageMissing(KvcoreRuntimeError):
 
 
 def load_extra(module: str, *, what: str, package: str, extra: str) -> ModuleType:
-    """Import a module that an extra of this package installs. Raises PackageMissing."""
+    """Import a module that an extra of this package installs.
+
+    Raises PackageMissing, and ImportError if the package is there but a library of it is not.
+    """
     try:
         return importlib.import_module(module)
-    except ImportError:
+    except ModuleNotFoundError:
         raise PackageMissing(what=what, package=package, extra=extra) from None
 
 

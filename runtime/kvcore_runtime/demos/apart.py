@@ -2,8 +2,9 @@
 """`make demo-apart`: SmolLM2 in two processes, of which one computes prompts and the other answers.
 
 The pages go through Redis (a server that the demonstration starts on the loopback interface, if one
-is installed) or a directory. For each prompt the answering process measures the time to its first
-token, with the pages and without, and compares the tokens.
+is installed), through a Mooncake store that it starts, or through a directory. For each prompt the
+answering process measures the time to its first token, with the pages and without, and compares the
+tokens.
 """
 
 from __future__ import annotations
@@ -20,7 +21,13 @@ import torch
 from kvcore import Config
 from kvcore.far.options import FarOptions
 from kvcore_runtime.demos.models import load_model
-from kvcore_runtime.demos.processes import WAIT_S, make_store, page_store, python_process
+from kvcore_runtime.demos.processes import (
+    WAIT_S,
+    make_store,
+    mooncake_store,
+    page_store,
+    python_process,
+)
 from kvcore_runtime.engine.engine import Engine, EngineOptions
 from kvcore_runtime.engine.sequence import GenerationRequest
 from kvcore_runtime.errors import KvcoreRuntimeError
@@ -38,7 +45,9 @@ def main(argv: list[str] | None = None) -> int:
     """Run both processes. Returns 0 if all tokens are equal."""
     parser = argparse.ArgumentParser(prog="kvcore_runtime.demos.apart", description=__doc__)
     parser.add_argument("--tiny", action="store_true", help="the random model")
-    parser.add_argument("--directory", action="store_true", help="through files, not Redis")
+    through = parser.add_mutually_exclusive_group()
+    through.add_argument("--directory", action="store_true", help="through files, not Redis")
+    through.add_argument("--mooncake", action="store_true", help="through Mooncake, not Redis")
     parser.add_argument("--place", help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
     torch.set_num_threads(1)
@@ -46,8 +55,9 @@ def main(argv: list[str] | None = None) -> int:
         if options.place is not None:
             _prefill(make_engine(options.tiny, options.place))
             return 0
+        store = mooncake_store() if options.mooncake else page_store(directory=options.directory)
         with (
-            page_store(directory=options.directory) as place,
+            store as place,
             other_process(options.tiny, place) as other,
         ):
             return _decode(make_engine(options.tiny, place), other)

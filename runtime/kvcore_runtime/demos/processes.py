@@ -15,22 +15,72 @@ from pathlib import Path
 
 from kvcore.far.tier import BlockingStore
 from kvcore_runtime.cache.errors import TierUnusable
+from kvcore_runtime.errors import load_extra
 from kvcore_runtime.far.directory import DirectoryStore
+from kvcore_runtime.far.mooncake_store import MooncakeStore
 from kvcore_runtime.far.redis_store import RedisStore
 
 WAIT_S = 10.0
+HOST = "127.0.0.1"
+KEPT_BYTES = 1 << 30
+"""Memory for pages in the server that a demonstration starts."""
 
 
 def free_port() -> int:
     """Find an unused port of the loopback interface."""
-    with socket.create_server(("127.0.0.1", 0)) as found:
+    with socket.create_server((HOST, 0)) as found:
         port: int = found.getsockname()[1]
     return port
 
 
 def make_store(place: str) -> BlockingStore:
     """Open the store at a place of `page_store`."""
+    if place.startswith("mooncake://"):
+        return MooncakeStore(place.removeprefix("mooncake://"))
     return RedisStore(place) if place.startswith("redis") else DirectoryStore(Path(place))
+
+
+@contextlib.contextmanager
+def mooncake_store() -> Iterator[str]:
+    """Provide a Mooncake store as a place for pages: a master and a process that keeps them.
+
+    Raises PackageMissing, TierUnusable.
+    """
+    port = free_port()
+    commands = mooncake_master(port), mooncake_keeper(port, KEPT_BYTES)
+    with ended(quiet(commands[0])), ended(quiet(commands[1])):
+        place = f"mooncake://{HOST}:{port}"
+        wait_for(place)
+        print(f"pages go through Mooncake, whose master is at port {port}", flush=True)
+        yield place
+
+
+def quiet(command: list[str]) -> subprocess.Popen[bytes]:
+    """Start a process whose output nobody sees."""
+    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+
+def mooncake_master(port: int) -> list[str]:
+    """Return the command of a master at a port of the loopback interface. Raises PackageMissing."""
+    metrics = ["--metrics_host", HOST, "--metrics_port", str(free_port())]
+    return [_mooncake("mooncake_master"), "--rpc_address", HOST, "--rpc_port", str(port), *metrics]
+
+
+def mooncake_keeper(port: int, num_bytes: int) -> list[str]:
+    """Return the command of a process that keeps pages for the master at a port.
+
+    Raises PackageMissing.
+    """
+    where = ["--host", HOST, "--port", str(free_port()), "--metadata_server", "P2PHANDSHAKE"]
+    master = ["--master_server_address", f"{HOST}:{port}"]
+    size = ["--global_segment_size", str(num_bytes)]
+    return [_mooncake("mooncake_client"), *where, *master, *size]
+
+
+def _mooncake(program: str) -> str:
+    """Return the path of a program in Mooncake's package. Raises PackageMissing."""
+    module = load_extra("mooncake", what="pages in Mooncake", package="mooncake", extra="mooncake")
+    return str(Path(module.__path__[0], program))
 
 
 @contextlib.contextmanager
@@ -46,10 +96,10 @@ def page_store(*, directory: bool = False) -> Iterator[str]:
             yield folder
         return
     port = free_port()
-    options = f"--port {port} --bind 127.0.0.1 --appendonly no --maxmemory 1gb".split()
+    options = f"--port {port} --bind {HOST} --appendonly no --maxmemory {KEPT_BYTES}".split()
     with ended(subprocess.Popen([program, *options, "--save", ""], stdout=subprocess.DEVNULL)):
-        url = f"redis://127.0.0.1:{port}/0"
-        _wait_for(url)
+        url = f"redis://{HOST}:{port}/0"
+        wait_for(url)
         print(f"pages go through {Path(program).name} at port {port}", flush=True)
         yield url
 
@@ -86,11 +136,12 @@ def ended(process: subprocess.Popen[bytes]) -> Iterator[subprocess.Popen[bytes]]
             process.wait()
 
 
-def _wait_for(url: str) -> None:
+def wait_for(place: str) -> None:
+    """Wait until the store at a place answers. Raises TierUnusable."""
     end = time.monotonic() + WAIT_S
     while True:
         try:
-            RedisStore(url)
+            make_store(place).close()
             return
         except TierUnusable:
             if time.monotonic() > end:

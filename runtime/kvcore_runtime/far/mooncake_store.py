@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A store of pages in a Mooncake store: a master that knows names, and keepers that hold the pages.
+
+Pages go between a keeper's memory and the staging slots without another copy. A put over a name
+succeeds and keeps the old bytes, a find says yes for seconds after its keeper died, and a page can
+vanish after a put that succeeded. A call to a stopped keeper blocks for as long.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from kvcore.far.errors import InvalidTier
+from kvcore.far.tier import FarStatus, View
+from kvcore_runtime.cache.errors import TierUnusable
+from kvcore_runtime.errors import load_extra
+
+NAMES = {"what": "pages in Mooncake", "package": "mooncake", "extra": "mooncake"}
+BUFFER_BYTES = 16 << 20  # of the client library; no call of kvcore needs them
+STATUSES = {0: FarStatus.OK, -200: FarStatus.FULL, -704: FarStatus.MISSING}  # others: FAILED
+
+
+class MooncakeStore:
+    """See `BlockingStore`. Raises PackageMissing, InvalidTier, TierUnusable.
+
+    master: host and port. host: the name by which keepers reach this process, with a port or not.
+    segment_bytes: memory of this process that keeps pages of anybody. protocol: "tcp" or "rdma".
+    required: whether a master that does not answer now is an error; if not, each call tries again.
+    """
+
+    def __init__(
+        self,
+        master: str = "127.0.0.1:50051",
+        *,
+        host: str = "127.0.0.1",
+        segment_bytes: int = 0,
+        protocol: str = "tcp",
+        required: bool = True,
+    ) -> None:
+        if segment_bytes < 0:
+            raise InvalidTier(name="segment_bytes", value=segment_bytes, expected="at least 0")
+        try:
+            self._library = load_extra("mooncake.store", **NAMES)
+        except ImportError as error:  # of a library of the system
+            raise TierUnusable(place="mooncake.store", reason=str(error)) from None
+        if ":" not in host:  # the library would try 32 ports while the master does not answer
+            with socket.create_server(("", 0)) as found:
+                host += f":{found.getsockname()[1]}"
+        self._setup = (host, "P2PHANDSHAKE", segment_bytes, BUFFER_BYTES, protocol, "", master)
+        self._client: Any = None
+        self._memory = np.zeros(0, np.uint8)
+        self._lock = threading.Lock()
+        try:
+            self._connected()
+        except ConnectionError as error:
+            if required:
+                raise TierUnusable(place=master, reason=str(error)) from None
+
+    def attach(self, memory: View) -> None:
+        """See `FarTier`: the slots become memory that keepers can read and write."""
+        self._memory = np.frombuffer(memory, np.uint8)
+        if self._client is not None:
+            self._register()
+
+    def find(self, names: Sequence[str], lease_s: float) -> list[bool]:
+        """See `BlockingStore`. Each lease is as long as the master was told, by default 10 s."""
+        del lease_s
+        answers = self._connected().batch_is_exist(list(names))
+        _check(min(answers, default=0), "the master does not answer")
+        return [each == 1 for each in answers]
+
+    def get(self, names: Sequence[str], views: Sequence[View]) -> list[int | FarStatus]:
+        """See `BlockingStore`."""
+        sizes = self._connected().batch_get_into(list(names), *_places(views))
+        return [each if each >= 0 else STATUSES.get(each, FarStatus.FAILED) for each in sizes]
+
+    def put(self, names: Sequence[str], views: Sequence[View]) -> list[FarStatus]:
+        """See `BlockingStore`."""
+        codes = self._connected().batch_put_from(list(names), *_places(views))
+        return [STATUSES.get(each, FarStatus.FAILED) for each in codes]
+
+    def remove(self, names: Sequence[str]) -> None:
+        """See `BlockingStore`: also entries that a lease keeps."""
+        self._connected().batch_remove(list(names), True)
+
+    def close(self) -> None:
+        """See `BlockingStore`."""
+        with self._lock:
+            if self._client is not None:
+                self._client.close()
+            self._client = None
+
+    def _connected(self) -> Any:
+        """Return the client, set up. Raises ConnectionError."""
+        with self._lock:
+            if self._client is None:
+                client = self._library.MooncakeDistributedStore()
+                _check(client.setup(*self._setup), "the master does not answer")
+                self._client = client
+                self._register()
+            return self._client
+
+    def _register(self) -> None:
+        if size := self._memory.nbytes:
+            code = self._client.register_buffer(self._memory.ctypes.data, size)
+            _check(code, "it takes no slots")
+
+
+def _places(views: Sequence[View]) -> tuple[list[int], list[int]]:
+    return [np.frombuffer(each, np.uint8).ctypes.data for each in views], list(map(len, views))
+
+
+def _check(code: int, what: str) -> None:
+    if code < 0:
+        raise ConnectionError(f"Mooncake: {what} (code {code})")
