@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A store of pages in a Mooncake store: a master that knows names, and keepers that hold the pages.
 
-Pages go between a keeper's memory and the staging slots without another copy. A put over a name
-succeeds and keeps the old bytes, a find says yes for seconds after its keeper died, and a page can
-vanish after a put that succeeded. A call to a stopped keeper blocks for as long.
+A put over a name succeeds and keeps the old bytes, a find says yes for seconds after its keeper
+died, and a page can vanish after a put that succeeded. A call to a stopped keeper blocks.
 """
 
 from __future__ import annotations
@@ -53,62 +52,63 @@ class MooncakeStore:
                 host += f":{found.getsockname()[1]}"
         self._setup = (host, "P2PHANDSHAKE", segment_bytes, BUFFER_BYTES, protocol, "", master)
         self._client: Any = None
-        self._memory = np.zeros(0, np.uint8)
+        self._num_calls = 0
+        self._slots: Any = None
         self._lock = threading.Lock()
         try:
-            self._connected()
+            self.find([], 0)
         except ConnectionError as error:
             if required:
                 raise TierUnusable(place=master, reason=str(error)) from None
 
     def attach(self, memory: View) -> None:
         """See `FarTier`: the slots become memory that keepers can read and write."""
-        self._memory = np.frombuffer(memory, np.uint8)
-        if self._client is not None:
-            self._register()
+        self._slots = np.frombuffer(memory, np.uint8)
 
     def find(self, names: Sequence[str], lease_s: float) -> list[bool]:
         """See `BlockingStore`. Each lease is as long as the master was told, by default 10 s."""
         del lease_s
-        answers = self._connected().batch_is_exist(list(names))
+        answers = self._call("batch_is_exist", list(names))
         _check(min(answers, default=0), "the master does not answer")
         return [each == 1 for each in answers]
 
     def get(self, names: Sequence[str], views: Sequence[View]) -> list[int | FarStatus]:
         """See `BlockingStore`."""
-        sizes = self._connected().batch_get_into(list(names), *_places(views))
+        sizes = self._call("batch_get_into", list(names), *_places(views))
         return [each if each >= 0 else STATUSES.get(each, FarStatus.FAILED) for each in sizes]
 
     def put(self, names: Sequence[str], views: Sequence[View]) -> list[FarStatus]:
         """See `BlockingStore`."""
-        codes = self._connected().batch_put_from(list(names), *_places(views))
+        codes = self._call("batch_put_from", list(names), *_places(views))
         return [STATUSES.get(each, FarStatus.FAILED) for each in codes]
 
     def remove(self, names: Sequence[str]) -> None:
         """See `BlockingStore`: also entries that a lease keeps."""
-        self._connected().batch_remove(list(names), True)
+        self._call("batch_remove", list(names), True)
 
     def close(self) -> None:
-        """See `BlockingStore`."""
+        """See `BlockingStore`. A client in the middle of a call would crash: it stays open."""
         with self._lock:
-            if self._client is not None:
+            if self._client is not None and not self._num_calls:
                 self._client.close()
-            self._client = None
 
-    def _connected(self) -> Any:
-        """Return the client, set up. Raises ConnectionError."""
+    def _call(self, name: str, *arguments: object) -> Any:
+        """Call the client, which is set up first. Raises ConnectionError."""
         with self._lock:
             if self._client is None:
                 client = self._library.MooncakeDistributedStore()
                 _check(client.setup(*self._setup), "the master does not answer")
                 self._client = client
-                self._register()
-            return self._client
-
-    def _register(self) -> None:
-        if size := self._memory.nbytes:
-            code = self._client.register_buffer(self._memory.ctypes.data, size)
-            _check(code, "it takes no slots")
+            if self._slots is not None:
+                place = self._slots.ctypes.data, self._slots.nbytes
+                _check(self._client.register_buffer(*place), "it takes no slots")
+                self._slots = None
+            self._num_calls += 1
+        try:
+            return getattr(self._client, name)(*arguments)
+        finally:
+            with self._lock:
+                self._num_calls -= 1
 
 
 def _places(views: Sequence[View]) -> tuple[list[int], list[int]]:

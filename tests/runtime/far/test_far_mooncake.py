@@ -83,7 +83,8 @@ def test_slots_that_are_attached_before_or_after_the_first_call_are_used(server:
 
 
 def test_what_is_not_this_page_is_damaged_and_goes(server: Mooncake) -> None:
-    tier = ThreadedTier(store := make_store(server))
+    store = MooncakeStore(server.address)
+    tier = ThreadedTier(store)  # which closes it
     other = memoryview(bytearray(page(1)) + b"\0")
     for spoilt in (page(2), page(1)[:-1], other):
         store.put([name(1)], [spoilt])
@@ -140,7 +141,7 @@ def make_engine(server: Mooncake) -> Engine:
     options = FarOptions(
         min_fetch_tokens=16, weights="tiny", fetch_timeout_s=0.5, store_timeout_s=1.0
     )
-    tier = ThreadedTier(make_store(server))
+    tier = ThreadedTier(MooncakeStore(server.address))  # the tier closes it
     return Engine(
         model_of(DEEP_MODELS["full"]),
         Config(300, hash_seed=b"seed"),
