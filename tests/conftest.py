@@ -50,7 +50,7 @@ def pytest_collection_finish() -> None:
     """Collections of garbage are rare, and leave out modules and tests: a fifth of some folders."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(20_000)
+    gc.set_threshold(100_000, 20, 100)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
