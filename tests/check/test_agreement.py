@@ -35,7 +35,6 @@ from kvcore.state.state import State, make_state
 from kvcore.trace.calls import Call, Misuse, perform
 from tests.check.worlds import CHUNKS, WINDOW, world
 from tests.conftest import need_twin
-from tests.helpers.amount import examples
 from tests.helpers.stories import admit, make
 
 STATES = (Group(2), Group(2, kind="state"))
@@ -70,7 +69,7 @@ IN_FLIGHT = {
         4, 3, 4, "swap_out", "swap_in", "load", num_host_blocks=4, max_in_flight=2
     ),
 }
-NUM_MET, NUM_STATES, NUM_DAMAGED = 1000, 100, examples(300)
+NUM_MET, NUM_STATES, NUM_DAMAGED = 1000, 150, 500
 NEVER_DECODED = {"FQ-UNIQ", "IDX-SOUND", "IDX-COMPLETE", "RANK-ORDER"}
 """Properties that bytes cannot break: the free queue and the index are rebuilt from them."""
 
