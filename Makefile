@@ -43,12 +43,12 @@ demo: setup ## answer prompts with SmolLM2 from a pool that is too small
 	@tail -n 1 build/tiny.txt
 
 test: setup ## run the tests: Rust, Python, the tiny demo; not the long explorations
-	@echo "make test takes about twelve minutes of CPU, sixteen if Python was compiled without optimisation; one folder: $(BIN)/pytest tests/pool"
+	@echo "make test takes about ten minutes of CPU; one folder: $(BIN)/pytest tests/pool"
 	cargo test --locked
 	$(BIN)/pytest $(ARGS)
 
 test-core: setup-core ## run the tests that need no torch
-	@echo "make test-core takes about nine minutes of CPU, twelve if Python was compiled without optimisation"
+	@echo "make test-core takes about eight minutes of CPU"
 	cargo test --locked
 	$(BIN)/pytest --ignore=tests/runtime $(ARGS)
 

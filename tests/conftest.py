@@ -48,9 +48,21 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_collection_finish() -> None:
     """Collections of garbage are rare, and leave out modules and tests: a fifth of some folders."""
+    leave_out_of_collections()
+    gc.set_threshold(20_000)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """Later collections leave out what the tests of a folder keep: caches, and pytest's reports."""
+    if nextitem is not None and nextitem.path.parent != item.path.parent:
+        leave_out_of_collections()
+
+
+def leave_out_of_collections() -> None:
+    """Collect garbage, and let no later collection walk what is left."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(20_000)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -287,6 +287,8 @@ def segments(commands: Sequence[Command]) -> list[int]:
 
 def close(number: int, commands: Sequence[Command], epoch: int = 0) -> Batch:
     """Return the batch of these commands, as columns with segments."""
+    if not commands:  # most steps of decoding, and most states that are encoded
+        return Batch(number, bytearray(), b"", epoch)
     keys = bytearray()
     # One list of ints: a tuple per row would trigger the garbage collector, which walks the state.
     rows: list[int] = []

@@ -164,5 +164,5 @@ class Writer:
 
     def sized(self, value: bytes | bytearray) -> None:
         """Write a count and that many bytes."""
-        self.u32(len(value))
+        self.data += len(value).to_bytes(4, "little")
         self.data += value

@@ -20,7 +20,9 @@ WINDOW = Group(1, kind="sliding_window", window=2)
 ENCODER = Group(1, kind="cross_attention")
 FEW: dict[str, Any] = {"without": ("fork",), "num_letters": 1}
 WORLDS = {
-    "basic": world(2, 2, 3),
+    "basic": world(2, 2, 3, num_letters=1),
+    "basic, two letters": world(2, 2, 2),
+    "basic, all at once": world(2, 2, 3),
     "too small": world(1, 2, 3, num_prompt=2, without=("fork",)),
     "watermark": world(2, 2, 3, watermark_blocks=1, **FEW),
     "uncached first": world(2, 2, 3, eviction="uncached_first", **FEW),
@@ -35,7 +37,12 @@ WORLDS = {
 }
 
 
-@pytest.mark.parametrize("name", WORLDS)
+SLOW = {"basic, all at once"}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(each, marks=[pytest.mark.slow] * (each in SLOW)) for each in WORLDS]
+)
 def test_every_property_holds_everywhere(name: str) -> None:
     where: World = WORLDS[name]
     usual, _ = checked_in(where, None, parity=False)

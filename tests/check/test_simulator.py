@@ -26,6 +26,7 @@ from kvcore.transitions import requests
 from kvcore.types.config import Config
 from kvcore.types.extra_inputs import MEDIA, ExtraKey, ExtraKeys
 from kvcore.types.groups import Group
+from tests.helpers.amount import examples
 
 BACKEND: BackendName = "both" if _twin.available() else "python"
 SMALL = Fixed(num_blocks=12, num_requests=5)
@@ -91,7 +92,7 @@ def first_failure(fixed: Fixed = PLAIN) -> Run | None:
 
 def test_small_and_crowded_engines_hold_in_both_cores() -> None:
     goals: Counter[str] = Counter()
-    for seed in range(30):
+    for seed in range(examples(20)):
         goals += held(simulate(seed, NUM_STEPS, backend=BACKEND, fixed=SMALL, every=5))
     assert [name for name in REACHED if not goals[name]] == []
 

@@ -21,7 +21,7 @@ from tests.check.worlds import world
 from tests.conftest import need_twin
 
 SLOT = Group(1)
-FIRST_STATES = {"rust": 800, "python": 300}
+FIRST_STATES = {"rust": 800, "python": 200}
 """How many states of a slow named world a language explores in a moment: no seeded bug of a far
 tier, which only Python explores, needs more than 162.
 """

@@ -97,10 +97,18 @@ def test_the_causes_of_a_workload_are_ideal_less_hits(
     assert sum(each.lengths[findable] for each in firsts) == result.ideal_hit_tokens
 
 
-@pytest.mark.parametrize("use_eagle", [False, True])
+@pytest.mark.parametrize(
+    ("use_eagle", "num_blocks"),
+    [
+        (False, 3000),
+        (True, 8192),
+        pytest.param(False, 8192, marks=pytest.mark.slow),
+        pytest.param(True, 3000, marks=pytest.mark.slow),
+    ],
+)
 @pytest.mark.parametrize("groups", GROUPS.values(), ids=GROUPS)
 def test_the_causes_are_whole_with_groups_of_all_kinds(
-    groups: tuple[Group, ...], use_eagle: bool, monkeypatch: pytest.MonkeyPatch
+    groups: tuple[Group, ...], use_eagle: bool, num_blocks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     need_twin()
     make = loop.make_config
@@ -110,15 +118,14 @@ def test_the_causes_are_whole_with_groups_of_all_kinds(
         return attrs.evolve(plain, groups=groups, use_eagle=use_eagle)
 
     monkeypatch.setattr(loop, "make_config", with_groups)
-    for num_blocks in (3000, 8192):
-        requests = list(generate("turns", 60, 5))
-        explained, _ = explain(requests, Options(num_blocks=num_blocks, bounds=False))
-        assert explained.totals.ideal == known_tokens(requests, explained)
-        assert not any(
-            span.removal is not None and span.removal.kind == "unknown"
-            for each in explained.kept
-            for span in each.spans
-        )
+    requests = list(generate("turns", 60, 5))
+    explained, _ = explain(requests, Options(num_blocks=num_blocks, bounds=False))
+    assert explained.totals.ideal == known_tokens(requests, explained)
+    assert not any(
+        span.removal is not None and span.removal.kind == "unknown"
+        for each in explained.kept
+        for span in each.spans
+    )
 
 
 def test_swaps_are_explained_too() -> None:

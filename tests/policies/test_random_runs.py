@@ -19,7 +19,7 @@ from tests.conftest import Backend, need_twin
 from tests.helpers.amount import examples
 from tests.helpers.lockstep import Lockstep, story
 
-NUM_RUNS, NUM_CALLS = min(20, examples(8)), 150
+NUM_RUNS, NUM_CALLS = min(20, examples(6)), 150
 """Bugs that are seeded in the policies are found by the sixth run."""
 
 

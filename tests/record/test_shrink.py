@@ -134,7 +134,16 @@ def test_a_refusal_is_shrunk_to_its_request(
     assert [line.split()[0] for line in lines] == ["config", "add_request", "allocate_slots"]
 
 
-@pytest.mark.parametrize("what", ["hang", "crash"])
+@pytest.mark.parametrize(
+    ("what", "backend"),
+    [
+        ("hang", "rust"),
+        ("crash", "python"),
+        pytest.param("hang", "python", marks=pytest.mark.slow),
+        pytest.param("crash", "rust", marks=pytest.mark.slow),
+    ],
+    indirect=["backend"],
+)
 def test_a_call_that_never_comes_back_is_shrunk_to_its_request(
     what: str,
     tmp_path: Path,
@@ -163,6 +172,9 @@ def test_a_call_that_never_comes_back_is_shrunk_to_its_request(
 
 
 @pytest.mark.usefixtures("_in_one_process")
+@pytest.mark.parametrize(
+    "backend", ["rust", pytest.param("python", marks=pytest.mark.slow)], indirect=True
+)
 def test_a_command_says_what_is_kept(
     tmp_path: Path, backend: Backend, capsys: pytest.CaptureFixture[str]
 ) -> None:

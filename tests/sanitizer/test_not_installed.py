@@ -3,13 +3,13 @@
 
 from __future__ import annotations
 
-import gc
 import sys
 from pathlib import Path
 
 import pytest
 
 from kvcore.sanitizer.hunter.command import main
+from tests.helpers.open_files import open_files
 
 
 def test_an_engine_that_is_not_there_ends_with_2(
@@ -57,8 +57,7 @@ def test_an_engine_that_is_not_there_leaves_no_pipe_open(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("KVCORE_PEERS", str(tmp_path))
-    gc.collect()  # files of earlier tests would be closed in between
-    before = len(list(Path("/proc/self/fd").iterdir()))
+    before = open_files()
     for _ in range(3):
         assert main(["transformers"]) == 2
-    assert len(list(Path("/proc/self/fd").iterdir())) <= before
+    assert open_files() <= before

@@ -2,7 +2,6 @@
 """A forked worker: what goes in and comes back, errors, and the end of either process."""
 
 import errno
-import gc
 import mmap
 import os
 import signal
@@ -29,6 +28,7 @@ from kvcore_runtime.engine.forked_worker import ForkedWorker
 from kvcore_runtime.errors import ShapeMismatch
 
 from kvcore import Config
+from tests.helpers.open_files import open_files
 from tests.runtime.model.questions import MODELS, model_of
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="forks are used on Linux only")
@@ -154,11 +154,6 @@ def test_an_error_that_cannot_be_sent_is_told_by_another() -> None:
     assert worker.submit(DESK.send, 1).result() == [1]
 
 
-def num_open() -> int:
-    gc.collect()  # files of earlier tests would be closed in between
-    return len(list(Path("/proc/self/fd").iterdir()))
-
-
 SYSTEM_CALLS = [(os, "pipe"), (os, "fork"), (mmap, "mmap")]
 
 
@@ -166,12 +161,12 @@ SYSTEM_CALLS = [(os, "pipe"), (os, "fork"), (mmap, "mmap")]
 def test_a_worker_that_the_system_refuses_can_be_tried_again(
     monkeypatch: pytest.MonkeyPatch, module: Any, name: str
 ) -> None:
-    worker, before = ForkedWorker(DESK), num_open()
+    worker, before = ForkedWorker(DESK), open_files()
     with monkeypatch.context() as patch:
         patch.setattr(module, name, refuse)
         with pytest.raises(ExecutorNotStarted, match=r"started: .*Cannot allocate memory"):
             worker.submit(DESK.send, 1)
-    assert num_open() <= before
+    assert open_files() <= before
     assert worker.submit(DESK.send, 2).result() == [2]
 
 

@@ -16,6 +16,7 @@ from kvcore.far.fetches import FetchState
 from kvcore.far.options import FarOptions
 from kvcore.far.tier import FarStatus
 from tests.conftest import Backend
+from tests.helpers.amount import every_second
 from tests.runtime.far.adversary import HandClock, far, make_engine, reported, run, spoil
 from tests.runtime.model import questions
 from tests.runtime.model.questions import (
@@ -162,7 +163,7 @@ def test_slots_of_a_late_ticket_stay_in_quarantine_until_it_ends(
     assert_drained(engine)
 
 
-@pytest.mark.parametrize("num_steps", range(6))
+@pytest.mark.parametrize("num_steps", every_second(range(6)))
 @pytest.mark.parametrize("answered", [False, True])
 def test_an_abort_frees_all_once_the_tier_has_answered(
     backend: Backend, tier: ManualTier, clock: HandClock, num_steps: int, answered: bool
