@@ -177,14 +177,16 @@ clone_in_place! {
         pub(crate) config: Config,
         /// The parent of each request's first block; derived from the seed.
         pub(crate) root: BlockHash,
-        /// Number of tokens per block hash; derived from the groups.
+        /// Number of tokens per block hash; derived from the config.
         pub(crate) hash_block_size: u32,
-        /// Every hit is a multiple of this number of tokens; derived from the groups.
+        /// Every hit is a multiple of this number of tokens; derived from the config.
         pub(crate) hit_alignment: u32,
         /// Whether any group gives back blocks; derived from the groups.
         pub(crate) has_windows: bool,
         /// Whether any group keeps recurrent states; derived from the groups.
         pub(crate) has_states: bool,
+        /// Whether hits may end inside blocks; derived from the config.
+        pub(crate) has_tails: bool,
         /// Number of hashes per block, for each group.
         pub(crate) scales: Vec<u32>,
         pub(crate) device: BlockPool,
@@ -235,6 +237,7 @@ pub fn make_state(config: Config) -> Result<State, Error> {
         hit_alignment: config.hit_alignment(),
         has_windows: config.groups.iter().any(Group::is_windowed),
         has_states: config.groups.iter().any(Group::is_state),
+        has_tails: config.has_tails(),
         scales: (0..num_groups as u32).map(|group| config.scale(group)).collect(),
         device: make_device(&config),
         host: (hosts > 0).then(|| make_pool(hosts, false, config.eviction.of_host(), waits)),
