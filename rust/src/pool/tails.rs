@@ -58,6 +58,18 @@ impl Tails {
         self.by_key.entry(key).or_default().push(block);
     }
 
+    /// Set the tail keys of blocks, and the order of the blocks of each key.
+    pub(crate) fn restore(
+        &mut self,
+        held: Vec<(BlockId, Vec<Key>)>,
+        ranked: impl Iterator<Item = (Key, BlockId)>,
+    ) {
+        self.by_block = held.into_iter().collect();
+        for (key, block) in ranked {
+            self.by_key.entry(key).or_default().push(block);
+        }
+    }
+
     /// Remove a tail key of a block. True: it has none left.
     pub(crate) fn remove(&mut self, block: BlockId, key: &Key) -> bool {
         if let Some(blocks) = self.by_key.get_mut(key) {

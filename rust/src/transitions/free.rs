@@ -100,6 +100,7 @@ pub(crate) fn leave_open_batch(state: &mut State, row: Row) {
     let Some(record) = state.batch.scheduled.remove(row) else { return };
     let mut num_tokens = record.num_computed_before;
     note_left_batch(state, row);
+    state.batch.delayed.remove(&row);
     withdraw(state, row, &record, num_tokens);
     if state.has_states {
         drop_end(state, row);
@@ -117,7 +118,7 @@ pub(crate) fn withdraw(state: &mut State, row: Row, record: &ScheduledRequest, n
     for item in batch.unwritten_of(record).filter(|item| item.end(config) > num_tokens) {
         let ours = device.key(item.block) == Some(&item.key);
         if ours && !seeded(Mutant::LeavingKeepsKeys) {
-            device.unpublish(item.block, effects);
+            device.unpublish_full(item.block, effects);
         }
     }
     let request_id = &request_mut(requests, row).request_id;

@@ -13,6 +13,7 @@
 //! Source: S000-01 to S000-20, S004-07. Twin: kvcore/transitions/plan.py.
 
 pub mod growth;
+mod tailed;
 
 use smallvec::SmallVec;
 
@@ -20,8 +21,9 @@ use crate::mutants::{Mutant, seeded};
 use crate::state::state::{NULL_BLOCK, RequestState, State};
 use crate::transitions::plan::growth::{Growth, Lengths};
 use crate::transitions::plan::growth::{measure, num_held, plan_growth, preallocate};
+use crate::transitions::plan::tailed::{pay_for_all, plan_tailed};
 use crate::transitions::slot_request::{SlotRequest, check_slot_request, read_slot_request};
-use crate::transitions::states::{StateStep, num_steps, pay_for_keys, plan_steps, states_held};
+use crate::transitions::states::{StateStep, num_steps, plan_steps, states_held};
 use crate::transitions::window::{Trim, Trims, freed_blocks, plan_trims, visible_from};
 use crate::types::errors::Error;
 use crate::types::groups::{Group, skipped_blocks};
@@ -41,6 +43,8 @@ pub struct Rewrite {
     pub copied: bool,
     /// Whether its key names what is written, and stays.
     pub same: bool,
+    /// Whether it is replaced for its keys alone.
+    pub for_key: bool,
 }
 
 /// What an allocation will do.
@@ -93,13 +97,14 @@ pub fn plan_allocation(
     for (group_id, blocks) in state.config.groups.iter().zip(&mut hits) {
         needed_hits(group_id, blocks, &lengths);
     }
-    let rewrites = plan_rewrites(state, request, &lengths);
+    let mut rewrites = plan_rewrites(state, row, &hits, &lengths);
     let mut reserve = slot_request.reserved_blocks;
     if !request.holds_blocks() {
         reserve += i64::from(state.config.watermark_blocks);
     }
     let queued = if seeded(Mutant::HitsCostNothing) { 0 } else { num_queued(state, &hits) };
-    let fixed = queued + rewrites.iter().filter(|rewrite| rewrite.shared).count() as i64;
+    let replaces = |rewrite: &&Rewrite| rewrite.shared && !rewrite.for_key;
+    let fixed = queued + rewrites.iter().filter(replaces).count() as i64;
     let num_tokens = (lengths.local, lengths.total, lengths.scheduled);
     let mut steps = plan_steps(state, row, &hits, lengths.seen_from, num_tokens);
     if slot_request.full_sequence_must_fit {
@@ -125,7 +130,7 @@ pub fn plan_allocation(
         let trims = plan_trims(state, row, visible_from(state, row, request.num_accepted()));
         return Ok(Err(Refusal { row, refused, trims }));
     }
-    let spare = pay_for_keys(&mut steps, available - needed - reserve);
+    let spare = pay_for_all(&mut steps, &mut rewrites, available - needed - reserve);
     preallocate(state, request, &hits, &mut growth, spare);
     Ok(Ok(Plan {
         row,
@@ -162,8 +167,16 @@ pub fn needed_hits(group: &Group, blocks: &mut [BlockId], lengths: &Lengths) {
 
 /// Return the shared or keyed blocks that the new slots will write, in table order.
 #[must_use]
-pub fn plan_rewrites(state: &State, request: &RequestState, lengths: &Lengths) -> Vec<Rewrite> {
-    let mut rewrites = Vec::new();
+pub fn plan_rewrites(
+    state: &State,
+    row: Row,
+    hits: &[Vec<BlockId>],
+    lengths: &Lengths,
+) -> Vec<Rewrite> {
+    if state.has_tails {
+        return plan_tailed(state, row, hits, lengths);
+    }
+    let (mut rewrites, request) = (Vec::new(), &state[row]);
     for ((index, group), table) in (0..).zip(&state.config.groups).zip(&request.tables) {
         let size = group.block_size;
         let held = table.len() as u64 * u64::from(size);
@@ -180,7 +193,8 @@ pub fn plan_rewrites(state: &State, request: &RequestState, lengths: &Lengths) -
             let shared = state.device.ref_count(block) > 1;
             let copied = shared && lengths.local > position * size;
             let same = !shared && writes_same(state, request, (index, position), lengths);
-            rewrites.push(Rewrite { group_id: index, position, shared, copied, same });
+            let for_key = false;
+            rewrites.push(Rewrite { group_id: index, position, shared, copied, same, for_key });
         }
     }
     rewrites

@@ -224,7 +224,13 @@ pub fn check_hit(
         }
         let block = state.device.check_block(number)?;
         let key = hit_key(state, request, num_tokens as u32, (group_id, position));
-        if state.device.key(block) != Some(&key) {
+        let size = rule.block_size;
+        let is_part = !rule.is_state() && (position + 1) * size > num_tokens as u32;
+        let has_it = match is_part {
+            true => state.device.tail_keys(block).contains(&key),
+            false => state.device.key(block) == Some(&key),
+        };
+        if !has_it {
             let (block, position) = (number, i64::from(position));
             return Err(Error::StaleHits { request: request.name(), block, position });
         }
@@ -245,7 +251,7 @@ pub fn hit_key(
     (group_id, position): (u32, u32),
 ) -> Key {
     let group = &state.config.groups[group_id as usize];
-    if group.is_state() && (position + 1) * group.block_size > num_tokens {
+    if (position + 1) * group.block_size > num_tokens {
         return request.key_at(state.hash_block_size, group_id, num_tokens);
     }
     request.key(state.scales[group_id as usize], group_id, position)

@@ -64,6 +64,7 @@ fn shorten(state: &mut State, row: Row, record: ScheduledRequest, num_tokens: u3
         }
     } else {
         batch.scheduled.remove(row);
+        batch.delayed.remove(&row);
         note_left_batch(state, row);
     }
     if !state.loads.is_empty() {

@@ -58,6 +58,17 @@ impl BlockPool {
         self.withdraw_tails(block, &keys, effects);
     }
 
+    /// Set the tail keys of blocks, and the order of the blocks of each key.
+    pub(crate) fn restore_tails(
+        &mut self,
+        held: Vec<(BlockId, Vec<Key>)>,
+        ranked: impl Iterator<Item = (Key, BlockId)>,
+    ) {
+        let Some(tails) = &mut self.tails else { return };
+        held.iter().for_each(|(block, _)| self.owners[block.index()] |= TAILED);
+        tails.restore(held, ranked);
+    }
+
     /// Forget all tail keys without a command. is_older: blocks that had only these count as blocks
     /// of an epoch that ends now.
     #[cold]
