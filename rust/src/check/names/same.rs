@@ -128,6 +128,7 @@ fn same_batch(one: &OpenBatch, other: &OpenBatch) -> bool {
         && one.scheduled.keys().all(held)
         && one.merges == other.merges
         && (&one.ends, &one.marked) == (&other.ends, &other.marked)
+        && one.delayed == other.delayed
         && same_entries(&one.entries, &other.entries)
         && one.published_keys == other.published_keys
 }
