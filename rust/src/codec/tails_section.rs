@@ -67,10 +67,10 @@ pub(crate) fn read_tails(source: &mut Reader<'_>, state: &mut State) -> Result<(
 /// Read the tokens of a block hash, and derive what depends on it.
 fn read_unit(source: &mut Reader<'_>, state: &mut State) -> Result<(), Error> {
     let unit = source.u32()?;
-    if unit == state.hash_block_size {
+    state.config.set_hash_block_size(unit);
+    if state.config.hash_unit.is_none() {
         return Err(source.damaged("a section holds nothing"));
     }
-    state.config.hash_unit = Some(unit);
     state.config.check().map_err(|error| source.damaged(error.to_string()))?;
     state.derive();
     state.device.tails = state.has_tails.then(Box::default);

@@ -20,6 +20,7 @@ pub mod queries;
 pub mod requests;
 pub mod retention;
 pub mod rewind;
+pub mod rewrites;
 pub mod slot_request;
 pub mod states;
 pub mod swap;

@@ -110,7 +110,7 @@ fn tailed_length(search: &mut Search<'_>, group_id: u32, length: u32) -> u32 {
         if let Some(missing) = first_missing(search, group_id, positions) {
             length = ((missing + 1) * size - unit).saturating_sub(dropped);
         } else if needed_tails(&state.config, group_id, length)
-            .any(|end| search.look_at_tail(group_id, end).is_none())
+            .any(|end| find_tail(state, search.request, group_id, end).is_none())
         {
             length -= unit;
         } else {
@@ -152,7 +152,7 @@ pub(crate) fn is_found(state: &State, request: &RequestState, length: u32) -> bo
         let mut positions = needed(&state.config, group, length).range();
         positions.all(|position| search.look(group, position).is_some())
             && needed_tails(&state.config, group, length)
-                .all(|end| search.look_at_tail(group, end).is_some())
+                .all(|end| find_tail(state, request, group, end).is_some())
     })
 }
 
@@ -193,6 +193,19 @@ pub(crate) fn needed_tails(
     ends.into_iter().flatten().filter(move |end| has_tails && !end.is_multiple_of(size))
 }
 
+/// Find the block of the tail key at a number of tokens.
+fn find_tail(
+    state: &State,
+    request: &RequestState,
+    group_id: u32,
+    num_tokens: u32,
+) -> Option<BlockId> {
+    if num_tokens > request.block_hashes.len() as u32 * state.hash_block_size {
+        return None;
+    }
+    state.device.first_tail(&request.key_at(state.hash_block_size, group_id, num_tokens))
+}
+
 /// Return the first of these positions whose block is not findable.
 fn first_missing(search: &mut Search<'_>, group_id: u32, positions: Needed) -> Option<u32> {
     match positions {
@@ -221,15 +234,6 @@ impl Search<'_> {
         self.state.device.index.first(&key)
     }
 
-    /// Find the block of the tail key at a number of tokens.
-    fn look_at_tail(&self, group_id: u32, num_tokens: u32) -> Option<BlockId> {
-        if num_tokens > self.request.block_hashes.len() as u32 * self.state.hash_block_size {
-            return None;
-        }
-        let key = self.request.key_at(self.state.hash_block_size, group_id, num_tokens);
-        self.state.device.first_tail(&key)
-    }
-
     /// Find the block for a position.
     fn look(&self, group_id: u32, position: u32) -> Option<BlockId> {
         let scale = self.state.scales[group_id as usize];
@@ -256,7 +260,7 @@ fn hit_blocks(search: Search<'_>, length: u32) -> Vec<Vec<BlockId>> {
             let block = match position < num_whole {
                 _ if group.is_state() => search.look_at(index, length),
                 true => search.look(index, position),
-                false => search.look_at_tail(index, length),
+                false => find_tail(search.state, search.request, index, length),
             };
             block.expect("IDX-COMPLETE: the group has found each block of the length")
         };

@@ -31,6 +31,11 @@ pub(crate) fn note_delay(state: &mut State, row: Row, delayed: bool) {
     }
 }
 
+/// Forget the delay of a request that leaves the open batch.
+pub(crate) fn drop_delay(state: &mut State, row: Row) {
+    state.batch.delayed.remove(&row);
+}
+
 /// Return the requests whose tail keys come when the open batch is taken, rising, each with its
 /// count before the batch.
 pub(crate) fn tails_to_come(state: &State) -> Vec<(Row, u32)> {
@@ -171,20 +176,6 @@ pub(crate) fn tails_past(
     tails.iter().filter(|key| !kept.contains(key)).copied().collect()
 }
 
-/// Forget the keys of a block of a request that end behind its first num_tokens tokens.
-pub(crate) fn withdraw_past(
-    state: &mut State,
-    row: Row,
-    (group_id, position): (u32, u32),
-    num_tokens: u32,
-) {
-    let block = state[row].tables[group_id as usize][position as usize];
-    let past = tails_past(state, row, (group_id, position), block, num_tokens);
-    let State { device, effects, .. } = state;
-    device.unpublish_full(block, effects);
-    device.withdraw_tails(block, &past, effects);
-}
-
 /// Note that a request writes a block again whose keys past num_tokens name what is written.
 pub(crate) fn note_same(
     state: &mut State,
@@ -206,4 +197,18 @@ pub(crate) fn note_same(
         let end = position * size + (last as u32 + 1) * state.hash_block_size;
         note_tail(state, row, (block, end), true);
     }
+}
+
+/// Forget the keys of a block of a request that end behind its first num_tokens tokens.
+pub(crate) fn withdraw_past(
+    state: &mut State,
+    row: Row,
+    (group_id, position): (u32, u32),
+    num_tokens: u32,
+) {
+    let block = state[row].tables[group_id as usize][position as usize];
+    let past = tails_past(state, row, (group_id, position), block, num_tokens);
+    let State { device, effects, .. } = state;
+    device.unpublish_full(block, effects);
+    device.withdraw_tails(block, &past, effects);
 }
