@@ -10,7 +10,8 @@ use crate::types::violation::Finding;
 /// TAIL-SOUND: a tail key ends inside its block, past no slot that was not written.
 pub(super) fn tail_sound(state: &State, _: &mut Scratch) -> Finding {
     let Some(tails) = &state.device.tails else { return Ok(()) };
-    let (mut num_held, num_found) = (0, tails.keyed().map(|(_, blocks)| blocks.len()).sum());
+    let (mut num_held, num_found) =
+        (0, tails.keyed().map(|(_, blocks)| blocks.len()).sum::<usize>());
     for (block, keys) in tails.iter() {
         num_held += keys.len();
         check_keys(state, block, keys)?;
