@@ -139,7 +139,7 @@ class PoolTransaction(TailedTransaction):
 
     __slots__ = (
         *("effects", "eviction", "first_block", "floors", "index", "keys", "older", "pins"),
-        *("pool", "quarantine", "queue", "ref_counts", "silent", "tails"),
+        *("pool", "quarantine", "queue", "ref_counts", "silent"),
     )
 
     def __init__(self, pool: BlockPool, effects: Effects) -> None:

@@ -56,10 +56,15 @@ class Tails(Struct, frozen=True, gc=False):
 
 
 class Keyed(Protocol):
-    """A pool or its transaction: keys by block, and tail keys."""
+    """A pool or its transaction."""
 
-    keys: Any
-    tails: Tails | None
+    @property
+    def keys(self) -> Any:
+        """The key of each block."""
+
+    @property
+    def tails(self) -> Tails | None:
+        """The tail keys of its blocks."""
 
 
 def has_key(pool: Keyed, block: int) -> bool:
@@ -73,7 +78,7 @@ class TailedTransaction:
     tails: None if no hit may end inside a block.
     """
 
-    __slots__ = ()
+    __slots__ = ("tails",)
 
     keys: Any
     tails: Tails | None

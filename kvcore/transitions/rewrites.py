@@ -99,7 +99,7 @@ def writes_same(
     if lengths.scheduled < min(lengths.slots, end):
         return False
     key = tx.device.keys[request.tables[group_id][position]]
-    return key == request.key(tx.config, group_id, position)
+    return bool(key == request.key(tx.config, group_id, position))
 
 
 def plan_tailed(
