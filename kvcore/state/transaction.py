@@ -82,6 +82,7 @@ class Transaction:
             self.batch.starts_epoch,
             self.batch.ends,
             self.batch.marked,
+            self.batch.delayed,
         )
         return State(
             self.config,
