@@ -60,12 +60,13 @@ def note_tail(tx: Transaction, request_id: str, block: int, end: int, *, had_key
     """
     loads = []
     for load in tx.loads:
-        ends = [known for each, known in load.blocks if each == block and had_key]
-        blocks = [pair for pair in load.blocks if pair[0] != block]
+        blocks = [pair for pair in load.blocks if had_key or pair[0] != block]
         if load.reporter(request_id).counted > 0 and end > load.first:
-            ends.append(end)
-        if ends:
-            blocks.append((block, max(ends)))
+            known = [place for place, pair in enumerate(blocks) if pair[0] == block]
+            for place in known:
+                blocks[place] = (block, max(end, blocks[place][1]))
+            if not known:
+                blocks.append((block, end))
         loads.append(replace(load, blocks=tuple(blocks)))
     tx.loads = tuple(loads)
 
