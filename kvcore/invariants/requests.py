@@ -71,9 +71,9 @@ def group_agree(state: State) -> Iterator[str]:
     token.
     """
     for request in state.requests.values():
-        count = request.num_accepted
         for index, table in enumerate(held_tables(request)):
             group = state.config.groups[index]
+            count = request.num_computed if group.is_state else request.num_accepted
             last = 0 if group.is_cross else -(-count // group.block_size)
             for position in range(skipped_blocks(group, count), last):
                 if position >= len(table) or is_null(state, request, table[position]):

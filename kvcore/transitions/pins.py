@@ -136,9 +136,9 @@ def _prefix(
     sizes = [group.block_size for group in config.groups]
     for group_id, table in enumerate(request.tables):
         for position in sorted(needed(config, group_id, length)):
-            key = request.key(config, group_id, position)
-            if config.groups[group_id].is_state:
-                key = request.key_at(config, group_id, length)
+            is_state = config.groups[group_id].is_state
+            end = length if is_state else (position + 1) * sizes[group_id]
+            key = request.key_at(config, group_id, end)
             own = tx.device.keys[table[position]] == key
             blocks.append(table[position] if own else state.device.index.firsts[key])
         for end in needed_tails(config, group_id, length):

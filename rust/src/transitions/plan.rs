@@ -74,7 +74,7 @@ pub fn plan_allocation(
     state.check_idle(row)?;
     let request = &state[row];
     read_slot_request(slot_request)?;
-    let mut hits = check_slot_request(state, request, slot_request)?;
+    let mut hits = check_slot_request(state, row, slot_request)?;
     let lengths = measure(state, row, slot_request);
     for (group_id, blocks) in state.config.groups.iter().zip(&mut hits) {
         needed_hits(group_id, blocks, &lengths);
