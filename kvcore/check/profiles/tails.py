@@ -50,6 +50,12 @@ TAILS: dict[str, Profile] = {
         *(428, 4616),
         shows=SHOWS,
     ),
+    "tails-threes": Profile(
+        "hits inside blocks of three tokens",
+        world(2, 2, 4, 4, groups=(Group(3),), without=("fork", "append", *LEFT), **INSIDE),
+        *(179, 458),
+        shows=SHOWS,
+    ),
     "tails-groups": Profile(
         "hits inside the blocks of two groups, of two sizes",
         world(3, 2, 3, 3, groups=(FULL, Group(4)), without=("fork",), **INSIDE),
@@ -62,10 +68,18 @@ TAILS: dict[str, Profile] = {
         },
     ),
     "tails-cut": Profile(
-        "hits inside blocks, requests cut and rewound",
-        world(2, 2, 3, 3, "truncate", "rewind", without=("fork",), **ALONE),
-        *(598, 4496),
+        "hits inside blocks of three tokens, requests cut and rewound",
+        world(
+            *(2, 2, 3, 3, "truncate", "rewind"),
+            groups=(Group(3),),
+            without=("fork", "remove_request"),
+            **INSIDE,
+        ),
+        *(8233, 53351),
+        backend="rust",
         shows=SHOWS,
+        not_shown=NEVER_REFUSED
+        | {"goal sharing": "each request is one block, and replaces its hit"},
     ),
     "tails-fork": Profile(
         "hits inside blocks, forks, two moves in a batch",
