@@ -25,8 +25,8 @@ use crate::types::violation::Finding;
 /// PUBLISHED: a full block that a call may publish is findable after the call, or waits to be
 /// merged with one that is; no other block is published, and none of a request of an older epoch.
 /// A state whose last token comes late is findable then, or belongs to the batch that writes it; so
-/// is one that a call marked, when its batch is taken. Tails of what a batch writes are findable when
-/// it is taken or completed, and not before.
+/// is one that a call marked, when its batch is taken. Tails of what a batch writes are findable
+/// when it is taken or completed, and not before.
 pub(crate) fn published(made: &Made<'_>) -> Finding {
     if made.after.has_states {
         check_states(made)?;
@@ -159,7 +159,7 @@ fn check_tails(made: &Made<'_>) -> Finding {
                 let begun = own_tails(after, row, index, position, first).len();
                 let written = own_tails(after, row, index, position, num_tokens);
                 let lacks = |key: &&Key| {
-                    !held.contains(key) && !(merges && after.device.first_tail(key).is_some())
+                    !(held.contains(key) || merges && after.device.first_tail(key).is_some())
                 };
                 let lost = written.iter().skip(begun).any(|key| lacks(&key));
                 if lost && !after.is_null(block) {
