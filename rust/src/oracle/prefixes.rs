@@ -206,7 +206,8 @@ impl Prefixes {
         Ok(&self.of_epoch[first as usize..])
     }
 
-    /// The prefixes that a block holds up to the end of a tail key of an epoch. Fails with KEY-GRAN.
+    /// The prefixes that a block holds up to the end of a tail key of an epoch. Fails with
+    /// KEY-GRAN.
     pub fn tail(&mut self, key: &Key, epoch: u32) -> Result<&[u32], Violation> {
         let group_id = key.group_id();
         let size = self.block_sizes[group_id as usize];

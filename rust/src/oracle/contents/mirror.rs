@@ -78,16 +78,7 @@ impl Ghost {
                     self.forget(block);
                 }
             }
-            Command::Evict { block, .. } if self.has_tails => {
-                self.marks[block.index()].evicted = true; // perhaps found under another key
-            }
-            Command::Evict { block, .. } => {
-                let marks = &mut self.marks[block.index()];
-                marks.cached = false;
-                if !marks.owned {
-                    self.forget(block);
-                }
-            }
+            Command::Evict { block, .. } => self.evict(block),
             Command::EvictAll => {
                 for block in (0..self.marks.len() as u32).map(BlockId) {
                     self.marks[block.index()].evicted = false;
@@ -119,6 +110,19 @@ impl Ghost {
             _ => {}
         }
         Ok(())
+    }
+
+    /// Let a block lose a key; where it can have several, it is perhaps found under another one.
+    fn evict(&mut self, block: BlockId) {
+        let marks = &mut self.marks[block.index()];
+        if self.has_tails {
+            marks.evicted = true;
+            return;
+        }
+        marks.cached = false;
+        if !marks.owned {
+            self.forget(block);
+        }
     }
 
     /// Forget the blocks that lost the last of their keys.
