@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from kvcore.check.mutants.seeding import Patcher, mutant, without
 from kvcore.pool.block_pool import PoolTransaction
-from kvcore.pool.tails import TailedTransaction
+from kvcore.pool.tails import KeyedTransaction
 from kvcore.state.open_batch import OpenBatch
 from kvcore.state.state import RequestState, State
 from kvcore.state.transaction import Transaction
@@ -170,13 +170,13 @@ def m_tail_gets_no_key(patcher: Patcher) -> None:
 @mutant("tails-append", "OWNER-MIRROR")
 def m_tailed_block_is_freed_as_empty(patcher: Patcher) -> None:
     """A block that is found under tail keys alone is said to be free without content."""
-    patcher.replace(TailedTransaction, "has_key", lambda self, block: self.keys[block] is not None)
+    patcher.replace(KeyedTransaction, "has_key", lambda self, block: self.keys[block] is not None)
 
 
 @mutant("tails-groups", "TAIL-SOUND", costs="the order of a block's tail keys is read by nobody")
 def m_longer_tails_come_first(patcher: Patcher) -> None:
     """The tail keys of a block do not rise."""
 
-    @patcher.around(TailedTransaction, "publish_tail")
-    def in_front(publish: Any, self: TailedTransaction, block: int, key: bytes, _: int) -> None:
+    @patcher.around(KeyedTransaction, "publish_tail")
+    def in_front(publish: Any, self: KeyedTransaction, block: int, key: bytes, _: int) -> None:
         publish(self, block, key, 0)
