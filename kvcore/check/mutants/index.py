@@ -33,11 +33,11 @@ from kvcore.transitions import (
     publish,
     queries,
     requests,
-    rewrites,
     slot_request,
     transfers,
 )
 from kvcore.transitions.plan import Plan
+from kvcore.transitions.tails import rewrites
 from kvcore.types.config import Config
 from kvcore.types.effects import Effects
 from kvcore.types.extra_inputs import CUT_MEDIA, MEDIA, NO_EXTRA_KEYS, ExtraKey, ExtraKeys

@@ -22,11 +22,10 @@ from kvcore.transitions import (
     prefix_lookup,
     queries,
     rewind,
-    rewrites,
     slot_request,
-    tails,
 )
-from kvcore.transitions.rewrites import Lengths, Rewrite
+from kvcore.transitions.tails import keys, rewrites
+from kvcore.transitions.tails.rewrites import Lengths, Rewrite
 from kvcore.types.commands import CopyOnWrite
 from kvcore.types.values import Hit
 
@@ -40,7 +39,7 @@ def m_tail_keyed_by_the_call(patcher: Patcher) -> None:
         def keyed(commit: Any, tx: Transaction, planned: Any) -> Any:
             blocks = commit(tx, planned)
             request = tx.request(planned.request.request_id)
-            tails.publish_tails(tx, request, 0, request.num_accepted)
+            keys.publish_tails(tx, request, 0, request.num_accepted)
             return blocks
 
 
@@ -67,7 +66,7 @@ def m_tail_copies_refuse_for_ever(patcher: Patcher) -> None:
 @mutant("tails-append", "WRITE-EXCL", "CACHE-KV")
 def m_tail_kept_where_it_is_overwritten(patcher: Patcher) -> None:
     """A block that a full pool gives no copy keeps its tail keys when it is overwritten."""
-    patcher.replace(tails, "withdraw_past", lambda *_: None)
+    patcher.replace(keys, "withdraw_past", lambda *_: None)
     patcher.replace(allocate, "withdraw_past", lambda *_: None)
 
 
@@ -91,8 +90,8 @@ def m_tail_kept_past_a_cancel(patcher: Patcher) -> None:
     def unnoted(settle: Any, tx: Transaction, taken: OpenBatch) -> None:
         before = [each.published_keys for each in tx.in_flight]
         settle(tx, taken)
-        for index, keys in enumerate(before):
-            tx.in_flight[index] = replace(tx.in_flight[index], published_keys=keys)
+        for index, known in enumerate(before):
+            tx.in_flight[index] = replace(tx.in_flight[index], published_keys=known)
 
 
 @mutant("tails-append", "CMD-EVICT-FIRST", "CACHE-KV")
@@ -134,7 +133,7 @@ def m_hit_counts_to_the_end_of_its_block(patcher: Patcher) -> None:
 @mutant("tails-loads", "LOAD-FAILED")
 def m_failed_load_keeps_tails(patcher: Patcher) -> None:
     """Tails that were computed from what a load left out stay findable when that is reported."""
-    patcher.replace(tails, "note_tail", lambda *_, **__: None)
+    patcher.replace(keys, "note_tail", lambda *_, **__: None)
     patcher.replace(rewind, "withdraw_tails", lambda *_: set())
 
 
