@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from kvcore import Group, Hit, KVCacheBlocks, KVCacheManager
-from kvcore.types.errors import StaleHits, UnalignedCheckpoint, WrongHit, WrongLoad
+from kvcore.types.errors import NotPublished, StaleHits, UnalignedCheckpoint, WrongHit, WrongLoad
 from tests.conftest import Backend
 from tests.helpers.misuse import Row, bad
 from tests.helpers.stories import add, drop, make, serve, step
@@ -87,6 +87,7 @@ ROWS: list[Row] = [
         WrongLoad(request="long", num_tokens=6, reason=f"it begins at token 0, and {BEGINS}"),
         *("load", "long", 6),
     ),
+    bad(cached, NotPublished(block=2), "store", [2]),
     bad(
         hybrid,
         UnalignedCheckpoint(request="again", num_tokens=7, requested=3, multiple=2),
