@@ -30,8 +30,8 @@ from kvcore.pool.free_queue import (
 from kvcore.pool.hash_index import HashIndex, HashIndexTransaction
 from kvcore.pool.policy_state import PolicyState, make_policy_state
 from kvcore.pool.quarantine import Quarantine, QuarantineTransaction, make_quarantine
-from kvcore.pool.tails import TailedTransaction, Tails, has_key
-from kvcore.types.commands import Allocate, Evict, EvictAll, Free, Touch
+from kvcore.pool.tails import KeyedTransaction, Tails, has_key
+from kvcore.types.commands import Allocate, EvictAll, Free, Touch
 from kvcore.types.config import Eviction
 from kvcore.types.effects import Effects
 from kvcore.types.errors import NotPinned, UnknownBlock, UnusedBlock
@@ -131,7 +131,7 @@ def make_pool(
     )
 
 
-class PoolTransaction(TailedTransaction):
+class PoolTransaction(KeyedTransaction):
     """A pool inside a transition: changed in place, unchecked, frozen at the end.
 
     If it was not changed, it freezes to the original value.
@@ -139,7 +139,7 @@ class PoolTransaction(TailedTransaction):
 
     __slots__ = (
         *("effects", "eviction", "first_block", "floors", "index", "keys", "older", "pins"),
-        *("pool", "quarantine", "queue", "ref_counts", "silent"),
+        *("pool", "quarantine", "queue", "ref_counts"),
     )
 
     def __init__(self, pool: BlockPool, effects: Effects) -> None:
@@ -217,7 +217,8 @@ class PoolTransaction(TailedTransaction):
         """
         blocks = self._take_front(count) if self.floors is None else self._take(count, tenant)
         for block in blocks:
-            self.unpublish(block)
+            if self.has_key(block):
+                self.unpublish(block)
             self.ref_counts[block] = 1
             self.effects.commands.append(Allocate(block))
         return blocks
@@ -325,30 +326,6 @@ class PoolTransaction(TailedTransaction):
         if self.quarantine is not None:
             for block in self.quarantine.end():
                 self._enqueue(block)
-
-    def publish(self, block: int, key: bytes, depth: int = 0) -> None:
-        """Make a block findable under a key. depth: its place in its request's table."""
-        del depth
-        self.keys[block] = key
-        self.index.insert(key, block)
-
-    def unpublish(self, block: int) -> None:
-        """Forget the keys of a block, if it has any; its place in the free queue stays."""
-        self.unpublish_full(block)
-        if self.tails:
-            self.withdraw_tails(block, self.tails.keys(block))
-
-    def unpublish_full(self, block: int) -> None:
-        """Forget the key of a block, if it has one, but not its tail keys."""
-        key = self.keys[block]
-        if key is None:
-            return
-        self.keys[block] = None
-        self.effects.commands.append(Evict(block, key))
-        if self.index.remove(key, block) and block not in self.silent:
-            self.effects.announce_removed(key)
-        if self.silent:
-            self.silent -= {block}
 
     def clear_index(self) -> None:
         """Forget every key."""

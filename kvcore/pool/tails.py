@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from immutables import Map
 from msgspec import Struct
 
+from kvcore.pool.hash_index import HashIndexTransaction
 from kvcore.types.commands import Evict
 from kvcore.types.effects import Effects
 
@@ -72,21 +73,53 @@ def has_key(pool: Keyed, block: int) -> bool:
     return pool.keys[block] is not None or bool(pool.tails and pool.tails.keys(block))
 
 
-class TailedTransaction:
-    """A part of `PoolTransaction`: blocks with tail keys, under which their first tokens are found.
+class KeyedTransaction:
+    """The part of `PoolTransaction` that gives keys to blocks and takes them away.
 
     tails: None if no hit may end inside a block.
     """
 
-    __slots__ = ("tails",)
+    __slots__ = ("silent", "tails")
 
     keys: Any
+    index: HashIndexTransaction
+    silent: frozenset[int]
     tails: Tails | None
     effects: Effects
 
     def has_key(self, block: int) -> bool:
         """Return whether a block has a key, be it a tail key."""
         return has_key(self, block)
+
+    def publish(self, block: int, key: bytes, depth: int = 0) -> None:
+        """Make a block findable under a key. depth: its place in its request's table."""
+        del depth
+        self.keys[block] = key
+        self.index.insert(key, block)
+
+    def unpublish(self, block: int) -> None:
+        """Forget the keys of a block, if it has any; its place in the free queue stays."""
+        self._forget(block)
+        if self.tails is not None:
+            self.withdraw_tails(block, self.tails.keys(block))
+
+    def unpublish_full(self, block: int) -> None:
+        """Forget the key of a block, if it has one, but not its tail keys."""
+        if self.tails is None:
+            self.unpublish(block)
+        else:
+            self._forget(block)
+
+    def _forget(self, block: int) -> None:
+        key = self.keys[block]
+        if key is None:
+            return
+        self.keys[block] = None
+        self.effects.commands.append(Evict(block, key))
+        if self.index.remove(key, block) and block not in self.silent:
+            self.effects.announce_removed(key)
+        if self.silent:
+            self.silent -= {block}
 
     def tail_keys(self, block: int) -> tuple[bytes, ...]:
         """Return the tail keys of a block, shortest first."""

@@ -26,12 +26,13 @@ from kvcore.transitions.drain import forget_new
 from kvcore.transitions.in_flight import note_published_key, note_request
 from kvcore.transitions.plan import Plan, Refusal, plan_allocation
 from kvcore.transitions.publish import publish_blocks
-from kvcore.transitions.rewrites import Rewrite
 from kvcore.transitions.slot_request import SlotOptions, SlotRequest
-from kvcore.transitions.tails import note_delay, note_same, withdraw_past
+from kvcore.transitions.tails.keys import note_delay, note_same, withdraw_past
+from kvcore.transitions.tails.rewrites import Rewrite
 from kvcore.transitions.unconfirmed_loads import note_load, note_owner, note_rewritten
 from kvcore.transitions.window import apply_trims
 from kvcore.types.commands import CopyOnWrite
+from kvcore.types.groups import Group
 from kvcore.types.values import Hit, KVCacheBlocks, Outcome, Refused, Verdict
 
 
@@ -94,16 +95,13 @@ def commit(tx: Transaction, plan: Plan) -> KVCacheBlocks:
     written = tx.config.enable_caching and (publishes or slot_request.loads)
     if tx.config.tracks_batches:
         note_request(tx, request.request_id, before, before, publishes=written)
-    note_delay(tx, request.request_id, delayed=slot_request.delay_cache_blocks)
     if plan.trims:
         request = apply_trims(tx, request, plan.trims)
     edit, num_cached = TableEdit(tx, request), list(request.num_cached)
     for group_id, hits in enumerate(plan.hits):
         if hits:
             edit.share(group_id, pvector(hits))
-            group = tx.config.groups[group_id]
-            whole = len(hits) - 1 if group.is_state else plan.num_local // group.block_size
-            num_cached[group_id] = whole
+            num_cached[group_id] = _num_whole(tx.config.groups[group_id], len(hits), plan)
             if tx.loads:
                 note_owner(tx, request.request_id, hits, plan.num_local)
     if plan.num_loaded > plan.num_local and not slot_request.loads:
@@ -149,6 +147,11 @@ def commit(tx: Transaction, plan: Plan) -> KVCacheBlocks:
     return KVCacheBlocks(tuple(grown))
 
 
+def _num_whole(group: Group, num_hits: int, plan: Plan) -> int:
+    """Return how many blocks of a hit need no publication in a group."""
+    return num_hits - 1 if group.is_state else plan.num_local // group.block_size
+
+
 def count_fresh(plan: Plan) -> int:
     """Count the blocks that a plan takes."""
     num_fresh = 0
@@ -190,6 +193,7 @@ def note_scheduled(tx: Transaction, plan: Plan) -> None:
         tx.scheduled = tx.scheduled.set(request_id, ScheduledRequest(before, num_kept))
     elif record.num_kept != num_kept:
         tx.scheduled = tx.scheduled.set(request_id, replace(record, num_kept=num_kept))
+    note_delay(tx, request_id, delayed=plan.slot_request.delay_cache_blocks)
 
 
 def apply_rewrite(

@@ -21,7 +21,7 @@ from kvcore.state.table_edit import TableEdit
 from kvcore.state.transaction import Transaction, transition
 from kvcore.state.waiting import settle_waiting
 from kvcore.transitions.in_flight import note_left_batch
-from kvcore.transitions.tails import drop_delay
+from kvcore.transitions.tails.keys import drop_delay
 from kvcore.transitions.unconfirmed_loads import lower_counted
 from kvcore.types.errors import HitInOpenBatch
 from kvcore.types.groups import Group

@@ -16,7 +16,7 @@ from kvcore.state.state import RequestState
 from kvcore.state.transaction import Transaction
 from kvcore.transitions.in_flight import num_finished
 from kvcore.transitions.publish import publish_blocks, stored
-from kvcore.transitions.tails import fill_tails
+from kvcore.transitions.tails.keys import fill_tails
 from kvcore.types.errors import BatchNotTaken, InOpenBatch, OutputOutOfOrder, StaleOutput
 
 

@@ -23,13 +23,13 @@ from msgspec.structs import replace
 
 from kvcore.state.state import RequestState
 from kvcore.state.transaction import Transaction
-from kvcore.transitions.rewrites import Lengths, Rewrite, plan_rewrites
 from kvcore.transitions.slot_request import (
     MAX_COUNT,
     SlotRequest,
     check_slot_request,
     read_slot_request,
 )
+from kvcore.transitions.tails.rewrites import Lengths, Rewrite, plan_rewrites
 from kvcore.transitions.window import Trim, freed_blocks, plan_trims, visible_from
 from kvcore.types.groups import Group, skipped_blocks
 from kvcore.types.values import Reason, Refused
@@ -96,8 +96,7 @@ def plan_allocation(tx: Transaction, slot_request: SlotRequest) -> Plan | Refusa
     reserve = slot_request.reserved_blocks
     if not any(request.tables):
         reserve += tx.config.watermark_blocks
-    for rewrite in rewrites:
-        fixed += rewrite.shared and not rewrite.for_key
+    fixed += sum(each.shared and not each.for_key for each in rewrites)
     steps = _plan_states(tx, request, hits, lengths) if tx.config.has_states else ()
     for_states = sum(step.for_key for step in steps)
     for_keys = for_states + sum(rewrite.for_key for rewrite in rewrites)
@@ -108,8 +107,7 @@ def plan_allocation(tx: Transaction, slot_request: SlotRequest) -> Plan | Refusa
         refused = refuse(tx, fixed + needed, available, most, reserve)
         if refused is not None:
             return Refusal(refused=refused, request=request)
-    windows = tx.config.has_windows
-    trims = plan_trims(tx, request, lengths.seen_from) if windows else ()
+    trims = plan_trims(tx, request, lengths.seen_from) if tx.config.has_windows else ()
     available = num_available(tx, request, hits, trims)
     growth = plan_growth(tx, request, slot_request, hits, lengths)
     needed = fixed

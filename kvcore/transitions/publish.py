@@ -18,7 +18,7 @@ from kvcore.state.open_batch import Merge, UnwrittenBlock
 from kvcore.state.state import RequestState, State
 from kvcore.state.transaction import Transaction, transition
 from kvcore.transitions.in_flight import note_published_key, note_request, num_finished
-from kvcore.transitions.tails import cache_tails
+from kvcore.transitions.tails.keys import cache_tails
 from kvcore.transitions.unconfirmed_loads import note_keyed
 from kvcore.types.arguments import read_count, read_ints
 from kvcore.types.errors import BeyondComputed

@@ -33,7 +33,7 @@ from kvcore.transitions.output import (
     publish_filled,
     take_output,
 )
-from kvcore.transitions.tails import fill_tails
+from kvcore.transitions.tails.keys import fill_tails
 from kvcore.transitions.unconfirmed_loads import forget_reporter
 from kvcore.types.arguments import read_batch_number, read_count
 from kvcore.types.errors import (

@@ -24,7 +24,7 @@ from kvcore.transitions.free import (
     drop_host,
     leave_open_batch,
 )
-from kvcore.transitions.tails import withdraw_past
+from kvcore.transitions.tails.keys import withdraw_past
 from kvcore.transitions.unconfirmed_loads import (
     first_reported,
     most_loaded,

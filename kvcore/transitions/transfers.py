@@ -24,7 +24,7 @@ from kvcore.transitions.in_flight import num_finished
 from kvcore.transitions.plan import Refusal, plan_allocation
 from kvcore.transitions.publish import publish_blocks, stored
 from kvcore.transitions.slot_request import SlotRequest
-from kvcore.transitions.tails import cache_tails
+from kvcore.transitions.tails.keys import cache_tails
 from kvcore.transitions.unconfirmed_loads import is_unconfirmed
 from kvcore.transitions.window import apply_trims
 from kvcore.types.arguments import read_count, read_int, read_ints

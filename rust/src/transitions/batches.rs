@@ -22,7 +22,7 @@ use crate::state::table_edit::TableEdit;
 use crate::transitions::checkpoints::{publish_owed, settle_ends};
 use crate::transitions::in_flight::{lower_restored, note_published_key, num_finished};
 use crate::transitions::publish::{announce_stored, publish_blocks, stored_bytes};
-use crate::transitions::tails::{publish_tails, settle_tails, tails_to_come};
+use crate::transitions::tails::keys::{publish_tails, settle_tails, tails_to_come};
 use crate::transitions::unconfirmed_loads::{confirm_loads, note_keyed, note_owner};
 use crate::types::commands::{Batch, close_into, named_rows};
 use crate::types::config::Publish;

@@ -18,7 +18,7 @@ use crate::state::table_edit::TableEdit;
 use crate::transitions::checkpoints::drop_end;
 use crate::transitions::in_flight::note_left_batch;
 use crate::transitions::states::{num_left, step_back};
-use crate::transitions::tails::drop_delay;
+use crate::transitions::tails::keys::drop_delay;
 use crate::transitions::unconfirmed_loads::lower_counted;
 use crate::types::config::Config;
 use crate::types::errors::Error;

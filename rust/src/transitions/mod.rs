@@ -20,11 +20,10 @@ pub mod queries;
 pub mod requests;
 pub mod retention;
 pub mod rewind;
-pub mod rewrites;
 pub mod slot_request;
 pub mod states;
 pub mod swap;
-pub(crate) mod tails;
+pub mod tails;
 #[cfg(test)]
 pub(crate) mod tests;
 pub mod transfers;

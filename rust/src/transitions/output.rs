@@ -12,7 +12,7 @@ use crate::state::state::{RequestState, State};
 use crate::transitions::checkpoints::publish_reached;
 use crate::transitions::in_flight::num_finished;
 use crate::transitions::publish::{publish_blocks, stored_bytes};
-use crate::transitions::tails::fill_tails;
+use crate::transitions::tails::keys::fill_tails;
 use crate::types::errors::Error;
 use crate::types::ids::Row;
 

@@ -18,7 +18,7 @@ use crate::state::open_batch::{Merge, UnwrittenBlock};
 use crate::state::state::{RequestState, State, request_mut};
 use crate::transitions::checkpoints::cache_state;
 use crate::transitions::in_flight::{note_request, num_finished};
-use crate::transitions::tails::cache_tails;
+use crate::transitions::tails::keys::cache_tails;
 use crate::transitions::unconfirmed_loads::note_keyed;
 use crate::types::config::{Config, Duplicates, Publish};
 use crate::types::effects::Effects;

@@ -20,7 +20,7 @@ use crate::transitions::output::{
     check_output, check_sampled, check_surplus, drop_positions, publish_filled,
 };
 use crate::transitions::retention::set_wishes;
-use crate::transitions::tails::fill_tails;
+use crate::transitions::tails::keys::fill_tails;
 use crate::transitions::unconfirmed_loads::forget_reporter;
 use crate::types::errors::{Error, check_count};
 use crate::types::extra_inputs::NO_EXTRA_KEYS;

@@ -17,7 +17,7 @@ use crate::transitions::checkpoints::withdraw_states;
 use crate::transitions::free::{
     abandon_loads, check_leaving, cut_tables, drop_host, leave_open_batch,
 };
-use crate::transitions::tails::withdraw_past;
+use crate::transitions::tails::keys::withdraw_past;
 use crate::transitions::unconfirmed_loads::{
     first_reported, most_loaded, reached_requests, spoil_loads, spoilt_requests,
 };

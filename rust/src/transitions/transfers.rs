@@ -18,7 +18,7 @@ use crate::transitions::in_flight::num_finished;
 use crate::transitions::plan::plan_allocation;
 use crate::transitions::publish::{publish_blocks, stored_bytes};
 use crate::transitions::slot_request::SlotRequest;
-use crate::transitions::tails::cache_tails;
+use crate::transitions::tails::keys::cache_tails;
 use crate::transitions::unconfirmed_loads::is_unconfirmed;
 use crate::transitions::window::apply_trims;
 use crate::types::commands::Command;

@@ -6,8 +6,8 @@
 use smallvec::SmallVec;
 
 use crate::state::state::{RequestState, State};
-use crate::transitions::rewrites::Lengths;
 use crate::transitions::slot_request::SlotRequest;
+use crate::transitions::tails::rewrites::Lengths;
 use crate::transitions::window::visible_from;
 use crate::types::groups::{Group, skipped_blocks};
 use crate::types::ids::{BlockId, Row, Table};

@@ -7,7 +7,7 @@
 //! written it. Keys that the most recent call of a batch delayed are given by `cache_blocks`. With
 //! `Duplicates::Merge` a part of a block that is already findable gets no second key. No event
 //! names a tail key.
-//! Twin: kvcore/transitions/tails.py.
+//! Twin: kvcore/transitions/tails/keys.py.
 
 use std::sync::Arc;
 

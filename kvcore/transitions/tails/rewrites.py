@@ -6,7 +6,7 @@ loses its key unless the write computes exactly the tokens that the key names. W
 tail keys, a block with a key past what is computed or hit is replaced, too, be it of the table or
 the last one of the hit, so that its content stays; such a copy is given up if the call does not fit
 with all of them.
-Twin: rust/src/transitions/rewrites.rs.
+Twin: rust/src/transitions/tails/rewrites.rs.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from msgspec import Struct
 
 from kvcore.state.state import RequestState
 from kvcore.state.transaction import Transaction
-from kvcore.transitions.tails import keys_between, tails_past
+from kvcore.transitions.tails.keys import keys_between, tails_past
 
 
 class Lengths(Struct, frozen=True, gc=False, kw_only=True):

@@ -6,7 +6,7 @@ once the batch that writes its last token is taken, or completed with `publish="
 by the call: a hit copies the block, and the open batch has not yet written it. Keys that the most
 recent call of a batch delayed are given by `cache_blocks`. With `duplicates="merge"` a part of a
 block that is already findable gets no second key. No event names a tail key.
-Twin: rust/src/transitions/tails.rs.
+Twin: rust/src/transitions/tails/keys.rs.
 """
 
 from __future__ import annotations

@@ -6,11 +6,11 @@
 //! have tail keys, a block with a key past what is computed or hit is replaced, too, be it of the
 //! table or the last one of the hit, so that its content stays; such a copy is given up if the call
 //! does not fit with all of them.
-//! Twin: kvcore/transitions/rewrites.py.
+//! Twin: kvcore/transitions/tails/rewrites.py.
 
 use crate::state::state::{RequestState, State};
 use crate::transitions::states::{StateStep, num_steps, pay_for_keys};
-use crate::transitions::tails::{keys_between, tails_past};
+use crate::transitions::tails::keys::{keys_between, tails_past};
 use crate::types::groups::skipped_blocks;
 use crate::types::ids::{BlockId, Row};
 
