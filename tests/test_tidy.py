@@ -25,7 +25,8 @@ TABLE_ROOMS = re.compile(r"(kvcore|rust/src)/(pool|state|transitions)/")
 TABLE_COMMANDS = re.compile(r"\b(SetTable|CutTable)\b")
 STRUCT_ROOMS = re.compile(r"kvcore/(types|state|pool)/")
 OTHER_STRUCTS = {
-    "kvcore/transitions/plan.py": {"Growth", "Lengths", "Plan"},
+    "kvcore/transitions/plan.py": {"Growth", "Plan"},
+    "kvcore/transitions/tails/rewrites.py": {"Lengths"},
     "kvcore/transitions/states.py": {"StateStep"},
     "kvcore/transitions/slot_request.py": {"SlotRequest"},
     "kvcore/compat/allocation_span.py": {"AllocationSpan", "TokenCounts"},

@@ -99,7 +99,7 @@ class KeyedTransaction:
 
     def unpublish(self, block: int) -> None:
         """Forget the keys of a block, if it has any; its place in the free queue stays."""
-        self._forget(block)
+        self._drop_key(block)
         if self.tails is not None:
             self.withdraw_tails(block, self.tails.keys(block))
 
@@ -108,9 +108,9 @@ class KeyedTransaction:
         if self.tails is None:
             self.unpublish(block)
         else:
-            self._forget(block)
+            self._drop_key(block)
 
-    def _forget(self, block: int) -> None:
+    def _drop_key(self, block: int) -> None:
         key = self.keys[block]
         if key is None:
             return
