@@ -37,7 +37,7 @@ OWN_POLICY = 255
 DUPLICATES: tuple[Duplicates, ...] = ("keep", "merge")
 PUBLISH: tuple[Publish, ...] = ("scheduled", "completed")
 """Values of `Config.publish`, by their numbers in the bytes."""
-OWNERS_END = 2**31
+OWNERS_END = 2**30
 """Exclusive bound of a block's number of owners."""
 BATCHES_END = 2**63
 """Exclusive bound of the open batch's number."""

@@ -8,7 +8,7 @@ Twin: rust/src/codec/sections.rs.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import chain
 
 import attrs
@@ -27,20 +27,22 @@ from kvcore.state.state import RequestState, State
 from kvcore.types.config import MAX_EPOCH
 from kvcore.types.wire import Reader, Writer
 
-LOADS, EXTRA_KEYS, OPTIONS, OUTPUT, HELD_ROWS, EPOCHS = range(1, 7)
+TAILS, LOADS, EXTRA_KEYS, OPTIONS, OUTPUT, HELD_ROWS, EPOCHS = range(7)
 WAITING, USES, RETENTION, PINS, FLOORS, SAMPLERS, CHECKPOINTS, MARKS = range(7, 15)
-"""The tags, in order: unconfirmed loads, cut extra keys, options of the config, first batches whose
-output belongs to requests, held rows, epochs, order of arrival of requests, memory of an eviction
-policy, levels, pins of prefixes, floors, batches whose output is to come, checkpoints without keys,
-checkpoints that calls marked.
+"""The tags, in order: hits inside blocks, unconfirmed loads, cut extra keys, options of the config,
+first batches whose output belongs to requests, held rows, epochs, order of arrival of requests,
+memory of an eviction policy, levels, pins of prefixes, floors, batches whose output is to come,
+checkpoints without keys, checkpoints that calls marked.
 """
-MEDIA_CUT, ROWS_CUT, HIDE_SALTS = 1, 2, 1
+MEDIA_CUT, ROWS_CUT = 1, 2
+HIDE_SALTS = 1
 
 
 def write_sections(out: Writer, state: State) -> None:
     """Write the sections that differ from the defaults."""
     policy = state.device.policy
-    sections = (
+    sections: tuple[tuple[int, object, Callable[[Writer, State], None] | None], ...] = (
+        (TAILS, state.config.hash_unit is not None, None),
         (LOADS, state.loads, write_loads),
         (EXTRA_KEYS, any(_with_ends(state)), write_ends),
         (OPTIONS, state.config.hide_salts, write_options),
@@ -49,17 +51,17 @@ def write_sections(out: Writer, state: State) -> None:
         (EPOCHS, state.epoch, write_epochs),
         (WAITING, state.next_due, write_waiting),
         (USES, policy is not None and policy.is_remembered, write_uses),
-        (RETENTION, _has_levels(state), _write_levels),
-        (PINS, _has_pins(state), _write_pins),
-        (FLOORS, state.device.floors is not None, _write_floors),
-        (SAMPLERS, any(each.samplers for each in state.requests.values()), _write_samplers),
-        (CHECKPOINTS, _has_checkpoints(state), _write_checkpoints),
-        (MARKS, state.batch.marked or state.device.silent, _write_marks),
+        (RETENTION, _has_levels(state), None),
+        (PINS, _has_pins(state), None),
+        (FLOORS, state.device.floors is not None, None),
+        (SAMPLERS, any(each.samplers for each in state.requests.values()), None),
+        (CHECKPOINTS, _has_checkpoints(state), None),
+        (MARKS, state.batch.marked or state.device.silent, None),
     )
     for tag, is_there, write in sections:
         if is_there:
             part = Writer()
-            write(part, state)
+            (write or _rare(tag)[0])(part, state)
             out.u8(tag)
             out.sized(part.data)
 
@@ -139,20 +141,15 @@ def read_sections(source: Reader, state: State) -> State:
         EPOCHS: read_epochs,
         WAITING: read_waiting,
         USES: read_uses,
-        RETENTION: _read_levels,
-        PINS: _read_pins,
-        FLOORS: _read_floors,
-        SAMPLERS: _read_samplers,
-        CHECKPOINTS: _read_checkpoints,
-        MARKS: _read_marks,
     }
     last = -1
     while source.offset < len(source.data):
         tag, size = source.u8(), source.u32()
-        if tag not in readers or tag <= last:
+        if tag > MARKS or tag <= last:
             raise source.damaged(f"section {tag} is unknown, or out of order")
         end, last = source.offset + size, tag
-        state = readers[tag](source, state)
+        read = readers.get(tag) or _rare(tag)[1]
+        state = read(source, state)
         if source.offset != end:
             raise source.damaged(f"section {tag} has the wrong size")
     for request in state.requests.values():
@@ -176,7 +173,7 @@ def read_loads(source: Reader, state: State) -> State:
         if not names or None in names or len(set(names)) < len(names):
             raise source.damaged("a load does not belong to requests")
         held = {block for block, _ in blocks}
-        if not all(block < len(device.keys) and device.keys[block] for block in held):
+        if not all(block < len(device.keys) and device.has_key(block) for block in held):
             raise source.damaged("a block without a key rests on a load")
         inside = all(
             first < most <= end and (not counted or first < counted <= most)
@@ -258,10 +255,10 @@ def read_epochs(source: Reader, state: State) -> State:
         raise source.damaged(f"epoch {epoch} does not follow {start}")
     pool, num_first = state.device, source.u32()
     order, older = list(pool.queue), source.ids(pool.num_blocks)
-    held = not any(pool.keys[block] or block in order for block in older)
+    held = not any(pool.has_key(block) or block in order for block in older)
     if not held or older != sorted(set(older)) or num_first > len(order):
         raise source.damaged("the blocks of older epochs are not in canonical form")
-    if any(pool.keys[block] for block in order[:num_first]):
+    if any(pool.has_key(block) for block in order[:num_first]):
         raise source.damaged("a block with a key is of an older epoch")
     queue = make_free_queue(pool.num_blocks, order, num_first)
     *flags, flag = [source.flag() for _ in (*state.in_flight, state.batch)]
@@ -318,69 +315,9 @@ def _has_levels(state: State) -> bool:
     return has_retention(state)
 
 
-def _write_levels(out: Writer, state: State) -> None:
-    from kvcore.codec.retention_section import write_retention
-
-    write_retention(out, state)
-
-
-def _read_levels(source: Reader, state: State) -> State:
-    from kvcore.codec.retention_section import read_retention
-
-    return read_retention(source, state)
-
-
 def _has_pins(state: State) -> bool:
     """Return whether there are pins of prefixes, or a limit for them; few managers have any."""
     return bool(len(state.named_pins)) or state.config.max_pinned_blocks is not None
-
-
-def _write_pins(out: Writer, state: State) -> None:
-    from kvcore.codec.claims_section import write_pins
-
-    write_pins(out, state)
-
-
-def _read_pins(source: Reader, state: State) -> State:
-    from kvcore.codec.claims_section import read_pins
-
-    return read_pins(source, state)
-
-
-def _write_floors(out: Writer, state: State) -> None:
-    from kvcore.codec.claims_section import write_floors
-
-    write_floors(out, state)
-
-
-def _read_floors(source: Reader, state: State) -> State:
-    from kvcore.codec.claims_section import read_floors
-
-    return read_floors(source, state)
-
-
-def _write_marks(out: Writer, state: State) -> None:
-    from kvcore.codec.states_section import write_marks
-
-    write_marks(out, state)
-
-
-def _read_marks(source: Reader, state: State) -> State:
-    from kvcore.codec.states_section import read_marks
-
-    return read_marks(source, state)
-
-
-def _write_samplers(out: Writer, state: State) -> None:
-    from kvcore.codec.samplers_section import write_samplers
-
-    write_samplers(out, state)
-
-
-def _read_samplers(source: Reader, state: State) -> State:
-    from kvcore.codec.samplers_section import read_samplers
-
-    return read_samplers(source, state)
 
 
 def _has_checkpoints(state: State) -> bool:
@@ -388,13 +325,30 @@ def _has_checkpoints(state: State) -> bool:
     return len(state.batch.ends) > 0 or any(batch.owed for batch in state.in_flight)
 
 
-def _write_checkpoints(out: Writer, state: State) -> None:
-    from kvcore.codec.states_section import write_checkpoints
+def _rare(tag: int) -> tuple[Callable[[Writer, State], None], Callable[[Reader, State], State]]:
+    """Return what writes and reads a section that few states have; its module is imported only
+    then.
+    """
+    if tag == TAILS:
+        from kvcore.codec import tails_section
 
-    write_checkpoints(out, state)
+        return tails_section.write_tails, tails_section.read_tails
+    if tag == RETENTION:
+        from kvcore.codec import retention_section
 
+        return retention_section.write_retention, retention_section.read_retention
+    if tag in (PINS, FLOORS):
+        from kvcore.codec import claims_section as claims
 
-def _read_checkpoints(source: Reader, state: State) -> State:
-    from kvcore.codec.states_section import read_checkpoints
+        if tag == PINS:
+            return claims.write_pins, claims.read_pins
+        return claims.write_floors, claims.read_floors
+    if tag == SAMPLERS:
+        from kvcore.codec import samplers_section
 
-    return read_checkpoints(source, state)
+        return samplers_section.write_samplers, samplers_section.read_samplers
+    from kvcore.codec import states_section as states
+
+    if tag == CHECKPOINTS:
+        return states.write_checkpoints, states.read_checkpoints
+    return states.write_marks, states.read_marks

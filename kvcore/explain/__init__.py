@@ -53,7 +53,9 @@ class Questions:
         return self._live.explain_miss(request_id)
 
     def _remember(self, explain_entries: int) -> None:
-        """Start to remember removed keys, the newest `explain_entries` of them."""
+        """Start to remember removed keys, the newest `explain_entries` of them. Raises
+        InvalidConfig.
+        """
         if read_count("explain_entries", explain_entries):
             from kvcore.explain.live import Live  # few managers use this
 

@@ -13,11 +13,13 @@ from typing import Any
 
 import attrs
 
+from kvcore.explain.errors import check_explained
 from kvcore.explain.explanation import Missed, Removal
 from kvcore.explain.lengths import cut, lost_spans, published_lengths, spans_of
 from kvcore.explain.removed_keys import RemovedKeys
 from kvcore.transitions import TRANSITIONS, arguments
 from kvcore.types.arguments import read_once
+from kvcore.types.config import Config
 from kvcore.types.errors import KvcoreError
 from kvcore.types.keys import fold_key
 from kvcore.types.values import Appended, Hit, Refused, Status, Verdict
@@ -44,6 +46,7 @@ class Live:
     """
 
     def __init__(self, manager: Any, num_entries: int) -> None:
+        check_explained(manager.config)
         self.num_entries = num_entries
         self._manager, self._core = manager, manager._core
         self._removed = RemovedKeys(num_entries)
@@ -59,6 +62,10 @@ class Live:
         }
         for name in TRANSITIONS:
             manager.__dict__[name] = self._watched(name, getattr(manager, name), notes.get(name))
+
+    def check_restored(self, config: Config) -> None:
+        """Raise InvalidConfig if a state of this configuration cannot be explained."""
+        check_explained(config)
 
     def forget(self) -> None:
         """Start again from the manager's state, with nothing known of its past."""

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, cast
 
 from kvcore.explain.contents import Contents
+from kvcore.explain.errors import check_explained
 from kvcore.explain.explanation import Explanation
 from kvcore.explain.known_tokens import LABEL
 from kvcore.explain.lengths import cut, lost_spans, published_lengths, spans_of
@@ -30,6 +31,7 @@ class AdmissionObserver:
 
     def __init__(self, manager: Any, explained: Callable[[Explanation], object]) -> None:
         self.config = manager.config
+        check_explained(self.config)
         self._manager, self._explained = manager, explained
         self._has_key = manager.has_key
         self._sizes = tuple(group.block_size for group in self.config.groups)

@@ -115,7 +115,7 @@ def null_block(state: Pools) -> Iterator[str]:
     for block in range(pool.first_block):
         if block in {*pool.queue, *(pool.quarantine or ())}:
             yield "the null block is in the free queue"
-        if pool.keys[block] is not None:
+        if pool.has_key(block):
             yield "the null block has a key"
         if pool.ref_counts[block] or block in pool.pins:
             yield "the null block has an owner"
@@ -245,11 +245,11 @@ def _wrong_in_load(state: State, load: UnconfirmedLoad) -> Iterator[str]:
         if each.counted and not load.first < each.counted <= min(each.most, counted):
             end = each.counted
             yield f"request {each.request_id!r} rests on it up to {end}, but counts {counted}"
-    groups, keys = state.config.groups, state.device.keys
-    fine = state.config.hash_block_size
-    sizes = [fine if group.is_state else group.block_size for group in groups]
+    groups, fine = state.config.groups, state.config.hash_block_size
+    has_parts = state.config.has_tails
+    sizes = [fine if each.is_state or has_parts else each.block_size for each in groups]
     for block, end in load.blocks:
-        if keys[block] is None:
+        if not state.device.has_key(block):
             yield f"block {block} rests on it, but has no key"
         if end <= load.first or all(end % size for size in sizes):
             yield f"block {block} rests on it, but ends at {end}"
@@ -286,7 +286,7 @@ def epochs(state: State) -> Iterator[str]:
     pool, first = state.device, state.config.epoch
     leaving = [*pool.queue][: num_older(pool.queue)]
     free = pool.older.intersection(pool.queue)
-    keyed = [block for block in (*leaving, *pool.older) if pool.keys[block] is not None]
+    keyed = [block for block in (*leaving, *pool.older) if pool.has_key(block)]
     if keyed or free:
         yield f"blocks {keyed} of older epochs have keys, {sorted(free)} are free among others"
     if pool.retention is not None:
@@ -372,6 +372,7 @@ PROPERTIES: dict[str, Property] = {
     "UNCONFIRMED": unconfirmed,
     "IDX-SOUND": index_sound,
     "IDX-COMPLETE": index_complete,
+    "TAIL-SOUND": requests.tail_sound,
     "LEAK": leak,
     "ROWS": rows,
     "EPOCHS": epochs,

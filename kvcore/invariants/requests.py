@@ -12,6 +12,7 @@ from operator import attrgetter
 from kvcore.hashing.block_hash import hash_blocks, root_hash
 from kvcore.state.state import NO_HOST_BLOCK, RequestState, State, Table
 from kvcore.types.groups import skipped_blocks
+from kvcore.types.keys import HASH_SIZE
 from kvcore.types.values import Status
 
 Property = Callable[[State], Iterator[str]]
@@ -70,9 +71,9 @@ def group_agree(state: State) -> Iterator[str]:
     token.
     """
     for request in state.requests.values():
-        count = request.num_accepted
         for index, table in enumerate(held_tables(request)):
             group = state.config.groups[index]
+            count = request.num_computed if group.is_state else request.num_accepted
             last = 0 if group.is_cross else -(-count // group.block_size)
             for position in range(skipped_blocks(group, count), last):
                 if position >= len(table) or is_null(state, request, table[position]):
@@ -150,6 +151,41 @@ def published_content(state: State) -> Iterator[str]:
                 key = state.device.keys[table[position]]
                 if key is not None and key not in _own_keys(state, request, (index, position)):
                     yield f"{_name(request)}: block {table[position]} has another content's key"
+
+
+def tail_sound(state: State) -> Iterator[str]:
+    """TAIL-SOUND: a tail key ends inside its block, past no slot that was not written."""
+    tails, config = state.device.tails, state.config
+    if tails is None:
+        return
+    held = {(key, block) for block, keys in tails.by_block.items() for key in keys}
+    if held != {(key, block) for key, blocks in tails.by_key.items() for block in blocks}:
+        yield "blocks are found under other tail keys than they have"
+    for block, keys in tails.by_block.items():
+        full = state.device.keys[block]
+        groups = {int.from_bytes(key[HASH_SIZE:], "big") for key in keys}
+        groups |= set() if full is None else {int.from_bytes(full[HASH_SIZE:], "big")}
+        most = 0
+        if len(groups) == 1 and (group_id := min(groups)) < len(config.groups):
+            group = config.groups[group_id]
+            most = 0 if group.is_state else group.block_size // config.hash_block_size - 1
+        if not 0 < len(keys) <= most or len(set(keys)) < len(keys):
+            yield f"block {block} has {len(keys)} tail keys, at most {most} are possible"
+    for request in state.requests.values():
+        for index, group in enumerate(config.groups):
+            own = {} if group.is_state else _tail_ends(state, request, index)
+            for position, block in enumerate(request.tables[index]):
+                ends = [own[key] for key in tails.keys(block) if key in own]
+                inside = all(position < end / group.block_size < position + 1 for end in ends)
+                if ends != sorted(ends) or not inside:
+                    yield f"{_name(request)}: block {block} has tail keys at {ends}"
+
+
+def _tail_ends(state: State, request: RequestState, group_id: int) -> dict[bytes, int]:
+    """Return the keys of a request in a group, each with the position behind its last token."""
+    unit = state.config.hash_block_size
+    counts = range(unit, len(request.block_hashes) * unit + 1, unit)
+    return {request.key_at(state.config, group_id, count): count for count in counts}
 
 
 def _own_keys(state: State, request: RequestState, place: tuple[int, int]) -> tuple[bytes, ...]:

@@ -81,7 +81,8 @@ class ContentOracle(SlotStore):
     block_of: content of a block under a key of an epoch. counts: whether a property is checked.
     late_reports: whether a failed load may be reported after later batches; until then, spoilt
     slots may be read. loads: content and slots of each executed load, and the epoch of its batch.
-    epoch: of the weights.
+    epoch: of the weights. evicted: cached blocks that lost a key and may have another, if a block
+    can have several.
     """
 
     def __init__(
@@ -104,6 +105,7 @@ class ContentOracle(SlotStore):
         self.tables: Tables = {}
         self.owned: set[int] = set()
         self.cached: set[int] = set()
+        self.evicted: set[int] = set()
         self._unfilled: set[int] = set()
 
     def copied(self) -> ContentOracle:
@@ -112,6 +114,7 @@ class ContentOracle(SlotStore):
         other.contents, other.tables = dict(self.contents), dict(self.tables)
         other.loads, other._unfilled = dict(self.loads), set(self._unfilled)
         other.owned, other.cached = set(self.owned), set(self.cached)
+        other.evicted = set(self.evicted)
         return other
 
     def apply(self, commands: Iterable[Command]) -> None:
@@ -315,10 +318,13 @@ class ContentOracle(SlotStore):
                 self._own(block)
             case Free(block, cached):
                 self.owned.discard(block)
+                self.evicted.discard(block)
                 if cached:
                     self.cached.add(block)
                 else:
                     self.forget(block)
+            case Evict(block) if self._config.has_tails:
+                self.evicted.add(block)  # perhaps found under another key
             case Evict(block):
                 self.cached.discard(block)
                 if block not in self.owned:
@@ -327,6 +333,7 @@ class ContentOracle(SlotStore):
                 for block in self.cached:
                     self.forget(block)
                 self.cached.clear()
+                self.evicted.clear()
             case Store(_, block, key):
                 self.check_key(block, key)
             case Load(operation, key, block):
@@ -341,6 +348,7 @@ class ContentOracle(SlotStore):
     def _own(self, block: int) -> None:
         self.owned.add(block)
         self.cached.discard(block)
+        self.evicted.discard(block)
 
 
 def set_entry(tables: Tables, command: SetTable | CutTable) -> None:

@@ -10,7 +10,7 @@ its own, so two orders agree only if every copy copies the same content. Source:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import permutations
 from typing import Protocol
 
@@ -20,11 +20,20 @@ from kvcore.types.commands import COPIES, Allocate, Command, Evict, EvictAll, Lo
 Copies = list[Command]
 
 
+class Tailed(Protocol):
+    """The tail keys of the blocks that have any."""
+
+    @property
+    def by_block(self) -> Mapping[int, tuple[bytes, ...]]: ...
+
+
 class Keyed(Protocol):
     """Blocks, and the keys of those that have one."""
 
     @property
     def keys(self) -> Sequence[bytes | None]: ...
+    @property
+    def tails(self) -> Tailed | None: ...
 
 
 class Pools(Protocol):
@@ -69,18 +78,21 @@ def copy_set(_: Pools, commands: Sequence[Command], numbers: Sequence[int]) -> I
 
 def evict_first(before: Pools, commands: Sequence[Command], _: Sequence[int]) -> Iterator[str]:
     """CMD-EVICT-FIRST: a key is withdrawn before its block is allocated or overwritten."""
-    keys = {block for block, key in enumerate(before.device.keys) if key is not None}
+    keys = {block: {key} for block, key in enumerate(before.device.keys) if key is not None}
+    for block, tails in () if before.device.tails is None else before.device.tails.by_block.items():
+        keys[block] = keys.get(block, set()).union(tails)
     for command in commands:
         match command:
-            case Evict(block):
-                keys.discard(block)
+            case Evict(block, key):
+                if block in keys:
+                    keys[block].discard(key)
             case EvictAll():
                 keys.clear()
-            case Allocate(block) if block in keys:
+            case Allocate(block) if keys.get(block):
                 yield f"block {block} is allocated before its key is withdrawn"
             case _:
                 target = command.writes()
-                if target is not None and target[0] == "device" and target[1] in keys:
+                if target is not None and target[0] == "device" and keys.get(target[1]):
                     yield f"block {target[1]} is written by {type(command).__name__} and has a key"
 
 

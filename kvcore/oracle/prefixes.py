@@ -33,7 +33,7 @@ NOTHING = (None,) * 4
 PREFIX_PROPERTIES = {
     "HASH-INJ": "a block hash stands for exactly one sequence of tokens",
     "KEY-SEP": "equal tokens with another adapter, media item, embedding or salt have another key",
-    "KEY-GRAN": "a key ends where a block of its group ends",
+    "KEY-GRAN": "a key ends where a block of its group ends, a tail key inside one",
 }
 
 
@@ -166,6 +166,19 @@ class Prefixes:
             raise InvariantViolation("KEY-GRAN", detail)
         nodes = self.number(in_epoch(chain.letters, epoch))[1:] if epoch else chain.nodes
         return nodes[chain.end - size : chain.end]
+
+    def tail(self, key: bytes, epoch: int = 0) -> tuple[int, ...]:
+        """Return the prefixes in a block up to the end of a tail key of an epoch. Raises
+        InvariantViolation (KEY-GRAN).
+        """
+        group_id = group_of(key)
+        size, chain = self._config.groups[group_id].block_size, self._chains[key[:HASH_SIZE]]
+        num_inside = chain.end % size
+        if not num_inside or self._config.groups[group_id].is_state:
+            detail = f"a tail key of group {group_id} ends at token {chain.end}, blocks hold {size}"
+            raise InvariantViolation("KEY-GRAN", detail)
+        nodes = self.number(in_epoch(chain.letters, epoch))[1:] if epoch else chain.nodes
+        return nodes[chain.end - num_inside : chain.end]
 
     def path(self, node: int) -> tuple[Letter, ...]:
         """Return the letters of the prefix with a number."""

@@ -30,7 +30,8 @@ from kvcore.pool.free_queue import (
 from kvcore.pool.hash_index import HashIndex, HashIndexTransaction
 from kvcore.pool.policy_state import PolicyState, make_policy_state
 from kvcore.pool.quarantine import Quarantine, QuarantineTransaction, make_quarantine
-from kvcore.types.commands import Allocate, Evict, EvictAll, Free, Touch
+from kvcore.pool.tails import KeyedTransaction, Tails, has_key
+from kvcore.types.commands import Allocate, EvictAll, Free, Touch
 from kvcore.types.config import Eviction
 from kvcore.types.effects import Effects
 from kvcore.types.errors import NotPinned, UnknownBlock, UnusedBlock
@@ -55,7 +56,8 @@ class BlockPool(Struct, frozen=True, gc=False):
     last_placed: the block most recently placed by priority. older: blocks outside the free queue
     whose key was of an older epoch. policy: the records of a policy that orders the queue, or None.
     retention: the records of the levels, or None. floors: what tenants keep cached, or None.
-    silent: the blocks whose keys no event names; none without events.
+    silent: the blocks whose keys no event names; none without events. tails: the keys of content
+    that ends inside blocks; None if no hit may.
     """
 
     first_block: int
@@ -73,6 +75,7 @@ class BlockPool(Struct, frozen=True, gc=False):
     retention: RetentionState | None = None
     floors: Floors | None = None
     silent: frozenset[int] = frozenset()
+    tails: Tails | None = None
 
     @property
     def num_blocks(self) -> int:
@@ -93,6 +96,10 @@ class BlockPool(Struct, frozen=True, gc=False):
     def num_quarantined(self) -> int:
         """Blocks without owner that join the free queue when batches finish."""
         return 0 if self.quarantine is None else len(self.quarantine)
+
+    def has_key(self, block: int) -> bool:
+        """Return whether a block has a key, be it a tail key."""
+        return has_key(self, block)
 
 
 def make_pool(
@@ -124,7 +131,7 @@ def make_pool(
     )
 
 
-class PoolTransaction:
+class PoolTransaction(KeyedTransaction):
     """A pool inside a transition: changed in place, unchecked, frozen at the end.
 
     If it was not changed, it freezes to the original value.
@@ -132,7 +139,7 @@ class PoolTransaction:
 
     __slots__ = (
         *("effects", "eviction", "first_block", "floors", "index", "keys", "older", "pins"),
-        *("pool", "quarantine", "queue", "ref_counts", "silent"),
+        *("pool", "quarantine", "queue", "ref_counts"),
     )
 
     def __init__(self, pool: BlockPool, effects: Effects) -> None:
@@ -147,6 +154,7 @@ class PoolTransaction:
         self.older = pool.older
         self.floors = pool.floors
         self.silent = pool.silent
+        self.tails = pool.tails
         self.quarantine = (
             None if pool.quarantine is None else QuarantineTransaction(pool.quarantine)
         )
@@ -161,7 +169,7 @@ class PoolTransaction:
             (ref_counts is old.ref_counts and keys is old.keys)
             and (queue is old.queue and index is old.index)
             and (self.pins is old.pins and quarantine is old.quarantine)
-            and self.older == old.older
+            and (self.older == old.older and self.tails is old.tails)
         ):
             return old
         return BlockPool(
@@ -176,6 +184,7 @@ class PoolTransaction:
             older=self.older,
             floors=self.floors,
             silent=self.silent,
+            tails=self.tails,
         )
 
     @property
@@ -208,7 +217,7 @@ class PoolTransaction:
         """
         blocks = self._take_front(count) if self.floors is None else self._take(count, tenant)
         for block in blocks:
-            if self.keys[block] is not None:
+            if self.has_key(block):
                 self.unpublish(block)
             self.ref_counts[block] = 1
             self.effects.commands.append(Allocate(block))
@@ -267,7 +276,7 @@ class PoolTransaction:
                 self.quarantine.queue.append(block)
             else:
                 self._enqueue(block)
-            self.effects.commands.append(Free(block, self.keys[block] is not None))
+            self.effects.commands.append(Free(block, self.has_key(block)))
 
     def _take_front(self, count: int) -> list[int]:
         """Remove the free blocks that leave next from the queue."""
@@ -297,7 +306,7 @@ class PoolTransaction:
         if block in self.older:
             self.older -= {block}
             self.queue.append(block, OLDER)
-        elif self.eviction == "uncached_first" and self.keys[block] is None:
+        elif self.eviction == "uncached_first" and not self.has_key(block):
             self.queue.prepend(block)
         else:
             self.queue.append(block)
@@ -318,26 +327,9 @@ class PoolTransaction:
             for block in self.quarantine.end():
                 self._enqueue(block)
 
-    def publish(self, block: int, key: bytes, depth: int = 0) -> None:
-        """Make a block findable under a key. depth: its place in its request's table."""
-        del depth
-        self.keys[block] = key
-        self.index.insert(key, block)
-
-    def unpublish(self, block: int) -> None:
-        """Forget the key of a block, if it has one; its place in the free queue stays."""
-        key = self.keys[block]
-        if key is None:
-            return
-        self.keys[block] = None
-        self.effects.commands.append(Evict(block, key))
-        if self.index.remove(key, block) and block not in self.silent:
-            self.effects.announce_removed(key)
-        if self.silent:
-            self.silent -= {block}
-
     def clear_index(self) -> None:
         """Forget every key."""
+        self.tails = None if self.tails is None else Tails()
         for block in range(len(self.keys)):
             if self.keys[block] is not None:
                 self.keys[block] = None
@@ -348,11 +340,12 @@ class PoolTransaction:
     def start_epoch(self) -> None:
         """Forget every key; free blocks leave before all those freed later."""
         for block in range(len(self.keys)):
-            if self.keys[block] is not None:
+            if self.has_key(block):
                 self.keys[block] = None
                 if not self.is_queued(block):
                     self.older |= {block}
         self.index.clear()
+        self.tails = None if self.tails is None else Tails()
         self.silent = frozenset()
         self.queue.splice(CURRENT, behind=OLDER)
         self.effects.commands.append(EvictAll())
@@ -378,7 +371,7 @@ class PoolTransaction:
         """Raise UnknownBlock or UnusedBlock unless each block can be pinned."""
         for block in blocks:
             self.check_block(block)
-            if self.ref_counts[block] == 0 and self.keys[block] is None:
+            if self.ref_counts[block] == 0 and not self.has_key(block):
                 raise UnusedBlock(block=block)
 
     def check_unpins(self, blocks: Sequence[int], held: Mapping[int, int]) -> None:

@@ -48,7 +48,7 @@ class PolicyTransaction(PoolTransaction):
 
     __slots__ = (
         *("dues", "ghosts", "left", "lengths", "memory", "next_number", "now"),
-        *("order", "places", "policy", "tails", "uses"),
+        *("order", "places", "policy", "lasts", "uses"),
     )
 
     def __init__(self, pool: BlockPool, effects: Effects, now: int) -> None:
@@ -61,7 +61,7 @@ class PolicyTransaction(PoolTransaction):
         self.memory = state.memory
         self.places = state.places.evolver()
         self.order = [place for place, _ in state.tails]
-        self.tails = dict(state.tails)
+        self.lasts = dict(state.tails)
         self.lengths = dict(state.lengths)
         self.dues = state.dues
         self.uses = state.uses
@@ -78,7 +78,7 @@ class PolicyTransaction(PoolTransaction):
         same_uses = self.uses is old.uses and self.ghosts is old.ghosts
         if same_order and same_uses and self.memory == old.memory and self.dues is old.dues:
             return new if new is self.pool else replace(new, policy=old)
-        tails = tuple((place, self.tails[place]) for place in self.order)
+        tails = tuple((place, self.lasts[place]) for place in self.order)
         state = PolicyState(
             self.memory,
             places,
@@ -133,7 +133,7 @@ class PolicyTransaction(PoolTransaction):
         before = self.queue.sentinel()
         for section in sorted(self.lengths):
             front = self.queue.following[before]
-            before = self.tails[self.order[bisect_left(self.order, (section + 1, 0)) - 1]]
+            before = self.lasts[self.order[bisect_left(self.order, (section + 1, 0)) - 1]]
             while spare is not None and front != before and not spare.may_take(front):
                 front = self.queue.following[front]
             if spare is None or spare.may_take(front):
@@ -143,11 +143,11 @@ class PolicyTransaction(PoolTransaction):
         place, before = self.places[block], self.queue.preceding[block]
         if place == KEYLESS and self.queue.first_ring() == OLDER:
             return super()._dequeue(block)
-        if self.tails[place] == block:
+        if self.lasts[place] == block:
             if before != self.queue.sentinel() and self.places[before] == place:
-                self.tails[place] = before
+                self.lasts[place] = before
             else:
-                del self.tails[place]
+                del self.lasts[place]
                 del self.order[bisect_left(self.order, place)]
         self.places[block] = KEYLESS
         left = self.lengths.pop(place[0]) - 1
@@ -177,12 +177,12 @@ class PolicyTransaction(PoolTransaction):
             self.uses = self.uses.set(block, replace(self.uses[block], place=place))
         self.lengths[place[0]] = self.lengths.get(place[0], 0) + 1
         index = bisect_right(self.order, place)
-        before = self.tails[self.order[index - 1]] if index else self.queue.sentinel()
-        if place not in self.tails:
+        before = self.lasts[self.order[index - 1]] if index else self.queue.sentinel()
+        if place not in self.lasts:
             insort(self.order, place)
-            self.tails[place] = block
+            self.lasts[place] = block
         elif place != KEYLESS:
-            self.tails[place] = block
+            self.lasts[place] = block
         self.queue.insert(self.queue.sentinel() if place == KEYLESS else before, block)
 
     def _move(self, block: int, place: Place) -> None:
@@ -262,7 +262,7 @@ class PolicyTransaction(PoolTransaction):
         """Forget every key; free blocks leave before all those freed later."""
         super().start_epoch()
         self.places = pvector([KEYLESS] * len(self.keys)).evolver()
-        self.order, self.tails, self.lengths = [], {}, {}
+        self.order, self.lasts, self.lengths = [], {}, {}
         self.uses, self.ghosts, self.left = Map(), Map(), Map()
 
     def wait(self, keys: Sequence[bytes], due: int) -> None:

@@ -54,7 +54,8 @@ class OpenBatch(Struct, frozen=True, gc=False):
     entries, published_keys: its effects on requests and its publications, if batches are
     remembered. starts_epoch: whether an epoch began in it. ends: the requests whose state after it
     is a checkpoint, in the order of the calls. marked: those of them whose state is one in all
-    groups, because the call said so.
+    groups, because the call said so. delayed: the scheduled requests whose most recent call delays
+    its keys; only noted if blocks may have tail keys.
     """
 
     number: int
@@ -66,3 +67,4 @@ class OpenBatch(Struct, frozen=True, gc=False):
     starts_epoch: bool = False
     ends: PVector[str] = pvector()
     marked: frozenset[str] = frozenset()
+    delayed: frozenset[str] = frozenset()

@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from pyrsistent import PVector, pvector
 
 from kvcore.pool.block_pool import BlockPool, make_pool
+from kvcore.pool.tails import Tails
 from kvcore.state.batch_records import BatchInFlight, Sampler, UnconfirmedLoad
 from kvcore.state.open_batch import OpenBatch
 from kvcore.types.arguments import check_kind
@@ -234,6 +235,8 @@ def make_state(config: Config) -> State:
         device = with_levels(device)
     if config.floors:
         device = with_floors(device, config)
+    if config.has_tails:
+        device = replace(device, tails=Tails())
     return State(
         config=config,
         device=device,

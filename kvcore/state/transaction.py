@@ -82,6 +82,7 @@ class Transaction:
             self.batch.starts_epoch,
             self.batch.ends,
             self.batch.marked,
+            self.batch.delayed,
         )
         return State(
             self.config,
@@ -267,8 +268,8 @@ def _keyed_only(tx: Transaction) -> tuple[UnconfirmedLoad, ...]:
     """Return the loads without the blocks that lost their keys."""
     if not any(isinstance(command, Evict | EvictAll) for command in tx.effects.commands):
         return tx.loads
-    keys = tx.device.keys
+    has_key = tx.device.has_key
     return tuple(
-        replace(load, blocks=tuple(pair for pair in load.blocks if keys[pair[0]] is not None))
+        replace(load, blocks=tuple(pair for pair in load.blocks if has_key(pair[0])))
         for load in tx.loads
     )

@@ -30,7 +30,7 @@ Twin: rust/src/trace/runner.rs.
     queue, host_queue          free queues, front first
     levels                     free blocks with a key, front first, each with its level
     waiting, host_waiting      quarantined blocks, in the order of their release
-    owners, keys               blocks that have any, by id
+    owners, keys               blocks that have any, by id; tail keys behind the full one
     table r0                   host_table r0              computed r0
     status r0                  row r0                     common r0
     drafts r0
@@ -241,8 +241,9 @@ class Runner:
 
     def _keys(self, pool: BlockPool) -> Iterator[str]:
         for block, key in enumerate(pool.keys):
-            if key is not None:
-                yield f"{block}{self._names.key(key)}"
+            tails = () if pool.tails is None else pool.tails.keys(block)
+            for each in (*(() if key is None else (key,)), *tails):
+                yield f"{block}{self._names.key(each)}"
 
     def table(self, request_id: str) -> KVCacheBlocks:
         return self.manager.get_blocks(request_id)

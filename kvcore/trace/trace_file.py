@@ -46,7 +46,7 @@ BLOCKS_MAX = 2**16
 COUNTS = (
     *("num_blocks", "num_host_blocks", "max_model_len", "max_num_batched_tokens"),
     *("num_preallocate_tokens", "watermark_blocks", "max_in_flight"),
-    *("epoch", "max_pinned_blocks"),
+    *("epoch", "max_pinned_blocks", "hash_block_size"),
 )
 FLAGS = (
     *("enable_caching", "null_block", "use_eagle", "enable_events", "record_new_blocks"),

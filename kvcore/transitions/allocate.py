@@ -18,18 +18,21 @@ from msgspec.structs import replace
 from pyrsistent import pvector
 
 from kvcore.state.open_batch import ScheduledRequest
-from kvcore.state.state import NULL_BLOCK, RequestState, State
+from kvcore.state.state import NULL_BLOCK, State
 from kvcore.state.table_edit import TableEdit
 from kvcore.state.transaction import Transaction, transition
 from kvcore.state.waiting import settle_waiting
 from kvcore.transitions.drain import forget_new
 from kvcore.transitions.in_flight import note_published_key, note_request
-from kvcore.transitions.plan import Plan, Refusal, Rewrite, plan_allocation
+from kvcore.transitions.plan import Plan, Refusal, plan_allocation
 from kvcore.transitions.publish import publish_blocks
 from kvcore.transitions.slot_request import SlotOptions, SlotRequest
+from kvcore.transitions.tails.keys import note_delay, note_same, withdraw_past
+from kvcore.transitions.tails.rewrites import Rewrite
 from kvcore.transitions.unconfirmed_loads import note_load, note_owner, note_rewritten
 from kvcore.transitions.window import apply_trims
 from kvcore.types.commands import CopyOnWrite
+from kvcore.types.groups import Group
 from kvcore.types.values import Hit, KVCacheBlocks, Outcome, Refused, Verdict
 
 
@@ -98,9 +101,9 @@ def commit(tx: Transaction, plan: Plan) -> KVCacheBlocks:
     for group_id, hits in enumerate(plan.hits):
         if hits:
             edit.share(group_id, pvector(hits))
-            num_cached[group_id] = len(hits) - tx.config.groups[group_id].is_state
+            num_cached[group_id] = _num_whole(tx.config.groups[group_id], len(hits), plan)
             if tx.loads:
-                note_owner(tx, request.request_id, hits)
+                note_owner(tx, request.request_id, hits, plan.num_local)
     if plan.num_loaded > plan.num_local and not slot_request.loads:
         note_load(tx, request.request_id, plan.num_local, plan.num_loaded)
     if slot_request.hit is not None and not any(request.tables):
@@ -111,7 +114,7 @@ def commit(tx: Transaction, plan: Plan) -> KVCacheBlocks:
         forget_new(tx, taken)
     fresh = iter(taken)
     for rewrite in plan.rewrites:
-        apply_rewrite(tx, request, edit, rewrite, fresh)
+        apply_rewrite(tx, plan, edit, rewrite, fresh)
     for group_id, growth in enumerate(plan.growth):
         if growth.num_nulls or growth.num_external:
             edit.extend(group_id, [NULL_BLOCK] * growth.num_nulls)
@@ -142,6 +145,11 @@ def commit(tx: Transaction, plan: Plan) -> KVCacheBlocks:
     if tx.waiting:  # empty unless a policy uses it
         settle_waiting(tx, request.request_id)
     return KVCacheBlocks(tuple(grown))
+
+
+def _num_whole(group: Group, num_hits: int, plan: Plan) -> int:
+    """Return how many blocks of a hit need no publication in a group."""
+    return num_hits - 1 if group.is_state else plan.num_local // group.block_size
 
 
 def count_fresh(plan: Plan) -> int:
@@ -185,14 +193,19 @@ def note_scheduled(tx: Transaction, plan: Plan) -> None:
         tx.scheduled = tx.scheduled.set(request_id, ScheduledRequest(before, num_kept))
     elif record.num_kept != num_kept:
         tx.scheduled = tx.scheduled.set(request_id, replace(record, num_kept=num_kept))
+    note_delay(tx, request_id, delayed=plan.slot_request.delay_cache_blocks)
 
 
 def apply_rewrite(
-    tx: Transaction, request: RequestState, edit: TableEdit, rewrite: Rewrite, fresh: Iterator[int]
+    tx: Transaction, plan: Plan, edit: TableEdit, rewrite: Rewrite, fresh: Iterator[int]
 ) -> None:
     """Make one block of a table writable."""
-    group_id, position = rewrite.group_id, rewrite.position
+    request, group_id, position = plan.request, rewrite.group_id, rewrite.position
     block, size = edit.tables[group_id][position], tx.config.groups[group_id].block_size
+    if tx.config.has_tails and not rewrite.shared:
+        settle = note_same if rewrite.same else withdraw_past
+        settle(tx, request, (group_id, position), block, plan.num_local)
+        return
     if rewrite.same:
         note_published_key(tx, block, request.key(tx.config, group_id, position))
         note_rewritten(tx, request.request_id, block, (position + 1) * size)

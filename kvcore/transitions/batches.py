@@ -25,6 +25,7 @@ from kvcore.state.table_edit import TableEdit
 from kvcore.state.transaction import Transaction, transition
 from kvcore.transitions.in_flight import lower_restored, note_published_key, num_finished
 from kvcore.transitions.publish import publish_blocks, stored
+from kvcore.transitions.tails.keys import publish_tails, settle_tails
 from kvcore.transitions.unconfirmed_loads import confirm_loads, note_keyed, note_owner
 from kvcore.types.arguments import read_int
 from kvcore.types.commands import Batch, close, named_rows
@@ -46,7 +47,8 @@ def take_batch(state: State) -> Outcome[State, Batch]:
     opened = replace(state, batch=OpenBatch(batch.number + 1))
     if state.loads and not config.max_in_flight:
         opened = replace(opened, loads=confirm_loads(state.loads, batch.number - 1))
-    if not (config.tracks_batches or batch.merges or batch.ends or state.held_rows):
+    tracked = config.tracks_batches or (config.has_tails and batch.scheduled)
+    if not (tracked or batch.merges or batch.ends or state.held_rows):
         return Outcome(opened, (), taken)
 
     def change(tx: Transaction) -> Batch:
@@ -61,6 +63,7 @@ def take_batch(state: State) -> Outcome[State, Batch]:
             from kvcore.transitions.checkpoints import settle_ends  # few models have states
 
             settle_ends(tx, batch, stored)
+        settle_tails(tx, batch)
         return taken
 
     return transition(opened, change)
@@ -137,7 +140,9 @@ def publish_written(tx: Transaction, batch: BatchInFlight) -> None:
     for request_id, made in in_order(batch.entries):
         request = tx.requests[request_id]
         if made.publishes and request.status is Status.RUNNING and not request.num_loading:
-            publish_blocks(tx, request, num_finished(tx, request), final=True)
+            count = num_finished(tx, request)
+            publish_blocks(tx, request, count, final=True)
+            publish_tails(tx, tx.request(request_id), made.before, count)
     merges = tx.batch.merges
     tx.batch = replace(tx.batch, merges=before)
     settle_merges(tx, merges)

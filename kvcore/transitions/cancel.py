@@ -62,7 +62,9 @@ def take_back(tx: Transaction, cancelled: list[BatchInFlight], number: int) -> N
     for batch in cancelled:
         for block, key in batch.published_keys:
             if tx.device.keys[block] == key:
-                tx.device.unpublish(block)
+                tx.device.unpublish_full(block)
+            elif key in tx.device.tail_keys(block):
+                tx.device.withdraw_tails(block, [key])
         tx.device.release([owed.block for owed in batch.owed])
     for pool in pools:
         pool.end_quarantine()

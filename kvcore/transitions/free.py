@@ -21,6 +21,7 @@ from kvcore.state.table_edit import TableEdit
 from kvcore.state.transaction import Transaction, transition
 from kvcore.state.waiting import settle_waiting
 from kvcore.transitions.in_flight import note_left_batch
+from kvcore.transitions.tails.keys import drop_delay
 from kvcore.transitions.unconfirmed_loads import lower_counted
 from kvcore.types.errors import HitInOpenBatch
 from kvcore.types.groups import Group
@@ -97,6 +98,7 @@ def leave_open_batch(tx: Transaction, request: RequestState) -> None:
     withdraw(tx, request, record, num_tokens)
     tx.scheduled = tx.scheduled.delete(request.request_id)
     note_left_batch(tx, request.request_id)
+    drop_delay(tx, request.request_id)
     if tx.config.has_states:
         from kvcore.transitions.checkpoints import drop_end  # few models have states
         from kvcore.transitions.states import num_left, step_back
@@ -118,7 +120,7 @@ def withdraw(
         if (item.position + 1) * tx.config.groups[item.group_id].block_size <= num_tokens:
             stays.append(item)
         elif tx.device.keys[item.block] == item.key:
-            tx.device.unpublish(item.block)
+            tx.device.unpublish_full(item.block)
     merges = [each for each in tx.batch.merges if not is_unwritten(tx, each, num_tokens, request)]
     tx.batch = replace(tx.batch, merges=pvector(merges))
     return pvector(stays)

@@ -16,6 +16,7 @@ from kvcore.state.state import RequestState
 from kvcore.state.transaction import Transaction
 from kvcore.transitions.in_flight import num_finished
 from kvcore.transitions.publish import publish_blocks, stored
+from kvcore.transitions.tails.keys import fill_tails
 from kvcore.types.errors import BatchNotTaken, InOpenBatch, OutputOutOfOrder, StaleOutput
 
 
@@ -109,3 +110,4 @@ def publish_filled(tx: Transaction, request: RequestState, num_known: int) -> No
         from kvcore.transitions.checkpoints import publish_reached  # few models have states
 
         publish_reached(tx, tx.request(request.request_id), num_known, stored)
+    fill_tails(tx, tx.request(request.request_id), num_known)

@@ -16,7 +16,7 @@ from itertools import chain
 from kvcore.state.state import NamedPin, RequestState, State
 from kvcore.state.transaction import Transaction, transition
 from kvcore.transitions.in_flight import num_finished
-from kvcore.transitions.prefix_lookup import aligned, common_length, needed
+from kvcore.transitions.prefix_lookup import aligned, common_length, needed, needed_tails
 from kvcore.transitions.requests import is_text
 from kvcore.transitions.unconfirmed_loads import is_unconfirmed
 from kvcore.types.arguments import read_count, read_ints
@@ -132,14 +132,22 @@ def _prefix(
         if not config.enable_caching:
             reason = "prefix caching is off"
         raise NothingToPin(request=request.request_id, requested=count, reason=reason)
-    blocks = []
+    blocks: list[int] = []
+    sizes = [group.block_size for group in config.groups]
     for group_id, table in enumerate(request.tables):
         for position in sorted(needed(config, group_id, length)):
-            key = request.key(config, group_id, position)
-            if config.groups[group_id].is_state:
-                key = request.key_at(config, group_id, length)
+            is_state = config.groups[group_id].is_state
+            end = length if is_state else (position + 1) * sizes[group_id]
+            key = request.key_at(config, group_id, end)
             own = tx.device.keys[table[position]] == key
             blocks.append(table[position] if own else state.device.index.firsts[key])
+        for end in needed_tails(config, group_id, length):
+            key, position = request.key_at(config, group_id, end), end // sizes[group_id]
+            held = table[position] if position < len(table) else None
+            if held is None or key not in tx.device.tail_keys(held):
+                held = tx.device.first_tail(key)
+            assert held is not None, "IDX-COMPLETE: the look-up has found it"
+            blocks += [held] * (held not in blocks)
     if not blocks:  # a chunk begins at their end
         reason = f"a hit of {length} needs no block"
         raise NothingToPin(request=request.request_id, requested=count, reason=reason)

@@ -29,27 +29,13 @@ from kvcore.transitions.slot_request import (
     check_slot_request,
     read_slot_request,
 )
+from kvcore.transitions.tails.rewrites import Lengths, Rewrite, plan_rewrites
 from kvcore.transitions.window import Trim, freed_blocks, plan_trims, visible_from
 from kvcore.types.groups import Group, skipped_blocks
 from kvcore.types.values import Reason, Refused
 
 if TYPE_CHECKING:
     from kvcore.transitions.states import StateStep
-
-
-@attrs.frozen(kw_only=True)
-class Rewrite:
-    """A block of the request that is about to be written although it is shared or keyed.
-
-    shared: a fresh block replaces it. copied: it holds earlier positions, so the fresh block is a
-    copy. same: it keeps its key, because exactly that content is written.
-    """
-
-    group_id: int
-    position: int
-    shared: bool
-    copied: bool
-    same: bool
 
 
 class Growth(Struct, frozen=True, gc=False, kw_only=True):
@@ -93,24 +79,6 @@ class Refusal:
     trims: tuple[Trim, ...] = ()
 
 
-class Lengths(Struct, frozen=True, gc=False, kw_only=True):
-    """Tokens of an allocation, counted from the request's first one:
-
-        | computed | hit | external | new | lookahead |
-                     local      total scheduled   slots
-
-    seen_from: the first query whose window the trim must keep. skipped: leading blocks of each
-    group that this query does not see.
-    """
-
-    local: int
-    total: int
-    scheduled: int
-    slots: int
-    seen_from: int
-    skipped: tuple[int, ...]
-
-
 def plan_allocation(tx: Transaction, slot_request: SlotRequest) -> Plan | Refusal:
     """Return the plan of an allocation, or its refusal. Changes nothing.
 
@@ -124,14 +92,14 @@ def plan_allocation(tx: Transaction, slot_request: SlotRequest) -> Plan | Refusa
     if slot_request.hit is not None:
         hits = needed_hits(hits, lengths)
         fixed = sum(tx.device.is_queued(b) for ids in hits for b in ids if not tx.is_null(b))
-    rewrites = plan_rewrites(tx, request, lengths)
+    rewrites = plan_rewrites(tx, request, hits, lengths)
     reserve = slot_request.reserved_blocks
     if not any(request.tables):
         reserve += tx.config.watermark_blocks
-    for rewrite in rewrites:
-        fixed += rewrite.shared
+    fixed += sum(each.shared and not each.for_key for each in rewrites)
     steps = _plan_states(tx, request, hits, lengths) if tx.config.has_states else ()
-    for_keys = sum(step.for_key for step in steps)
+    for_states = sum(step.for_key for step in steps)
+    for_keys = for_states + sum(rewrite.for_key for rewrite in rewrites)
     if slot_request.full_sequence_must_fit:
         needed, most = gate_need(tx, request, slot_request, hits, lengths)
         available = num_available(tx, request, hits)
@@ -139,14 +107,13 @@ def plan_allocation(tx: Transaction, slot_request: SlotRequest) -> Plan | Refusa
         refused = refuse(tx, fixed + needed, available, most, reserve)
         if refused is not None:
             return Refusal(refused=refused, request=request)
-    windows = tx.config.has_windows
-    trims = plan_trims(tx, request, lengths.seen_from) if windows else ()
+    trims = plan_trims(tx, request, lengths.seen_from) if tx.config.has_windows else ()
     available = num_available(tx, request, hits, trims)
     growth = plan_growth(tx, request, slot_request, hits, lengths)
     needed = fixed
     for each in growth:
         needed += each.num_external + each.num_new
-    needed += sum(step.takes for step in steps) - for_keys
+    needed += sum(step.takes for step in steps) - for_states
     most = step_most(tx, request, slot_request, lengths)
     if tx.config.has_states:
         from kvcore.transitions.states import states_held  # few models have states
@@ -159,6 +126,7 @@ def plan_allocation(tx: Transaction, slot_request: SlotRequest) -> Plan | Refusa
     spare = available - needed - reserve
     if for_keys > max(0, spare):
         steps, for_keys = tuple(step.without_copy() for step in steps), 0
+        rewrites = tuple(rewrite.without_copy() for rewrite in rewrites)
     return Plan(
         slot_request=slot_request,
         request=request,
@@ -217,42 +185,6 @@ def needed_hits(hits: tuple[tuple[int, ...], ...], lengths: Lengths) -> tuple[tu
         return hits
     skips = (min(len(ids), skip) for ids, skip in zip(hits, lengths.skipped, strict=True))
     return tuple((0,) * skip + ids[skip:] for ids, skip in zip(hits, skips, strict=True))
-
-
-def plan_rewrites(tx: Transaction, request: RequestState, lengths: Lengths) -> tuple[Rewrite, ...]:
-    """Return the shared or keyed blocks that the new slots will write, in table order."""
-    rewrites = []
-    for group_id, group in enumerate(tx.config.groups):
-        if group.is_cross or group.is_state:
-            continue
-        size, table = group.block_size, request.tables[group_id]
-        first = max(lengths.local // size, lengths.skipped[group_id])
-        for position in range(first, min(len(table), -(-lengths.slots // size))):
-            block = table[position]
-            shared = tx.device.ref_counts[block] > 1
-            if shared or tx.device.keys[block] is not None:
-                copied = shared and lengths.local > position * size
-                same = not shared and writes_same(tx, request, (group_id, position), lengths)
-                flags = {"shared": shared, "copied": copied, "same": same}
-                rewrites.append(Rewrite(group_id=group_id, position=position, **flags))
-    return tuple(rewrites)
-
-
-def writes_same(
-    tx: Transaction, request: RequestState, place: tuple[int, int], lengths: Lengths
-) -> bool:
-    """Return whether a block's key is that of the content which the new slots will hold.
-
-    Loaded tokens may fail, and lookahead tokens are unknown, so these never count as the same.
-    """
-    group_id, position = place
-    if lengths.local < lengths.total or position >= request.num_hashed(tx.config, group_id):
-        return False
-    end = (position + 1) * tx.config.groups[group_id].block_size
-    if lengths.scheduled < min(lengths.slots, end):
-        return False
-    key = tx.device.keys[request.tables[group_id][position]]
-    return key == request.key(tx.config, group_id, position)
 
 
 def plan_growth(

@@ -103,7 +103,7 @@ def get_num_common_prefix_blocks(state: State, request_id: str) -> list[int]:
 def has_key(state: State, block: int) -> bool:
     """Return whether a device block is findable, as the null block is. Raises UnknownBlock."""
     number = find_block(state, block)
-    return number is None or state.device.keys[number] is not None
+    return number is None or state.device.has_key(number)
 
 
 def get_block_key(state: State, block: int) -> bytes | None:

@@ -33,6 +33,7 @@ from kvcore.transitions.output import (
     publish_filled,
     take_output,
 )
+from kvcore.transitions.tails.keys import fill_tails
 from kvcore.transitions.unconfirmed_loads import forget_reporter
 from kvcore.types.arguments import read_batch_number, read_count
 from kvcore.types.errors import (
@@ -170,6 +171,7 @@ def accept(state: State, request_id: str, num_accepted: int) -> Outcome[State, N
         count = min(request.num_computed, len(longer.tokens))
         kept = replace(longer, drafts=pvector(), num_computed=count)
         tx.put(kept.awaiting(request.awaited))
+        fill_tails(tx, tx.request(request_id), len(request.tokens))
 
     return transition(state, change)
 

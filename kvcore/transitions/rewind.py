@@ -24,6 +24,7 @@ from kvcore.transitions.free import (
     drop_host,
     leave_open_batch,
 )
+from kvcore.transitions.tails.keys import withdraw_past
 from kvcore.transitions.unconfirmed_loads import (
     first_reported,
     most_loaded,
@@ -58,8 +59,10 @@ def rewind(
         check_leaving(tx, falling)
         check_held(tx, dict(kept), requests, count)
         for request in requests:
+            cut = withdraw_tails(tx, request, count) if tx.config.has_tails else ()
             for block in unwritten(tx, request, count):
-                tx.device.unpublish(block)
+                if block not in cut:
+                    tx.device.unpublish(block)
         if tx.config.has_states:
             from kvcore.transitions.checkpoints import withdraw_states  # few models have states
 
@@ -123,6 +126,20 @@ def unwritten(tx: Transaction, request: RequestState, num_tokens: int) -> Iterat
             first = num_tokens // group.block_size
             end = None if loaded is None else -(-loaded // group.block_size)
             yield from (block for block in table[first:end] if not tx.is_null(block))
+
+
+def withdraw_tails(tx: Transaction, request: RequestState, num_tokens: int) -> set[int]:
+    """Withdraw the keys past num_tokens of the blocks that contain this count, and none before;
+    return these blocks.
+    """
+    blocks, cut = set(unwritten(tx, request, num_tokens)), set()
+    for group_id, group in enumerate(tx.config.groups):
+        table, position = request.tables[group_id], num_tokens // group.block_size
+        inside = num_tokens % group.block_size and not group.is_state
+        if inside and position < len(table) and table[position] in blocks:
+            withdraw_past(tx, request, (group_id, position), table[position], num_tokens)
+            cut.add(table[position])
+    return cut
 
 
 def check_held(

@@ -178,7 +178,13 @@ def check_hit(tx: Transaction, request: RequestState, hit: Hit) -> None:
             if position < skipped and block == 0:
                 continue
             tx.device.check_block(block)
-            if tx.device.keys[block] != hit_key(tx, request, hit, (group_id, position)):
+            key = hit_key(tx, request, hit, (group_id, position))
+            size, is_state = sizes[group_id], tx.config.groups[group_id].is_state
+            if (position + 1) * size > hit.num_tokens and not is_state:
+                is_held = key in tx.device.tail_keys(block)
+            else:
+                is_held = tx.device.keys[block] == key
+            if not is_held:
                 raise StaleHits(request=name, block=block, position=position)
 
 
@@ -186,7 +192,7 @@ def hit_key(tx: Transaction, request: RequestState, hit: Hit, place: tuple[int, 
     """Return the key that the block of a hit at a place (group, position) has."""
     group_id, position = place
     group = tx.config.groups[group_id]
-    if group.is_state and (position + 1) * group.block_size > hit.num_tokens:
+    if (position + 1) * group.block_size > hit.num_tokens:
         return request.key_at(tx.config, group_id, hit.num_tokens)
     return request.key(tx.config, group_id, position)
 
@@ -220,10 +226,12 @@ def step_ends(
 
 def check_one_unknown(tx: Transaction, request: RequestState, slot_request: SlotRequest) -> None:
     """Raise TooManyDrafts if a step of state groups would compute drafts, or more than one token to
-    come: a state cannot be cut back to the accepted ones.
+    come: a state cannot be cut back to the accepted ones. All calls of a batch are one step.
     """
     local, _, end = step_ends(tx, request, slot_request)
-    unknown, most = end - max(local, len(request.tokens)), int(not request.drafts)
+    record = tx.scheduled.get(request.request_id)
+    start = local if record is None else min(local, record.num_computed_before)
+    unknown, most = end - max(start, len(request.tokens)), int(not request.drafts)
     if unknown > most:
         raise TooManyDrafts(request=request.request_id, num_drafts=unknown, most=most)
 

@@ -24,6 +24,7 @@ from kvcore.transitions.in_flight import num_finished
 from kvcore.transitions.plan import Refusal, plan_allocation
 from kvcore.transitions.publish import publish_blocks, stored
 from kvcore.transitions.slot_request import SlotRequest
+from kvcore.transitions.tails.keys import cache_tails
 from kvcore.transitions.unconfirmed_loads import is_unconfirmed
 from kvcore.transitions.window import apply_trims
 from kvcore.types.arguments import read_count, read_int, read_ints
@@ -211,3 +212,4 @@ def finish_load(tx: Transaction, request: RequestState, operation: Operation, do
         from kvcore.transitions.checkpoints import cache_state  # few models have states
 
         cache_state(tx, tx.request(request.request_id), settled.num_computed, stored)
+    cache_tails(tx, tx.request(request.request_id), count)

@@ -18,6 +18,7 @@ from msgspec.structs import replace
 
 from kvcore.state.batch_records import Reporter, UnconfirmedLoad
 from kvcore.state.transaction import Transaction
+from kvcore.types.config import NO_LIMIT
 
 
 def note_load(tx: Transaction, request_id: str, first: int, end: int) -> None:
@@ -26,11 +27,15 @@ def note_load(tx: Transaction, request_id: str, first: int, end: int) -> None:
     tx.loads = (*tx.loads, UnconfirmedLoad(tx.batch.number, first, end, (reporter,)))
 
 
-def note_owner(tx: Transaction, request_id: str, blocks: Iterable[int]) -> None:
-    """Note that a request became an owner of blocks."""
-    held = {block for block in blocks if tx.device.keys[block] is not None}
+def note_owner(
+    tx: Transaction, request_id: str, blocks: Iterable[int], num_tokens: int = NO_LIMIT
+) -> None:
+    """Note that a request became an owner of blocks, of which it counts at most num_tokens
+    tokens.
+    """
+    held = {block for block in blocks if tx.device.has_key(block)}
     tx.loads = tuple(
-        _counting(load, request_id, min(load.end, max(ends)))
+        _counting(load, request_id, min(load.end, max(ends), num_tokens))
         if (ends := [end for block, end in load.blocks if block in held])
         else load
         for load in tx.loads
@@ -45,6 +50,23 @@ def note_keyed(tx: Transaction, request_id: str, keyed: Sequence[tuple[int, int]
         blocks = [pair for pair in load.blocks if pair[0] not in names]
         if load.reporter(request_id).counted:
             blocks += [pair for pair in keyed if pair[1] > load.first]
+        loads.append(replace(load, blocks=tuple(blocks)))
+    tx.loads = tuple(loads)
+
+
+def note_tail(tx: Transaction, request_id: str, block: int, end: int, *, had_key: bool) -> None:
+    """Note that a block of a request got a tail key, with the position behind its last token. Of a
+    block that had a key already, the greatest such position counts.
+    """
+    loads = []
+    for load in tx.loads:
+        blocks = [pair for pair in load.blocks if had_key or pair[0] != block]
+        if load.reporter(request_id).counted > 0 and end > load.first:
+            known = [place for place, pair in enumerate(blocks) if pair[0] == block]
+            for place in known:
+                blocks[place] = (block, max(end, blocks[place][1]))
+            if not known:
+                blocks.append((block, end))
         loads.append(replace(load, blocks=tuple(blocks)))
     tx.loads = tuple(loads)
 

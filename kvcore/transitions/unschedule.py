@@ -20,6 +20,7 @@ from kvcore.state.transaction import Transaction, transition
 from kvcore.transitions.free import check_leaving, num_cached_after, withdraw
 from kvcore.transitions.in_flight import note_left_batch
 from kvcore.transitions.requests import check_no_drafts
+from kvcore.transitions.tails.keys import drop_delay
 from kvcore.transitions.unconfirmed_loads import lower_counted
 from kvcore.types.arguments import read_count
 from kvcore.types.errors import BeforeOpenBatch, BeyondComputed
@@ -62,6 +63,7 @@ def shorten(
     else:
         tx.scheduled = tx.scheduled.delete(request.request_id)
         note_left_batch(tx, request.request_id)
+        drop_delay(tx, request.request_id)
     if tx.loads:
         lower_counted(tx, request.request_id, num_tokens)
     if tx.config.has_states:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping
-from typing import Literal, NoReturn, get_args
+from typing import Any, Literal, NoReturn, get_args
 
 import attrs
 from immutables import Map
@@ -72,8 +72,9 @@ class Config:
     the start; `advance_epoch` raises it. max_pinned_blocks: most blocks that pins of prefixes hold,
     None for a quarter of the pool, or what a request of max_model_len leaves if that is less; a
     number needs max_model_len. floors: for requests of a cache salt, how many blocks of their
-    content requests of other salts leave cached; needs max_model_len. Raises InvalidConfig,
-    GroupsDoNotFit.
+    content requests of other salts leave cached; needs max_model_len. hash_block_size: tokens per
+    block hash, a divisor of every block size; if it is less than their greatest common divisor, the
+    default, hits may end inside blocks, at its multiples. Raises InvalidConfig, GroupsDoNotFit.
     """
 
     num_blocks: int
@@ -99,10 +100,15 @@ class Config:
     epoch: int = attrs.field(default=0, kw_only=True)
     max_pinned_blocks: int | None = attrs.field(default=None, kw_only=True)
     floors: Mapping[str, int] = attrs.field(default=Map(), kw_only=True, repr=False)
+    hash_unit: int | None = attrs.field(default=None, kw_only=True, alias="hash_block_size")
+    """The argument hash_block_size; None if it is the default."""
     hash_block_size: int = attrs.field(init=False, eq=False, repr=False)
+    """Number of tokens per block hash."""
+    has_tails: bool = attrs.field(init=False, eq=False, repr=False)
+    """Whether hits may end inside blocks, which then have tail keys."""
     hit_alignment: int = attrs.field(init=False, eq=False, repr=False)
-    """Hits end at multiples of this: whole blocks of all groups but state groups, whose
-    checkpoints decide which ones.
+    """Hits end at multiples of this: of the tokens per block hash if they may end inside blocks,
+    else whole blocks of all groups but state groups, whose checkpoints decide which ones.
     """
     block_alignment: int = attrs.field(init=False, eq=False, repr=False)
     """The least number of tokens in whole blocks of all groups."""
@@ -115,9 +121,7 @@ class Config:
     has_states: bool = attrs.field(init=False, eq=False, repr=False)
     """Whether any group keeps recurrent states."""
     scales: tuple[int, ...] = attrs.field(init=False, eq=False, repr=False)
-    """Number of hashes per block of each group; hashes have the granularity of the groups' common
-    divisor.
-    """
+    """Number of hashes per block of each group."""
 
     def __attrs_post_init__(self) -> None:
         _read_floors(self)
@@ -135,10 +139,15 @@ class Config:
         if self.block_size is not DEFAULT_BLOCK_SIZE and self.block_size != sizes[0]:
             _refuse(self, "block_size", f"the first group has {sizes[0]} tokens per block")
         object.__setattr__(self, "block_size", sizes[0])
-        limit, fine = self.max_model_len, math.gcd(*sizes)
+        _check_hash_unit(self, common := math.gcd(*sizes))
+        limit, fine = self.max_model_len, self.hash_unit or common
+        has_tails = fine < common and self.enable_caching
+        whole = (g.block_size for g in self.groups if not g.is_state)
         derived = {
+            "hash_unit": fine if fine < common else None,
             "hash_block_size": fine,
-            "hit_alignment": math.lcm(fine, *(g.block_size for g in self.groups if not g.is_state)),
+            "has_tails": has_tails,
+            "hit_alignment": fine if has_tails else math.lcm(fine, *whole),
             "block_alignment": math.lcm(*sizes),
             "length_limit": NO_LIMIT if limit is None else limit,
             "tracks_batches": self.max_in_flight > 0 or self.publish == "completed",
@@ -280,6 +289,24 @@ def _check_groups(config: Config) -> None:
         raise InvalidConfig(field="groups", value=sizes, reason=reason)
 
 
+def _check_hash_unit(config: Config, common: int) -> None:
+    """Raise InvalidConfig unless hits may end at multiples of the given hash_block_size.
+
+    common: the greatest common divisor of the block sizes.
+    """
+    if config.hash_unit is None:
+        return
+    _check_count(config, "hash_block_size", 1)
+    if common % config.hash_unit:
+        reason = f"must divide the block sizes, whose greatest common divisor is {common}"
+        _refuse(config, "hash_block_size", reason)
+    if config.hash_unit < common and config.eviction not in ("lru", "uncached_first"):
+        reason = "hits inside blocks need the eviction policy lru or uncached_first"
+        _refuse(config, "hash_block_size", reason)
+    if config.hash_unit < common and config.floors:
+        _refuse(config, "hash_block_size", "hits inside blocks cannot be combined with floors")
+
+
 def _check_sizes(config: Config) -> None:
     _check_count(config, "num_blocks", 1)
     null = " and the null block" if config.null_block else ""
@@ -339,7 +366,7 @@ def _read_floors(config: Config) -> None:
 
 
 def _check_count(config: Config, name: str, least: int) -> None:
-    value = getattr(config, name)
+    value = _given(config, name)
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         _refuse(config, name, f"must be an integer of at least {least}")
     if value > MAX_BLOCKS:
@@ -362,8 +389,12 @@ def _is_text(seed: bytes) -> bool:
     return True
 
 
+def _given(config: Config, name: str) -> Any:
+    return config.hash_unit if name == "hash_block_size" else getattr(config, name)
+
+
 def _refuse(config: Config, name: str, reason: str) -> NoReturn:
-    value = getattr(config, name)
+    value = _given(config, name)
     if name == "floors":  # salts may be secret
         value = [value[salt] for salt in sorted(value, key=str)]
     raise InvalidConfig(field=name, value=value, reason=reason)

@@ -58,6 +58,7 @@ WORLDS = {
     "named pins": PROFILES["prefix-pins-swap"].world,
     "states": PROFILES["states"].world,
     "marked states": PROFILES["states-marks"].world,
+    "tails": PROFILES["tails-groups"].world,
     "salts": world(2, 2, 2, kinds_of_requests=({}, {"cache_salt": "s"}), without=("fork",)),
 }
 IN_FLIGHT = {

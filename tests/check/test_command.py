@@ -120,6 +120,22 @@ def test_a_world_of_states_can_be_described(
     )
 
 
+def test_a_world_whose_hits_end_inside_blocks_can_be_described(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    left = "fork,append,remove_request,reset_prefix_cache"
+    sizes = "--blocks 2 --requests 2 --tokens 4 --block-size 3 --hash-block-size 1"
+    code, out, _ = run(capsys, *sizes.split(), "--without", left, "--json")
+    found, wanted = json.loads(out), PROFILES["tails-threes"]
+    assert (code, found["states"], found["edges"]) == (
+        command.FINE,
+        wanted.num_states,
+        wanted.num_edges,
+    )
+    code, _, err = run(capsys, *sizes.replace("size 1", "size 2").split())
+    assert (code, "greatest common divisor is 3" in err) == (command.USAGE_ERROR, True)
+
+
 def test_a_report_says_what_it_is_of(capsys: pytest.CaptureFixture[str]) -> None:
     few = ("--properties", "KV-READ,NOCRASH", "--no-symmetry", "tokens", "--tokens", "1")
     _, out, _ = run(capsys, *SMALL, *few, "--json")

@@ -17,6 +17,7 @@ from kvcore.check.profiles.registry import PROFILES
 from kvcore.check.search.search import check
 from kvcore.pool.block_pool import PoolTransaction
 from kvcore.pool.hash_index import HashIndexTransaction
+from kvcore.pool.tails import KeyedTransaction
 from kvcore.state.state import RequestState
 from kvcore.state.transaction import Transaction
 from kvcore.trace import trace_file
@@ -103,6 +104,13 @@ def test_a_patcher_puts_everything_back() -> None:
 
 def _core() -> list[object]:
     """Collect most of the functions that seeded bugs replace."""
-    owners = (PoolTransaction, Effects, HashIndexTransaction, Transaction, RequestState)
+    owners = (
+        PoolTransaction,
+        KeyedTransaction,
+        Effects,
+        HashIndexTransaction,
+        Transaction,
+        RequestState,
+    )
     attributes = [each for owner in owners for each in vars(owner).values()]
     return [*attributes, *TRANSITIONS.values()]

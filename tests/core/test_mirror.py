@@ -37,7 +37,9 @@ BY_POOL = "in block_pool.rs, which looks whether there is a policy"
 VARIANT_OF = "a policy is a variant of `Eviction`"
 KEYWORD = "a keyword of Rust: `note_use`"
 PINS_OF_BLOCKS = ("pin", "unpin", "check_block", "check_pins", "check_unpins", "count_blocks")
-GROWTH = ("Growth", "Lengths", "measure", "plan_growth", "preallocate")
+GROWTH = ("Growth", "measure", "plan_growth", "preallocate")
+KEYS_OF_BLOCKS = ("publish", "unpublish", "unpublish_full")
+TAILS_OF_BLOCKS = ("has_key", "tail_keys", "first_tail", "publish_tail", "withdraw_tails")
 PYTHON_ONLY = {
     ("pool/block_pool", "PoolTransaction"): TRANSACTION,
     ("pool/block_pool", "freeze"): TRANSACTION,
@@ -52,6 +54,12 @@ PYTHON_ONLY = {
     ("pool/floors", "may_take"): "in block_pool/floored.rs",
     ("pool/floors", "note"): "`note_spare` in block_pool/floored.rs",
     ("pool/floors", "first"): "`next_to_leave` in policy_pool.rs",
+    ("pool/block_pool", "has_key"): "in block_pool/tailed.rs",
+    ("pool/tails", "Keyed"): "for type checkers",
+    ("pool/tails", "tails"): "for type checkers",
+    ("pool/tails", "KeyedTransaction"): TRANSACTION,
+    **{("pool/tails", name): "in block_pool.rs" for name in KEYS_OF_BLOCKS},
+    **{("pool/tails", name): "in block_pool/tailed.rs" for name in TAILS_OF_BLOCKS},
     ("pool/policy_pool", "PolicyTransaction"): TRANSACTION,
     ("pool/policy_pool", "freeze"): TRANSACTION,
     ("pool/policy_pool", "seen"): "in policy_state.rs",
@@ -65,6 +73,7 @@ PYTHON_ONLY = {
     ("state/state", "with_floors"): "`make_device` in block_pool/floored.rs",
     ("state/state", "NamedPin"): "in state/named_pins.rs",
     **{("transitions/plan", name): "in plan/growth.rs" for name in GROWTH},
+    ("transitions/tails/rewrites", "Lengths"): "in plan/growth.rs",
     ("state/state", "awaited"): "in state/samplers.rs",
     ("state/state", "awaiting"): "`set_awaited` in state/samplers.rs",
     ("state/state", "awaiting_before"): "`awaited_before` in state/samplers.rs",

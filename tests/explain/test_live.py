@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize
 
 from kvcore import Config, KVCacheManager, Request
-from kvcore.errors import InvalidCount, UnknownRequest
+from kvcore.errors import InvalidConfig, InvalidCount, UnknownRequest
 from kvcore.explain.errors import ExplainOff
 from kvcore.explain.explanation import LENGTHS, Explanation, Missed, Removal
 from kvcore.explain.removed_keys import RemovedKeys
@@ -325,3 +325,16 @@ def test_a_partial_block_that_is_swapped_in_takes_what_it_evicts(backend: Backen
     assert run.observer.findable_blocks() == {0}
     assert run.call("swap_in", ["c"])  # its token is the first of the block that it takes
     assert run.observer.findable_blocks() == set()
+
+
+@pytest.mark.parametrize("backend", ["python", "rust"])
+def test_hits_inside_blocks_are_not_explained_and_are_refused_by_name(backend: Backend) -> None:
+    inside = Config(9, 4, hash_block_size=2, hash_seed=b"seed")
+    message = "hash_block_size=2: misses are not explained where hits end inside blocks"
+    with pytest.raises(InvalidConfig, match=message):
+        KVCacheManager(inside, backend=backend, explain_entries=5)
+    manager = KVCacheManager(Config(9, 4), backend=backend, explain_entries=5)
+    before = manager.encode()
+    with pytest.raises(InvalidConfig, match=message):
+        manager.restore(KVCacheManager(inside, backend=backend).encode())
+    assert manager.encode() == before

@@ -21,6 +21,7 @@ from tests.helpers.worlds import (
     allocations,
     by_status,
     configs,
+    inside_blocks,
     own_hashes,
     rarely,
     requests,
@@ -71,6 +72,8 @@ class Machine(RuleBasedStateMachine):
     most: ClassVar[int] = 8
     longest: ClassVar[int] = 7
     twin: ClassVar[bool] = True
+    inside: ClassVar[bool] = False
+    """Whether hits may end inside blocks."""
     names: ClassVar[tuple[str, ...]] = NAMES
 
     run: Lockstep
@@ -78,7 +81,8 @@ class Machine(RuleBasedStateMachine):
 
     @initialize(data=DATA)
     def start(self, data: st.DataObject) -> None:
-        config = data.draw(configs(least=self.least, most=self.most))
+        drawn = configs(least=self.least, most=self.most)
+        config = data.draw(inside_blocks(drawn) if self.inside else drawn)
         self.run = Lockstep(config, twin=self.twin)
         self.hits = []
 

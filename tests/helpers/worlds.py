@@ -112,6 +112,25 @@ def configs(draw: st.DrawFn, *, least: int = 3, most: int = 8) -> Config:
         raise
 
 
+@st.composite
+def inside_blocks(draw: st.DrawFn, drawn: st.SearchStrategy[Config]) -> Config:
+    """Draw a configuration whose hits may end inside blocks, as near as can be to one of these."""
+    config = draw(drawn.filter(lambda config: config.enable_caching))
+    kept = ("lru", "uncached_first")
+    groups, common = config.groups, config.hash_block_size
+    if common == 1:
+        groups = tuple(attrs.evolve(each, block_size=2 * each.block_size) for each in groups)
+        common = 2
+    return attrs.evolve(
+        config,
+        block_size=groups[0].block_size,
+        groups=groups,
+        eviction=config.eviction if config.eviction in kept else "lru",
+        floors={},
+        hash_block_size=draw(st.sampled_from([n for n in range(1, common) if common % n == 0])),
+    )
+
+
 def tokens(config: Config, *, most: int) -> st.SearchStrategy[list[int]]:
     """Draw prompts of two letters, so that prefixes meet; for large blocks, of whole equal runs."""
     if most <= 16:

@@ -25,6 +25,18 @@ class MiddlePools(Machine):
     longest = 14
 
 
+class SmallPoolsInsideBlocks(SmallPools):
+    """The same, with hits that may end inside blocks."""
+
+    inside = True
+
+
+class MiddlePoolsInsideBlocks(MiddlePools):
+    """The same, with hits that may end inside blocks."""
+
+    inside = True
+
+
 class LargePools(Machine):
     """Pools of 64 to 4096 usable blocks, prompts of up to 200 tokens."""
 
@@ -40,3 +52,7 @@ TestMiddlePools = MiddlePools.TestCase
 TestMiddlePools.settings = settings(max_examples=examples(8), stateful_step_count=50)
 TestLargePools = LargePools.TestCase
 TestLargePools.settings = settings(max_examples=examples(5), stateful_step_count=40)
+TestSmallPoolsInsideBlocks = SmallPoolsInsideBlocks.TestCase
+TestSmallPoolsInsideBlocks.settings = settings(max_examples=examples(25), stateful_step_count=40)
+TestMiddlePoolsInsideBlocks = MiddlePoolsInsideBlocks.TestCase
+TestMiddlePoolsInsideBlocks.settings = settings(max_examples=examples(8), stateful_step_count=50)

@@ -37,10 +37,14 @@ CONFIGS = [
     Config(9, 2, eviction="s3fifo"),
     Config(16, groups=(Group(2), WINDOW), eviction="learned"),
     Config(16, groups=(Group(1), Group(2, kind="chunked_local", window=4)), watermark_blocks=1),
+    Config(8, 4, hash_block_size=1, num_host_blocks=4, null_block=False, enable_events=True),
+    Config(9, 4, hash_block_size=2, duplicates="merge", num_host_blocks=6),
+    Config(16, groups=(Group(4), Group(2, kind="sliding_window", window=3)), hash_block_size=1),
 ]
 IDS = [
     *("plain", "merge", "uncached_first", "groups", "window"),
     *("queue_aware", "lru2", "s3fifo", "learned", "chunks"),
+    *("inside_blocks", "inside_blocks_merge", "inside_blocks_window"),
 ]
 NUM_STEPS = 600
 GOALS = {each.__name__ for each in (CopyOnWrite, SwapIn, SwapOut, Touch)} | {

@@ -7,8 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import attrs
+
 from kvcore import (
     Config,
+    Group,
     KVCacheManager,
     KvCacheRetentionConfig,
     Request,
@@ -106,6 +109,8 @@ def story() -> list[Call]:
 
 
 CONFIG = Config(8, 2, num_host_blocks=8, hash_seed=SEED, enable_events=True)
+INSIDE = attrs.evolve(CONFIG, block_size=8, groups=(Group(8),), hash_block_size=2)
+"""In which the story's hits end inside blocks."""
 
 RETENTION = KvCacheRetentionConfig(
     [TokenRangeRetentionConfig(0, 2, 80, 1000), TokenRangeRetentionConfig(2, None, 20)], 60, 300

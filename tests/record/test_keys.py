@@ -26,7 +26,7 @@ from kvcore.view.command import main as view
 from tests.conftest import Backend, need_twin
 from tests.helpers.amount import examples
 from tests.helpers.machine import Machine
-from tests.record.records import CONFIG, LEVELS, contents, levels_story, record, story
+from tests.record.records import CONFIG, INSIDE, LEVELS, contents, levels_story, record, story
 
 BY_KEYS: dict[str, Any] = {"tokens": "keys", "segment_bytes": 1, "keep_segments": 100}
 """A record by keys with a file per step, whose state must be that of the replay."""
@@ -132,7 +132,12 @@ def test_no_content_is_found_in_a_record_by_keys(
 
 @pytest.mark.parametrize(
     ("config", "calls"),
-    [(CONFIG, story()), (LEVELS, levels_story()), (TENANTS, secret_story([1, 2, 3, 4]))],
+    [
+        (CONFIG, story()),
+        (INSIDE, story()),
+        (LEVELS, levels_story()),
+        (TENANTS, secret_story([1, 2, 3, 4])),
+    ],
 )
 def test_both_languages_record_and_replay_the_same_keys(
     tmp_path: Path, config: Config, calls: list[Call]

@@ -28,6 +28,7 @@ from tests.helpers.amount import examples
 from tests.helpers.machine import Machine
 from tests.record.records import (
     CONFIG,
+    INSIDE,
     LEVELS,
     MORE,
     RETENTION,
@@ -96,7 +97,9 @@ def test_levels_are_replayed_to_the_byte(tmp_path: Path, backend: Backend) -> No
     assert [str(call.result) for call in read if call.name == "tick"] == ["done", "TimeWentBack"]
 
 
-@pytest.mark.parametrize(("config", "calls"), [(CONFIG, story()), (LEVELS, levels_story())])
+@pytest.mark.parametrize(
+    ("config", "calls"), [(CONFIG, story()), (INSIDE, story()), (LEVELS, levels_story())]
+)
 def test_both_languages_write_the_same_bytes(
     tmp_path: Path, config: Config, calls: list[Call]
 ) -> None:

@@ -107,6 +107,12 @@ def _add_options(group: Any) -> None:
     add = group.add_argument
     add("--block-size", type=natural, metavar="TOKENS", help="tokens per block (2)")
     add(
+        "--hash-block-size",
+        type=natural,
+        metavar="TOKENS",
+        help="tokens per hash, where hits can end (whole blocks of all groups)",
+    )
+    add(
         "--groups",
         type=names,
         metavar="KIND,...",
@@ -153,7 +159,7 @@ def _add_result(group: Any) -> None:
 
 AT_LEAST_ONE = (
     *(*OF_WORLD, "prompt", "letters", "block_size", "moves_per_batch", "workers"),
-    *("depth", "limit", "outputs"),
+    *("hash_block_size", "depth", "limit", "outputs"),
 )
 _RENAME = "do not treat states as equal after renaming requests, blocks or tokens (all of them)"
 
@@ -329,6 +335,7 @@ FIELDS = {
     "moves_per_batch": "moves_per_batch",
     "host_blocks": "num_host_blocks",
     **{name: name for name in ("max_in_flight", "publish", "duplicates", "eviction")},
+    "hash_block_size": "hash_block_size",
     "watermark": "watermark_blocks",
     "events": "enable_events",
 }

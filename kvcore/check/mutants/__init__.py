@@ -18,6 +18,7 @@ from kvcore.check.mutants import (
     requests,
     retention,
     states,
+    tails,
     tiers,
     windows,
 )
@@ -25,7 +26,7 @@ from kvcore.check.mutants.seeding import MUTANTS, Mutant, Patcher
 
 FILES = (
     *(index, owners, contents, windows, tiers, loads, requests, progress, inflight, ahead),
-    *(epochs, policies, retention, claims, far, states),
+    *(epochs, policies, retention, claims, far, states, tails),
 )
 
 __all__ = ["FILES", "MUTANTS", "Mutant", "Patcher"]

@@ -85,9 +85,9 @@ def m_copies_from_the_known_tokens_on(patcher: Patcher) -> None:
     """A shared block is copied again though what is planned now stands behind it."""
 
     @patcher.around(plan, "plan_rewrites")
-    def from_known(rewrites: Any, tx: Transaction, request: Any, lengths: Any) -> Any:
+    def from_known(rewrites: Any, tx: Transaction, request: Any, hits: Any, lengths: Any) -> Any:
         local = min(lengths.local, len(request.tokens))
-        return rewrites(tx, request, replace(lengths, local=local))
+        return rewrites(tx, request, hits, replace(lengths, local=local))
 
 
 @mutant("ahead-letters", "OUTPUT-ONCE", rows=(78,))

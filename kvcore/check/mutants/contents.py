@@ -186,9 +186,9 @@ def m_full_shared_block_written_in_place(patcher: Patcher) -> None:
     """A shared block that has a key is taken for the request's own, and written in place."""
 
     @patcher.around(plan, "plan_rewrites")
-    def rewrite_in_place(rewrites: Any, tx: Transaction, request: Any, lengths: Any) -> Any:
+    def rewrite_in_place(rewrites: Any, tx: Transaction, request: Any, *args: Any) -> Any:
         planned = []
-        for each in rewrites(tx, request, lengths):
+        for each in rewrites(tx, request, *args):
             block = request.tables[each.group_id][each.position]
             full = tx.device.keys[block] is not None
             planned.append(attrs.evolve(each, shared=False, copied=False) if full else each)

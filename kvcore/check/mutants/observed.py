@@ -240,4 +240,5 @@ def _is_of_core(error: Exception) -> bool:
 def _pool(pool: BlockPool) -> tuple[object, ...]:
     index = sorted((key, pool.index[key]) for key in pool.index)
     counts, keys, pins = list(pool.ref_counts), list(pool.keys), sorted(pool.pins.items())
-    return counts, keys, list(pool.queue), pool.queue.length, index, pins
+    tails = None if pool.tails is None else sorted(pool.tails.by_key.items())
+    return counts, keys, list(pool.queue), pool.queue.length, index, pins, tails

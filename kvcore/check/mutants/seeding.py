@@ -33,12 +33,13 @@ class Patcher(ExitStack):
             self.callback(owner.__setitem__, name, owner[name])
             owner[name] = value
         else:
+            owner = definer(owner, name)
             self.callback(setattr, owner, name, vars(owner)[name])
             setattr(owner, name, value)
 
     def around(self, owner: Any, name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         """Replace a function by the decorated one, whose first argument is the original."""
-        old = owner[name] if isinstance(owner, dict) else vars(owner)[name]
+        old = owner[name] if isinstance(owner, dict) else vars(definer(owner, name))[name]
 
         def put(function: Callable[..., Any]) -> Callable[..., Any]:
             self.replace(owner, name, lambda *args, **options: function(old, *args, **options))
@@ -54,6 +55,14 @@ class Patcher(ExitStack):
             with Patcher() as patcher:
                 patcher.replace(inner, inner_name, value)
                 return function(*args)
+
+
+def definer(owner: Any, name: str) -> Any:
+    """Return the class that defines an attribute of a class; other owners are returned as they
+    are.
+    """
+    bases = owner.__mro__ if isinstance(owner, type) else ()
+    return next((base for base in bases if name in vars(base)), owner)
 
 
 Patch = Callable[[Patcher], None]

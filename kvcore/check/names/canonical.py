@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import groupby, permutations, product
 
 from kvcore.check.names.digest import Lately
+from kvcore.check.world.keyed import found_by_tails, tail_keys
 from kvcore.check.world.world import Symmetry, by_row
 from kvcore.oracle.contents import group_of
 from kvcore.oracle.prefixes import Letter, Prefixes
@@ -211,6 +212,12 @@ def _pool(
         letters = prefixes.chain(key)
         name += [1 + ranks.get(block, LOST), group_of(key), len(letters)]
         name += tree.names(letters)[-tree.width :]
+    for block in blocks.order() if pool.tails is not None else ():
+        name.append(len(tail_keys(pool, block)))
+        for key in tail_keys(pool, block):
+            letters, others = prefixes.chain(key), found_by_tails(pool).get(key, ())
+            rank = others.index(block) if block in others else LOST
+            name += [rank, group_of(key), len(letters), *tree.names(letters)[-tree.width :]]
     return name
 
 
@@ -220,7 +227,7 @@ def tenants(state: State, floors: Floors, order: list[RequestState], blocks: Blo
     name = [state.config.tenant_of(salt) for salt in salts]
     pool = state.device
     for block in blocks.order():
-        has_content = pool.ref_counts[block] or pool.keys[block] is not None
+        has_content = pool.ref_counts[block] or pool.has_key(block)
         name.append(floors.takers[block] if has_content else 0)
     return name
 

@@ -22,6 +22,7 @@ from kvcore.pool.block_pool import BlockPool
 from kvcore.pool.free_queue import FreeQueue
 from kvcore.pool.policy_state import PolicyState
 from kvcore.pool.retention_state import RetentionState
+from kvcore.pool.tails import Tails
 from kvcore.state.batch_records import BatchInFlight
 from kvcore.state.state import RequestState, State
 from kvcore.types.extra_inputs import NO_EXTRA_KEYS
@@ -127,6 +128,7 @@ def _pool(pool: BlockPool, number: int) -> tuple[Any, ...]:
         sorted(pool.pins.items()) if len(pool.pins) else None,
         sorted(pool.older) if pool.older else None,
         sorted(pool.silent) if pool.silent else None,
+        None if pool.tails is None else _tails(pool.tails),
         None if pool.policy is None else _remembered(pool.policy),
         None if pool.retention is None else _levels(pool.retention),
         None if pool.floors is None else tuple(pool.floors.takers),
@@ -140,6 +142,10 @@ def _pool(pool: BlockPool, number: int) -> tuple[Any, ...]:
             ),
         ),
     )
+
+
+def _tails(tails: Tails) -> tuple[Any, ...]:
+    return sorted(tails.by_block.items()), sorted(tails.by_key.items())
 
 
 def _levels(known: RetentionState) -> tuple[Any, ...]:

@@ -268,6 +268,7 @@ def _open_batch(node: Node, names: Renaming) -> Name:
     for request in names.order if len(batch.scheduled) else ():
         record = batch.scheduled.get(request.request_id)
         name += [0, 0] if record is None else [1 + record.num_computed_before, record.num_kept]
+        name += [1] if request.request_id in batch.delayed else []
         for item in () if record is None else record.unwritten:
             name += [item.group_id, item.position, *names.device.names([item.block])]
     for request_id in batch.ends:

@@ -24,6 +24,7 @@ from kvcore.pool.floors import Floors
 from kvcore.pool.free_queue import FreeQueue
 from kvcore.pool.hash_index import HashIndex
 from kvcore.pool.retention_state import RetentionState
+from kvcore.pool.tails import Tails
 from kvcore.state.open_batch import OpenBatch
 from kvcore.state.state import NamedPin, RequestState, State
 from kvcore.types.config import Config, Eviction
@@ -84,9 +85,10 @@ def _pool(pool: BlockPool) -> tuple[Any, ...]:
     levels = None if known is None else astuple(known)
     floors = None if pool.floors is None else astuple(pool.floors)
     columns = (pool.ref_counts, pool.keys)
-    silent = (pool.silent,) if pool.silent else ()  # empty in nearly all states
+    tails = None if pool.tails is None else astuple(pool.tails)
+    rest = (pool.silent, tails) if pool.silent or tails else ()  # empty in nearly all states
     older = pool.older
-    return (pool.first_block, *columns, queue, links, pool.pins, older, levels, floors, *silent)
+    return (pool.first_block, *columns, queue, links, pool.pins, older, levels, floors, *rest)
 
 
 def _pool_of(
@@ -101,6 +103,7 @@ def _pool_of(
     levels: Any,
     floors: Any,
     silent: frozenset[int] = frozenset(),
+    tails: Any = None,
 ) -> BlockPool:
     queue, index = FreeQueue(*queue), HashIndex(*links)
     retention = None if levels is None else RetentionState(*levels)
@@ -109,6 +112,7 @@ def _pool_of(
         *(first_block, eviction, *columns),
         older=older,
         silent=silent,
+        tails=None if tails is None else Tails(*tails),
         retention=retention,
         floors=None if floors is None else Floors(*floors),
     )

@@ -30,6 +30,7 @@ from kvcore.check.profiles.profile import (
 )
 from kvcore.check.profiles.retention import RETENTION
 from kvcore.check.profiles.states import STATES
+from kvcore.check.profiles.tails import TAILS
 from kvcore.types.groups import Group
 
 __all__ = ["PROFILES", "Profile"]
@@ -232,6 +233,7 @@ PROFILES: dict[str, Profile] = {
     **POLICIES,
     **RETENTION,
     **STATES,
+    **TAILS,
     **CLAIMS,
     **FAR,
 }

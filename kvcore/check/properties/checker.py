@@ -240,6 +240,10 @@ def note(notes: Notes, call: Call, outcome: Outcome[State, Any]) -> None:
 
 def is_full(config: Config, hit: Hit, num_tokens: int) -> bool:
     """Return whether a hit has all of this many tokens except those that must be computed."""
+    if config.has_tails:
+        drops = any(config.drops_last_hit(index) for index in range(len(config.groups)))
+        most = num_tokens - 1 - drops * config.hit_alignment
+        return 0 < hit.num_tokens == aligned(config, most)
     ends = [
         ((num_tokens - 1) // group.block_size - config.drops_last_hit(index)) * group.block_size
         for index, group in enumerate(config.groups)

@@ -60,7 +60,8 @@ def pin_hit(before: State, call: Call, outcome: Outcome[State, Any]) -> Iterator
         for name in sorted(after.requests):
             if after.requests[name].status is not Status.WAITING:
                 after = perform(after, Call("free", (name,))).state
-        idle = [b for b, key in enumerate(after.device.keys) if key and b not in after.device.pins]
+        pool = after.device
+        idle = [b for b in range(pool.num_blocks) if pool.has_key(b) and b not in pool.pins]
         if not is_found(perform(after, Call("evict_blocks", (idle,))).state, request, length):
             yield f"not all of the {length} tokens that pin {call.args[0]!r} covers are kept"
 

@@ -25,7 +25,7 @@ def epoch_first(before: State, call: Call, outcome: Outcome[State, Any]) -> Iter
     held = set(old.older)
     first = [*pool.queue][: num_older(pool.queue)]
     if outcome.state.epoch > before.epoch:
-        held |= {block for block, key in enumerate(old.keys) if key is not None}
+        held |= {block for block in range(old.num_blocks) if old.has_key(block)}
         if first != list(old.queue):
             yield f"{call.name} puts {first} first, but {list(old.queue)} were free"
     held -= {each.block for each in outcome.commands if isinstance(each, Allocate)}

@@ -30,6 +30,7 @@ FACTS: dict[str, Fact] = {
     "NULL": Fact("wrong KV", (47, 48)),
     "IDX-SOUND": Fact("wrong KV", (1, 2, 6)),
     "IDX-COMPLETE": Fact("quality", (3, 4)),
+    "TAIL-SOUND": Fact("wrong KV"),
     "LEAK": Fact("leak", (23, 26, 30, 36, 86), observable=True),
     "ROWS": Fact("wrong KV"),
     "OPEN-BATCH": Fact("wrong KV", (72, 92)),

@@ -58,7 +58,7 @@ def drain(world: World, state: State) -> Iterator[str]:
         yield f"the reset returns {reset.value} without requests"
         return
     for tier, pool in _pools(reset.state):
-        left = [block for block, key in enumerate(pool.keys) if key is not None]
+        left = [block for block in range(pool.num_blocks) if pool.has_key(block)]
         if left or len(pool.index):
             yield f"{tier} blocks {left} have a key after the reset"
     if len(state.operations) or state.in_flight:

@@ -15,6 +15,7 @@ from typing import Any
 
 from kvcore.check.properties.floors import Tenants, tenant_of
 from kvcore.check.properties.hits import hit_of
+from kvcore.check.world.keyed import found_by_tails, keys_of, own_tails, tail_keys
 from kvcore.codec.encode import encode
 from kvcore.oracle.contents import group_of
 from kvcore.oracle.schedule import read_ids
@@ -100,8 +101,7 @@ def check_hit(state: State, request: RequestState, hit: Hit) -> None:
         for position, block in enumerate(blocks):
             seen = (position + 1) * group.block_size > skipped_tokens(group, longest)
             null = block < state.device.first_block
-            key = None if null else state.device.keys[block]
-            if null == seen or (seen and key != _key(state, request, (index, position), longest)):
+            if null == seen or (seen and not _is_hit(state, request, (index, position), hit)):
                 raise InvariantViolation("HIT-LONGEST", f"{block} at {position} of group {index}")
         if len(blocks) != num_blocks:
             raise InvariantViolation("HIT-LONGEST", f"{len(blocks)} blocks of group {index}")
@@ -129,31 +129,40 @@ def _resumes(state: State, request: RequestState, index: int, length: int) -> bo
     config, group = state.config, state.config.groups[index]
     if group.is_state:
         return request.key_at(config, index, length) in state.device.index
-    end = length // group.block_size
+    end, step = length // group.block_size, group.block_size
     needed = [
         position
         for position in range(end)
         if (position + 1) * group.block_size > skipped_tokens(group, length)
     ]
-    if group.kind == "sliding_window" and not needed:
-        needed = [end - 1]
+    ends = {(position + 1) * group.block_size for position in needed}
+    if group.kind == "sliding_window" and not needed and length % group.block_size == 0:
+        ends.add(length)
+    if config.has_tails:
+        step = config.hit_alignment
+        ends |= {length} if length % group.block_size else set()
     if config.drops_last_hit(index):
-        needed.append(end)
-        if length + group.block_size >= len(request.tokens):
+        ends.add(length + step)
+        if length + step >= len(request.tokens):
             return False
-    num_hashed = request.num_hashed(config, index)
-    return all(
-        position < num_hashed
-        and state.device.index.get(request.key(config, index, position)) is not None
-        for position in needed
-    )
+    hashed = len(request.block_hashes) * config.hash_block_size
+    return all(each <= hashed and _finds(state, request, index, each) for each in ends)
 
 
-def _key(state: State, request: RequestState, place: tuple[int, int], length: int) -> bytes:
-    """Return the key of the block at a place (group, position) of a hit of this length."""
-    if state.config.groups[place[0]].is_state:
-        return request.key_at(state.config, place[0], length)
-    return request.key(state.config, *place)
+def _finds(state: State, request: RequestState, index: int, length: int) -> bool:
+    """Return whether a group finds the block that ends with these tokens, or has them as a tail."""
+    group, key = state.config.groups[index], request.key_at(state.config, index, length)
+    if length % group.block_size and not group.is_state:
+        return key in found_by_tails(state.device)
+    return state.device.index.get(key) is not None
+
+
+def _is_hit(state: State, request: RequestState, place: tuple[int, int], hit: Hit) -> bool:
+    """Return whether the block at a place (group, position) of a hit has the key of its end."""
+    index, position = place
+    end = min((position + 1) * state.config.groups[index].block_size, hit.num_tokens)
+    key = request.key_at(state.config, index, end)
+    return key in keys_of(state.device, hit.blocks.blocks[index][position])
 
 
 def written(before: State, call: Call, value: object) -> Iterator[tuple[str, int, int]]:
@@ -249,10 +258,14 @@ def _check_exclusive(state: State, request: RequestState, first: int, last: int)
             if position >= len(table) or table[position] < state.device.first_block:
                 continue
             block = table[position]
-            key = state.device.keys[block]
+            key, tails = state.device.keys[block], tail_keys(state.device, block)
             own = position < request.num_hashed(state.config, index) and key == request.key(
                 state.config, index, position
             )
-            if state.device.ref_counts[block] != 1 or not (key is None or own):
+            if tails:
+                most = len(request.tokens)
+                mine = own_tails(state.config, request, index, position, most)
+                own = (key is None or own) and {*tails} <= {*mine}
+            if state.device.ref_counts[block] != 1 or not (own or (key is None and not tails)):
                 detail = f"request {request.request_id!r} writes block {block} of group {index}"
                 raise InvariantViolation("WRITE-EXCL", detail)

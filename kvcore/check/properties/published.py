@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from kvcore.check.world.keyed import found_by_tails, own_tails, tail_keys
 from kvcore.oracle.schedule import read_ids
 from kvcore.state.state import State
 from kvcore.trace.calls import Call, Misuse
@@ -22,10 +23,12 @@ def published(before: State, call: Call, outcome: Outcome[State, Any]) -> Iterat
     """PUBLISHED: a full block that a call may publish is findable after the call, or waits to be
     merged with one that is; no other block is published, and none of a request of an older epoch.
     A state whose last token comes late is findable then, or belongs to the batch that writes it; so
-    is one that a call marked, when its batch is taken.
+    is one that a call marked, when its batch is taken. Tails of what a batch writes are findable
+    when it is taken or completed, and not before.
     """
     yield from _unpublished_states(before, call, outcome)
     yield from _lost_marks(before, call, outcome)
+    yield from _wrong_tails(before, call, outcome)
     state, late = outcome.state, outcome.state.config.publish == "completed"
     commands = state.batch.commands if late else ()
     copies = {each.target for each in commands if isinstance(each, CopyOnWrite)}
@@ -92,6 +95,50 @@ def _lost_marks(before: State, call: Call, outcome: Outcome[State, Any]) -> Iter
             key = request.key_at(state.config, index, request.num_computed)
             if group.is_state and key not in owed and key not in state.device.index:
                 yield f"the state after {request.num_computed} tokens in group {index} has no key"
+
+
+def _wrong_tails(before: State, call: Call, outcome: Outcome[State, Any]) -> Iterator[str]:
+    """Yield the tails that the end of a batch leaves without keys, and those to which a call gives
+    keys before its batch is taken.
+    """
+    state, device = outcome.state, outcome.state.device
+    if not state.config.has_tails or isinstance(outcome.value, Misuse):
+        return
+    waits = any(each.num_output_placeholders for each in before.requests.values())
+    if call.name == "allocate_slots" or (call.name == "append" and not waits):
+        known = found_by_tails(before.device)
+        for key, blocks in found_by_tails(device).items():
+            for block in {*blocks} - {*known.get(key, ())}:
+                yield f"{call.name} gives block {block} a tail key before its batch is taken"
+    for name, first, num_tokens in _written(before, call, state):
+        request = state.requests[name]
+        if request.num_loading or (request.num_computed and request.epoch < state.epoch):
+            continue
+        for index, group in enumerate(state.config.groups):
+            for position, block in enumerate(() if group.is_state else request.tables[index]):
+                held = tail_keys(device, block)
+                written = own_tails(state.config, request, index, position, num_tokens)
+                for key in written[len(own_tails(state.config, request, index, position, first)) :]:
+                    merged = state.config.duplicates == "merge" and key in found_by_tails(device)
+                    if block >= device.first_block and key not in held and not merged:
+                        yield f"block {block} at {position} of group {index} lacks a tail key"
+
+
+def _written(before: State, call: Call, state: State) -> Iterator[tuple[str, int, int]]:
+    """Yield the requests whose tails a call makes findable, as it takes or completes a batch: those
+    behind a number of tokens, up to another.
+    """
+    config, taken = state.config, call.name == "take_batch"
+    if taken and config.publish == "scheduled":
+        for name, record in before.batch.scheduled.items():
+            if name not in before.batch.delayed:
+                yield name, record.num_computed_before, state.requests[name].num_accepted
+    elif call.name == "complete" or (taken and not config.max_in_flight):
+        if config.publish == "scheduled":
+            return
+        for name, entry in (before.batch if taken else before.in_flight[0]).entries.items():
+            if entry.publishes and state.requests[name].status is Status.RUNNING:
+                yield name, entry.before, _num_finished(state, name)
 
 
 def _publishing(

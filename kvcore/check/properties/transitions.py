@@ -19,6 +19,7 @@ from kvcore.check.properties.floors import floor
 from kvcore.check.properties.hits import hit_of
 from kvcore.check.properties.published import published
 from kvcore.check.properties.retention import leaves_by_level, wishes
+from kvcore.check.world.keyed import keys_of, own_tails, tail_keys
 from kvcore.codec.encode import encode
 from kvcore.pool.block_pool import BlockPool
 from kvcore.pool.free_queue import num_older
@@ -45,7 +46,7 @@ def lru(before: State, call: Call, outcome: Outcome[State, Any]) -> Iterator[str
     touched = {each.block for each in outcome.commands if isinstance(each, Touch)}
     for block in quarantined(before.device):
         if block not in waits and block not in touched:
-            cached = before.device.keys[block] is not None
+            cached = before.device.has_key(block)
             num_first += join(queue, before.device, block, num_first, cached=cached)
     for command in outcome.commands:
         match command:
@@ -95,12 +96,18 @@ def grown(before: State, call: Call, outcome: Outcome[State, Any]) -> Iterator[s
 
 def hit_preserve(before: State, call: Call, outcome: Outcome[State, Any]) -> Iterator[str]:
     """HIT-PRESERVE: the blocks of a hit keep their keys and stay findable."""
+    after = outcome.state.device
     for block in hit_blocks(before, call, outcome):
-        key, after = before.device.keys[block], outcome.state.device
+        key = before.device.keys[block]
         if after.keys[block] != key:
             yield f"block {block} was hit and lost its key"
         elif key is not None and block not in list(after.index.get(key) or ()):
             yield f"block {block} was hit and is no longer found"
+        elif not {*tail_keys(before.device, block)} <= {*tail_keys(after, block)}:
+            yield f"block {block} was hit and lost a tail key"
+    for block, tails in hit_tails(before, call, outcome):
+        if not {*tails} <= {*tail_keys(after, block)}:
+            yield f"block {block} was hit up to its tail, which it lost"
 
 
 def hit_pinned(before: State, call: Call, outcome: Outcome[State, Any]) -> Iterator[str]:
@@ -134,7 +141,7 @@ def hit_fresh(before: State, call: Call, outcome: Outcome[State, Any]) -> Iterat
             end = min((position + 1) * before.config.groups[group_id].block_size, hit.num_tokens)
             known = end <= len(request.block_hashes) * before.config.hash_block_size
             wanted = request.key_at(before.config, group_id, end) if known else None
-            if wanted is None or before.device.keys[block] != wanted:
+            if wanted is None or wanted not in keys_of(before.device, block):
                 yield f"block {block} at {position} of group {group_id} has another key by now"
 
 
@@ -159,7 +166,7 @@ def full_hit(before: State, call: Call, outcome: Outcome[State, Any]) -> Iterato
 def hash_mono(before: State, call: Call, outcome: Outcome[State, Any]) -> Iterator[str]:
     """HASH-MONO: a block's key changes to another key only after an eviction."""
     keys, gone = outcome.state.device.keys, set[tuple[int, bytes]]()
-    if keys is before.device.keys:
+    if keys is before.device.keys and outcome.state.device.tails is before.device.tails:
         return
     for command in outcome.commands:
         if isinstance(command, EvictAll):
@@ -169,6 +176,9 @@ def hash_mono(before: State, call: Call, outcome: Outcome[State, Any]) -> Iterat
     for block, key in enumerate(before.device.keys):
         if key is not None and keys[block] != key and (block, key) not in gone:
             yield f"{call.name} changes the key of block {block}, which was not evicted"
+        for tail in {*tail_keys(before.device, block)} - {*tail_keys(outcome.state.device, block)}:
+            if (block, tail) not in gone:
+                yield f"{call.name} takes a tail key of block {block}, which was not evicted"
 
 
 def determinism(before: State, call: Call, outcome: Outcome[State, Any]) -> Iterator[str]:
@@ -184,7 +194,7 @@ def hit_blocks(before: State, call: Call, outcome: Outcome[State, Any]) -> Itera
     """Yield the blocks that a successful call was given as a hit and does not write.
 
     Where external tokens follow, a window may be past a hit block: the null block stands for it. A
-    state inside whose block the hit ends is written, or a copy of it.
+    block inside which the hit ends is written, or a copy of it.
     """
     hit, null = hit_of(call), before.device.first_block
     if hit is None or isinstance(outcome.value, Misuse | Refused):
@@ -192,13 +202,32 @@ def hit_blocks(before: State, call: Call, outcome: Outcome[State, Any]) -> Itera
     request = outcome.state.requests[call.args[0]]
     tables, writes = request.tables, request.num_computed > hit.num_tokens
     for group_id, blocks in enumerate(hit.blocks.blocks):
-        group, whole = before.config.groups[group_id], len(blocks)
-        if writes and group.is_state:
-            whole = hit.num_tokens // group.block_size
+        whole = len(blocks)
+        if writes:
+            whole = hit.num_tokens // before.config.groups[group_id].block_size
         for position, block in enumerate(blocks[:whole]):
             there = list(tables[group_id][position : position + 1])
             if block >= null and not (there and there[0] < null):
                 yield block
+
+
+def hit_tails(
+    before: State, call: Call, outcome: Outcome[State, Any]
+) -> Iterator[tuple[int, list[bytes]]]:
+    """Yield the blocks inside which the hit of a successful call ends, with those of their tail
+    keys that end up to there.
+    """
+    hit = hit_of(call)
+    if hit is None or not before.config.has_tails or isinstance(outcome.value, Misuse | Refused):
+        return
+    request, config = before.requests[call.args[0]], before.config
+    for group_id, blocks in enumerate(hit.blocks.blocks):
+        group = config.groups[group_id]
+        position, rest = divmod(hit.num_tokens, group.block_size)
+        if rest and not group.is_state and blocks[position] >= before.device.first_block:
+            mine = own_tails(config, request, group_id, position, hit.num_tokens)
+            tails = tail_keys(before.device, blocks[position])
+            yield blocks[position], [key for key in tails if key in mine]
 
 
 def quarantined(pool: BlockPool) -> list[int]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from itertools import combinations, product
 
+from kvcore.check.world.keyed import found_by_tails
 from kvcore.check.world.world import World, by_row
 from kvcore.oracle.prefixes import Prefixes
 from kvcore.state.state import RequestState, State
@@ -36,11 +37,12 @@ def block_calls(world: World, state: State) -> Iterator[Call]:
     full = world.config.max_in_flight and len(state.operations) >= world.num_pins
     for call in ("evict_blocks", "store"):
         for block, key in enumerate(pool.keys):
-            if key is not None and call in world.calls and not (full and call == "store"):
+            is_tried = call in world.calls and not (full and call == "store")
+            if is_tried and (key is not None or (call != "store" and pool.has_key(block))):
                 yield Call(call, ([block],))
     if "pin" in world.calls and sum(pool.pins.values()) < world.num_pins:
         for block in range(pool.first_block, pool.num_blocks):
-            if pool.ref_counts[block] or pool.keys[block] is not None:
+            if pool.ref_counts[block] or pool.has_key(block):
                 yield Call("pin", ([block],))
     if "unpin" in world.calls:
         for block in sorted(pool.pins):
@@ -68,6 +70,7 @@ def known_children(
     children: Children = {}
     known = [(*request.tokens, *request.drafts) for request in state.requests.values()]
     known += [*(prefixes.tokens(key) for key in state.device.index), *texts]
+    known += [prefixes.tokens(key) for key in found_by_tails(state.device)]
     for tokens in known:
         for position, token in enumerate(tokens):
             children.setdefault(tokens[:position], set()).add(token)

@@ -193,7 +193,8 @@ class CoreModel:
         if loaded:
             ghost.check(opened, schedule.encoders, self._what_counts(opened, schedule))
         settled = self._call(opened, TAKE_BATCH, closing)
-        if loaded and opened.batch.ends and not len(settled.batch.commands):
+        keyed = len(opened.batch.ends) > 0 or self.world.config.has_tails
+        if loaded and keyed and not len(settled.batch.commands):
             ghost.check(settled, schedule.encoders, self._what_counts(settled, schedule))
         merged = len(opened.batch.merges) > 0 and len(settled.batch.commands) > 0
         self.notes["goal", "merge"] += merged
@@ -216,6 +217,8 @@ class CoreModel:
             self.checker.run_check(ghost.compute, state.requests, writes, *more)
             ghost.check(state, schedule.encoders, self._what_counts(state, schedule))
             state = self._call(state, TAKE_BATCH, closing)
+            if self.world.config.has_tails and not len(state.batch.commands):
+                ghost.check(state, schedule.encoders, self._what_counts(state, schedule))
         return closed(state)
 
     def _counted_at(self, start: State) -> Counted:

@@ -70,7 +70,9 @@ def _commands(world: World) -> Iterator[str]:
         yield from ("Touch", "Evict")
     if config.enable_caching and "reset_prefix_cache" in calls:
         yield "EvictAll"
-    if "fork" in calls and any(group.block_size > 1 for group in config.groups):
+    tails = config.has_tails and world.num_tokens > hit_least(config)
+    inside = any(group.block_size > 1 for group in config.groups)
+    if tails or ("fork" in calls and inside):
         yield "CopyOnWrite"
     named = {"swap_out": "SwapOut", "swap_in": "SwapIn", "store": "Store", "load": "Load"}
     yield from (kind for call, kind in named.items() if call in calls)
@@ -94,6 +96,9 @@ def _goals(world: World) -> Iterator[str]:
 
 def hit_least(config: Config) -> int:
     """Return the tokens of the shortest hit, those included that a look-up leaves out."""
+    if config.has_tails:
+        drops = any(config.drops_last_hit(index) for index in range(len(config.groups)))
+        return config.hit_alignment * (1 + drops)
     groups = enumerate(config.groups)
     dropped = [group.block_size for group_id, group in groups if config.drops_last_hit(group_id)]
     return config.hit_alignment + max(dropped, default=0)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import attrs
 
+from kvcore.check.world.keyed import found_by_tails
 from kvcore.oracle.content_oracle import ContentOracle, Pass, Tables
 from kvcore.oracle.contents import Content, Contents, TierBlock, WrongSlot, block_at, group_of
 from kvcore.oracle.prefixes import Prefixes
@@ -71,6 +72,7 @@ class Ghost(ContentOracle):
         self.contents = dict(counted.contents)
         self.tables = dict(counted.tables)
         self.owned, self.cached = set(counted.owned), set(counted.cached)
+        self.evicted = set()
         self._unfilled = set()
         self.loads = {}
 
@@ -103,7 +105,11 @@ class Ghost(ContentOracle):
             for block in blocks:
                 for slot, node in enumerate(self.prefixes.block(key, state.epoch)):
                     yield name, ("device", block), slot, (node, index)
-
+        for key, blocks in found_by_tails(state.device).items():
+            nodes, index = self.prefixes.tail(key, state.epoch), group_of(key)
+            for block in blocks:
+                for slot, node in enumerate(nodes):
+                    yield "CACHE-KV", ("device", block), slot, (node, index)
         for batch in state.in_flight:
             for owed in batch.owed:
                 (node,) = self.prefixes.block(owed.key, state.epoch)
@@ -179,10 +185,18 @@ class Ghost(ContentOracle):
         if mirrored != counted.tables and self._counts("TABLE-MIRROR"):
             detail = f"{mirrored} after the deltas, not {counted.tables}"
             raise InvariantViolation("TABLE-MIRROR", detail)
+        self._settle_evicted(counted)
         owners = (set(counted.owned), set(counted.cached))
         if (self.owned, self.cached) != owners and self._counts("OWNER-MIRROR"):
             detail = f"{self.owned} owned, {self.cached} cached by the commands: {owners}"
             raise InvariantViolation("OWNER-MIRROR", detail)
+
+    def _settle_evicted(self, counted: Counted) -> None:
+        """Forget the blocks that lost the last of their keys."""
+        for block in self.evicted - counted.cached - self.owned:
+            self.cached.discard(block)
+            self.forget(block)
+        self.evicted = set()
 
     def _is_null(self, tier: Tier, block: int) -> bool:
         return block < self._num_null if tier == "device" else block == NO_HOST_BLOCK
@@ -211,7 +225,7 @@ def owners(state: State) -> tuple[set[int], set[int]]:
     """Return the device blocks with an owner, and those without that can be hit."""
     counts = list(enumerate(state.device.ref_counts))
     owned = {block for block, count in counts if count}
-    return owned, {b for b, count in counts if not count and state.device.keys[b] is not None}
+    return owned, {b for b, count in counts if not count and state.device.has_key(b)}
 
 
 def _holds(contents: Contents, wanted: Contents) -> bool:

@@ -272,6 +272,7 @@ pub(crate) fn config(object: ConfigArg<'_, '_>) -> PyResult<Config> {
         epoch: number("epoch")?,
         max_pinned_blocks: object.getattr("max_pinned_blocks")?.extract()?,
         floors,
+        hash_unit: object.getattr("hash_unit")?.extract()?,
     })
 }
 

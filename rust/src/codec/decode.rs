@@ -103,6 +103,7 @@ fn read_config(source: &mut Reader<'_>) -> Result<Config, Error> {
         epoch: 0,
         max_pinned_blocks: None,
         floors: Vec::new(),
+        hash_unit: None,
     })
 }
 

@@ -27,7 +27,7 @@ pub const DUPLICATES: [Duplicates; 2] = [Duplicates::Keep, Duplicates::Merge];
 /// Times of publication, by their number in the bytes.
 pub const PUBLISH: [Publish; 2] = [Publish::Scheduled, Publish::Completed];
 /// Exclusive bound of a block's number of owners.
-pub const OWNERS_END: u32 = 1 << 31;
+pub const OWNERS_END: u32 = 1 << 30;
 /// Exclusive bound of the open batch's number.
 pub const BATCHES_END: u64 = 1 << 63;
 

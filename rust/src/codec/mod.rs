@@ -10,3 +10,4 @@ pub(crate) mod retention_section;
 pub(crate) mod samplers_section;
 pub(crate) mod sections;
 pub(crate) mod states_section;
+pub(crate) mod tails_section;

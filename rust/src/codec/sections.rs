@@ -19,6 +19,7 @@ use crate::codec::samplers_section::{has_samplers, read_samplers, write_samplers
 use crate::codec::states_section::{
     has_checkpoints, has_marks, read_checkpoints, read_marks, write_checkpoints, write_marks,
 };
+use crate::codec::tails_section::{read_tails, write_tails};
 use crate::pool::free_queue::{make_free_queue, num_older};
 use crate::state::batch_records::{Reporter, UnconfirmedLoad};
 use crate::state::state::{RequestState, State};
@@ -28,6 +29,8 @@ use crate::types::extra_inputs::ExtraKeys;
 use crate::types::ids::{BlockId, Row};
 use crate::types::wire::{Reader, Writer};
 
+/// The tag of hits inside blocks, which comes first: others are checked against it.
+const TAILS: u8 = 0;
 /// The tag of the unconfirmed loads.
 const LOADS: u8 = 1;
 /// The tag of what extra keys are cut.
@@ -65,7 +68,8 @@ type Section = (u8, bool, fn(&mut Writer, &State));
 
 /// Write the sections that differ from the defaults.
 pub(crate) fn write_sections(out: &mut Writer, state: &State) {
-    let sections: [Section; 14] = [
+    let sections: [Section; 15] = [
+        (TAILS, state.config.hash_unit.is_some(), write_tails),
         (LOADS, !state.loads.is_empty(), write_loads),
         (EXTRA_KEYS, with_ends(state).next().is_some(), write_ends),
         (OPTIONS, state.config.hide_salts, write_options),
@@ -158,6 +162,7 @@ pub(crate) fn read_sections(source: &mut Reader<'_>, state: &mut State) -> Resul
     while source.offset < source.data.len() {
         let (tag, size) = (source.u8()?, source.u32()?);
         let read = match tag {
+            TAILS => read_tails,
             LOADS => read_loads,
             EXTRA_KEYS => read_ends,
             OPTIONS => read_options,
@@ -173,7 +178,7 @@ pub(crate) fn read_sections(source: &mut Reader<'_>, state: &mut State) -> Resul
             CHECKPOINTS => read_checkpoints,
             _ => read_marks,
         };
-        if !(LOADS..=MARKS).contains(&tag) || last.is_some_and(|last| tag <= last) {
+        if !(TAILS..=MARKS).contains(&tag) || last.is_some_and(|last| tag <= last) {
             let reason = format!("section {tag} is unknown, or out of order");
             return Err(source.damaged(reason));
         }
@@ -213,7 +218,7 @@ fn read_loads(source: &mut Reader<'_>, state: &mut State) -> Result<(), Error> {
             return Err(source.damaged("a load does not belong to requests"));
         }
         let num_blocks = state.config.num_blocks;
-        let has_key = |block: u32| block < num_blocks && state.device.key(BlockId(block)).is_some();
+        let has_key = |block: u32| block < num_blocks && state.device.has_key(BlockId(block));
         if !blocks.iter().all(|&(block, _)| has_key(block)) {
             return Err(source.damaged("a block without a key rests on a load"));
         }
@@ -323,15 +328,14 @@ fn read_epochs(source: &mut Reader<'_>, state: &mut State) -> Result<(), Error> 
     let (num_blocks, num_first) = (state.device.num_blocks(), source.u32()?);
     let order: Vec<BlockId> = state.device.queue.iter().collect();
     let older = source.blocks(num_blocks)?;
-    let held = |block: &BlockId| {
-        state.device.key(*block).is_none() && !state.device.queue.contains(*block)
-    };
+    let held =
+        |block: &BlockId| !state.device.has_key(*block) && !state.device.queue.contains(*block);
     let rises = older.is_sorted_by(|one, next| one < next);
     if !older.iter().all(held) || !rises || num_first as usize > order.len() {
         return Err(source.damaged("the blocks of older epochs are not in canonical form"));
     }
     let first = &order[..num_first as usize];
-    if first.iter().any(|&block| state.device.key(block).is_some()) {
+    if first.iter().any(|&block| state.device.has_key(block)) {
         return Err(source.damaged("a block with a key is of an older epoch"));
     }
     state.device.queue = make_free_queue(num_blocks, order, num_first);
@@ -378,5 +382,5 @@ pub(crate) fn keyed_only<'a>(
     state: &'a State,
     load: &'a UnconfirmedLoad,
 ) -> impl Iterator<Item = (BlockId, u32)> + 'a {
-    load.blocks.iter().copied().filter(|&(block, _)| state.device.key(block).is_some())
+    load.blocks.iter().copied().filter(|&(block, _)| state.device.has_key(block))
 }

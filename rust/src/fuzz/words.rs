@@ -228,9 +228,12 @@ pub(super) fn read_config(bytes: &mut Bytes) -> String {
         ["no", "yes"],
         ["no", "yes"],
     ];
-    let floor = bytes.below(8);
-    if floor > 0 {
-        line += &format!(" max_model_len={} floors=s:{floor}", 1 + bytes.below(16));
+    match bytes.below(8) {
+        0 => {}
+        floor @ 1..=3 => {
+            line += &format!(" max_model_len={} floors=s:{floor}", 1 + bytes.below(16));
+        }
+        _ => line += " hash_block_size=1",
     }
     for (at, (name, values)) in FLAGS.iter().zip(choices).enumerate() {
         line += &format!(" {name}={}", values[usize::from(flags >> at & 1)]);

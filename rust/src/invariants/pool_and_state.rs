@@ -8,7 +8,9 @@
 //! Twin: kvcore/invariants/pool_and_state.py.
 
 pub mod in_flight;
+mod tails;
 
+use self::tails::tail_sound;
 use crate::invariants::claims::{named_pins, operations};
 use crate::invariants::requests;
 use crate::invariants::requests::{Scratch, pools};
@@ -25,7 +27,7 @@ use crate::types::violation::{Checks, Finding, Violation};
 pub type Property = fn(&State, &mut Scratch) -> Finding;
 
 /// The properties of this file and of those it names, by name, in the order of their check.
-pub const PROPERTIES: [(&str, Property); 29] = [
+pub const PROPERTIES: [(&str, Property); 30] = [
     ("REF", ref_counts),
     ("PARTITION", partition),
     ("FQ-UNIQ", queue_unique),
@@ -35,6 +37,7 @@ pub const PROPERTIES: [(&str, Property); 29] = [
     ("UNCONFIRMED", in_flight::unconfirmed),
     ("IDX-SOUND", index_sound),
     ("IDX-COMPLETE", index_complete),
+    ("TAIL-SOUND", tail_sound),
     ("LEAK", leak),
     ("ROWS", rows),
     ("EPOCHS", epochs),
@@ -175,7 +178,7 @@ fn null_block(state: &State, _: &mut Scratch) -> Finding {
     if is_in_a_queue(pool, null) {
         return Err("the null block is in the free queue".to_owned());
     }
-    if pool.key(null).is_some() {
+    if pool.has_key(null) {
         return Err("the null block has a key".to_owned());
     }
     if pool.ref_count(null) > 0 || pool.num_pins(null) > 0 {
@@ -260,7 +263,7 @@ fn leak(state: &State, _: &mut Scratch) -> Finding {
 fn epochs(state: &State, _: &mut Scratch) -> Finding {
     let (pool, start, epoch) = (&state.device, state.config.epoch, state.epoch);
     let num_first = num_older(&pool.queue) as usize;
-    if let Some(block) = pool.queue.iter().take(num_first).find(|&each| pool.key(each).is_some()) {
+    if let Some(block) = pool.queue.iter().take(num_first).find(|&each| pool.has_key(each)) {
         return Err(format!("block {} of an older epoch has a key", block.0));
     }
     let has_older = !pool.older().is_empty() || (num_first > 0 && pool.retention.is_none());

@@ -112,8 +112,11 @@ pub(crate) fn null_prefix(state: &State, _: &mut Scratch) -> Finding {
 /// GROUP-AGREE: every group has the blocks that a request's next query reads, up to the same token.
 pub(crate) fn group_agree(state: &State, _: &mut Scratch) -> Finding {
     for request in state.requests() {
-        let count = request.num_accepted();
         for (index, group, table) in held(state, request) {
+            let count = match group.is_state() {
+                true => request.num_computed,
+                false => request.num_accepted(),
+            };
             let last = if group.is_cross() { 0 } else { count.div_ceil(group.block_size) };
             for position in skipped_blocks(group, count)..last {
                 let block = table.get(position as usize);

@@ -62,6 +62,8 @@ pub struct Ghost {
     num_places: usize,
     pub(crate) size: usize,
     num_nulls: u32,
+    /// Whether blocks can have tail keys.
+    pub(crate) has_tails: bool,
     /// By block, those of the host behind those of the device, and then one for none.
     pub(crate) contents: Vec<Content>,
     /// By row and group.
@@ -87,6 +89,8 @@ pub(crate) struct Marks {
     pub(crate) cached: bool,
     /// It was handed out, and nothing filled it.
     pub(crate) empty: bool,
+    /// It lost a key and may have another, if a block can have several.
+    pub(crate) evicted: bool,
 }
 
 impl Clone for Ghost {
@@ -131,6 +135,7 @@ impl Ghost {
             num_places,
             size,
             num_nulls: u32::from(config.null_block),
+            has_tails: config.has_tails(),
             contents: vec![Content::Unknown; num_places * size],
             tables: Vec::new(),
             marks: vec![Marks::default(); config.num_blocks as usize],
@@ -200,6 +205,7 @@ impl Ghost {
                 return Err(Violation::new("TABLE-MIRROR", detail));
             }
         }
+        self.settle_evicted(state);
         for (block, marks) in (0..).map(BlockId).zip(&self.marks) {
             let (found, marks) = (owner(state, block), Marks { empty: false, ..*marks });
             if found != marks && self.checks.count("OWNER-MIRROR") {
@@ -267,6 +273,14 @@ impl Ghost {
             let first = self.first_slot((Tier::Device, block));
             for (slot, &node) in prefixes.block(key, state.epoch)?.iter().enumerate() {
                 see(self.of_key(key), first + slot, Content::Prefix(node, key.group_id() as u8))?;
+            }
+        }
+        for (key, blocks) in state.device.tails.iter().flat_map(|tails| tails.keyed()) {
+            for (slot, &node) in prefixes.tail(key, state.epoch)?.iter().enumerate() {
+                for &block in blocks {
+                    let slot = self.first_slot((Tier::Device, block)) + slot;
+                    see("CACHE-KV", slot, Content::Prefix(node, key.group_id() as u8))?;
+                }
             }
         }
         for owed in state.in_flight.iter().flat_map(|batch| &batch.owed) {
@@ -374,7 +388,7 @@ pub(crate) fn encoded(
 /// What a state says of a block.
 fn owner(state: &State, block: BlockId) -> Marks {
     let owned = state.device.ref_count(block) > 0;
-    Marks { owned, cached: !owned && state.device.key(block).is_some(), empty: false }
+    Marks { owned, cached: !owned && state.device.has_key(block), ..Marks::default() }
 }
 
 /// The device blocks that have a key, and it.

@@ -13,6 +13,7 @@ use crate::oracle::contents::TierBlock;
 use crate::state::state::State;
 use crate::types::commands::{Command, Commands, Tier, segments};
 use crate::types::ids::BlockId;
+use crate::types::keys::Key;
 use crate::types::violation::{Checks, Finding, Violation};
 
 /// What a place holds: what stood in a place at first, or what a command made.
@@ -97,11 +98,14 @@ fn copy_set(segment: &[Copied]) -> Finding {
 
 /// CMD-EVICT-FIRST: a key is withdrawn before its block is allocated or overwritten.
 fn evict_first(start: &State, commands: &Commands) -> Finding {
-    let mut gone: SmallVec<[BlockId; 8]> = SmallVec::new();
+    let mut gone: SmallVec<[(BlockId, Key); 8]> = SmallVec::new();
     for command in commands.iter() {
-        let has_key = |block: BlockId| start.device.key(block).is_some() && !gone.contains(&block);
+        let has_key = |block: BlockId| {
+            let mut keys = start.device.key(block).into_iter().chain(start.device.tail_keys(block));
+            keys.any(|&key| !gone.contains(&(block, key)))
+        };
         match command {
-            Command::Evict { block, .. } => gone.push(block),
+            Command::Evict { block, key } => gone.push((block, key)),
             Command::EvictAll => return Ok(()),
             Command::Allocate { block } if has_key(block) => {
                 return Err(format!("block {} is allocated before its key is withdrawn", block.0));

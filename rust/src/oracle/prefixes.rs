@@ -206,6 +206,27 @@ impl Prefixes {
         Ok(&self.of_epoch[first as usize..])
     }
 
+    /// The prefixes that a block holds up to the end of a tail key of an epoch. Fails with
+    /// KEY-GRAN.
+    pub fn tail(&mut self, key: &Key, epoch: u32) -> Result<&[u32], Violation> {
+        let group_id = key.group_id();
+        let size = self.block_sizes[group_id as usize];
+        let chain = self.chain(key)?;
+        let (end, letters) = (chain.end(), chain.letters.clone());
+        let num_inside = end % size;
+        if num_inside == 0 || self.is_state[group_id as usize] {
+            let detail =
+                format!("a tail key of group {group_id} ends at token {end}, blocks hold {size}");
+            return Err(Violation::new("KEY-GRAN", detail));
+        }
+        let first = (end - num_inside) as usize;
+        if epoch == 0 {
+            return Ok(&self.chain(key)?.nodes[first..]);
+        }
+        self.of_epoch = self.number_in(&letters, epoch);
+        Ok(&self.of_epoch[first..])
+    }
+
     /// The numbers of the prefixes that these letters make, one after the other.
     pub fn number(&mut self, letters: &[Letter]) -> Numbers {
         self.number_in(letters, 0)

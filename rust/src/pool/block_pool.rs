@@ -23,6 +23,7 @@ use crate::pool::prefetch::prefetch;
 use crate::pool::priority_eviction::eviction_priority::Priorities;
 use crate::pool::quarantine::{Quarantine, make_quarantine};
 use crate::pool::retention_state::RetentionState;
+use crate::pool::tails::Tails;
 use crate::types::clone_in_place::{clone_in_place, touched_zeros};
 use crate::types::commands::Command;
 use crate::types::config::Eviction;
@@ -33,6 +34,7 @@ use crate::types::keys::Key;
 mod floored;
 mod older;
 mod pins;
+mod tailed;
 
 pub use floored::make_device;
 pub(crate) use pins::count_blocks;
@@ -46,7 +48,8 @@ pub struct BlockPool {
     /// 1 if block 0 is the null block, else 0.
     first_block: u32,
     eviction: Eviction,
-    /// Owners of each block, pins included; `KEYED` is added if it has a key.
+    /// Owners of each block, pins included; `KEYED` is added if it has a key, and `TAILED` if it
+    /// has tail keys.
     owners: Vec<u32>,
     pub(crate) queue: FreeQueue,
     pub(crate) index: HashIndex,
@@ -64,6 +67,8 @@ pub struct BlockPool {
     pub(crate) floors: Option<Box<Floors>>,
     /// The blocks whose keys no event names; none without events.
     pub(crate) silent: BTreeSet<BlockId>,
+    /// The keys of content that ends inside blocks; None if no hit may.
+    pub(crate) tails: Option<Box<Tails>>,
 }
 
 clone_in_place!(BlockPool {
@@ -78,11 +83,15 @@ clone_in_place!(BlockPool {
     policy,
     retention,
     floors,
-    silent
+    silent,
+    tails
 });
 
 /// Set in the word of a block that has a key: one word has all that a write or a release reads.
 const KEYED: u32 = 1 << 31;
+/// Set in the word of a block that has tail keys; with `KEYED`, all that is above any count.
+const TAILED: u32 = 1 << 30;
+const COUNT: u32 = TAILED - 1;
 /// How many blocks ahead memory is prefetched, so that it has arrived when a block's turn comes.
 pub(crate) const AHEAD: usize = 16;
 
@@ -110,6 +119,7 @@ pub fn make_pool(
         retention: None,
         floors: None,
         silent: BTreeSet::new(),
+        tails: None,
     };
     let _ = pool.place_blocks(); // blocks without keys have one place
     if eviction == Eviction::Retention {
@@ -172,7 +182,7 @@ impl BlockPool {
     /// Owners of a block, pins included.
     #[must_use]
     pub fn ref_count(&self, block: BlockId) -> u32 {
-        self.owners[block.index()] & !KEYED
+        self.owners[block.index()] & COUNT
     }
 
     /// Whether a block has one owner and no key, so that it can be written in place.
@@ -221,10 +231,12 @@ impl BlockPool {
             if let Some(key) = blocks.get(place + AHEAD / 2).and_then(|&ahead| self.key(ahead)) {
                 self.index.prefetch_bucket(key.head());
             }
-            if self.owners[block.index()] >= KEYED && self.index.is_older(block) {
-                self.forget_older(block);
+            if self.owners[block.index()] >= TAILED {
+                if self.owners[block.index()] >= KEYED && self.index.is_older(block) {
+                    self.forget_older(block);
+                }
+                self.unpublish(block, effects);
             }
-            self.unpublish(block, effects);
             self.owners[block.index()] = u32::from(!seeded(Mutant::AllocRef0));
             effects.emit(Command::Allocate { block });
         }
@@ -270,7 +282,7 @@ impl BlockPool {
                 _ if seeded(Mutant::FreeForgetsABlock) => {}
                 _ => self.enqueue(block),
             }
-            let cached = self.key(block).is_some();
+            let cached = self.has_key(block);
             effects.emit(Command::Free { block, cached });
             if self.floors.is_some() {
                 self.recount(block);
@@ -294,7 +306,7 @@ impl BlockPool {
             self.queue.append(block, OLDER);
         } else if self.policy.is_some() {
             self.enqueue_by_policy(block);
-        } else if self.eviction == Eviction::UncachedFirst && self.owners[block.index()] != KEYED {
+        } else if self.eviction == Eviction::UncachedFirst && self.owners[block.index()] < TAILED {
             self.queue.prepend(block);
         } else {
             self.queue.append(block, CURRENT);
@@ -339,12 +351,23 @@ impl BlockPool {
 
     /// Set the number of a block's owners, pins included.
     pub(crate) fn restore(&mut self, block: BlockId, ref_count: u32) {
-        self.owners[block.index()] = ref_count & !KEYED;
+        self.owners[block.index()] = ref_count & COUNT;
     }
 
-    /// Forget the key of a block, if it has one; its place in the free queue stays.
+    /// Forget the keys of a block, if it has any; its place in the free queue stays.
     #[inline]
     pub fn unpublish(&mut self, block: BlockId, effects: &mut Effects) {
+        if self.owners[block.index()] >= TAILED {
+            self.unpublish_full(block, effects);
+            if self.owners[block.index()] & TAILED > 0 {
+                self.withdraw_all_tails(block, effects);
+            }
+        }
+    }
+
+    /// Forget the key of a block, if it has one, but not its tail keys.
+    #[inline]
+    pub(crate) fn unpublish_full(&mut self, block: BlockId, effects: &mut Effects) {
         if self.key(block).is_none() {
             return;
         }

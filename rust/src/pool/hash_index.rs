@@ -25,7 +25,7 @@ const SEVERAL: u32 = 1 << 31;
 /// largest column is not mapped further before blocks get keys.
 const NUM_TOUCHED: usize = 1 << 17;
 /// The place of a key before the first.
-const NO_KEY: Key = Key([0; KEY_SIZE]);
+pub(crate) const NO_KEY: Key = Key([0; KEY_SIZE]);
 /// Odd, so that it spreads a key over all bits: 2 to the 64 over the golden ratio.
 const SPREAD: u64 = 0x9e37_79b9_7f4a_7c15;
 

@@ -12,4 +12,5 @@ pub mod priority_eviction;
 pub mod quarantine;
 pub(crate) mod retention;
 pub mod retention_state;
+pub mod tails;
 pub mod transitions;

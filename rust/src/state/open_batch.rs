@@ -71,6 +71,9 @@ pub struct OpenBatch {
     pub(crate) ends: Vec<Row>,
     /// Those of them whose state is one in all groups, because the call said so.
     pub(crate) marked: BTreeSet<Row>,
+    /// The scheduled requests whose most recent call delays its keys; only noted if blocks may have
+    /// tail keys.
+    pub(crate) delayed: BTreeSet<Row>,
 }
 
 clone_in_place!(OpenBatch {
@@ -82,7 +85,8 @@ clone_in_place!(OpenBatch {
     published_keys,
     starts_epoch,
     ends,
-    marked
+    marked,
+    delayed
 });
 
 impl UnwrittenBlock {
@@ -153,5 +157,6 @@ impl OpenBatch {
         self.starts_epoch = false;
         self.scheduled.clear();
         self.unwritten.clear();
+        self.delayed.clear();
     }
 }

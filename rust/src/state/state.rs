@@ -177,14 +177,18 @@ clone_in_place! {
         pub(crate) config: Config,
         /// The parent of each request's first block; derived from the seed.
         pub(crate) root: BlockHash,
-        /// Number of tokens per block hash; derived from the groups.
+        /// Number of tokens per block hash; derived from the config.
         pub(crate) hash_block_size: u32,
-        /// Every hit is a multiple of this number of tokens; derived from the groups.
+        /// Every hit is a multiple of this number of tokens; derived from the config.
         pub(crate) hit_alignment: u32,
         /// Whether any group gives back blocks; derived from the groups.
         pub(crate) has_windows: bool,
         /// Whether any group keeps recurrent states; derived from the groups.
         pub(crate) has_states: bool,
+        /// Whether hits may end inside blocks; derived from the config.
+        pub(crate) has_tails: bool,
+        /// Whether the taking of a batch gives keys: to states, or to parts of blocks.
+        pub(crate) has_late_keys: bool,
         /// Number of hashes per block, for each group.
         pub(crate) scales: Vec<u32>,
         pub(crate) device: BlockPool,
@@ -229,13 +233,15 @@ pub fn make_state(config: Config) -> Result<State, Error> {
     let (hosts, waits) = (config.num_host_blocks, config.max_in_flight > 0);
     check_memory(u64::from(config.num_blocks) + u64::from(hosts))?;
     let num_groups = config.groups.len();
-    Ok(State {
+    let mut state = State {
         root: root_hash(&config.hash_seed, config.hashing),
-        hash_block_size: config.hash_block_size(),
-        hit_alignment: config.hit_alignment(),
+        hash_block_size: 0,
+        hit_alignment: 0,
         has_windows: config.groups.iter().any(Group::is_windowed),
         has_states: config.groups.iter().any(Group::is_state),
-        scales: (0..num_groups as u32).map(|group| config.scale(group)).collect(),
+        has_tails: false,
+        has_late_keys: false,
+        scales: Vec::new(),
         device: make_device(&config),
         host: (hosts > 0).then(|| make_pool(hosts, false, config.eviction.of_host(), waits)),
         requests: Vec::new(),
@@ -258,10 +264,22 @@ pub fn make_state(config: Config) -> Result<State, Error> {
         named_pins: NamedPins::new(),
         num_pins: 0,
         config,
-    })
+    };
+    state.derive();
+    Ok(state)
 }
 
 impl State {
+    /// Derive what depends on the tokens of a block hash.
+    pub(crate) fn derive(&mut self) {
+        let config = &self.config;
+        self.hash_block_size = config.hash_block_size();
+        self.hit_alignment = config.hit_alignment();
+        self.has_tails = config.has_tails();
+        self.has_late_keys = self.has_tails || self.has_states;
+        self.scales = (0..config.groups.len() as u32).map(|group| config.scale(group)).collect();
+    }
+
     /// The row of the request of this id. Fails with UnknownRequest.
     pub fn request(&self, request_id: &str) -> Result<Row, Error> {
         let unknown = || Error::UnknownRequest { request: request_id.to_owned() };

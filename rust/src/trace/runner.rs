@@ -228,7 +228,11 @@ impl Runner {
             ("owners", []) => text(write_owners(&state.device)),
             ("keys", []) => {
                 let blocks = (0..state.device.num_blocks()).map(BlockId);
-                let keyed = blocks.filter_map(|block| Some((block, state.device.key(block)?)));
+                let keys = |block| {
+                    let keys = state.device.key(block).into_iter();
+                    keys.chain(state.device.tail_keys(block)).map(move |key| (block, key))
+                };
+                let keyed = blocks.flat_map(keys);
                 text(listed(
                     keyed.map(|(block, key)| format!("{}{}", block.0, self.names.key(key))),
                 ))

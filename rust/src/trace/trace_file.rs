@@ -114,7 +114,7 @@ pub fn outcomes(trace: &Trace) -> Result<Vec<Vec<String>>, Error> {
 }
 
 fn parse_config(words: impl Iterator<Item = String>) -> Result<Config, String> {
-    let mut config = Config::new(0, 16, b"trace");
+    let (mut config, mut unit) = (Config::new(0, 16, b"trace"), None);
     for word in words {
         let (name, value) =
             word.split_once('=').ok_or_else(|| format!("'{word}' is not name=value"))?;
@@ -156,6 +156,7 @@ fn parse_config(words: impl Iterator<Item = String>) -> Result<Config, String> {
             ("hide_salts", _) => config.hide_salts = flag()?,
             ("epoch", _) => config.epoch = count()?,
             ("max_pinned_blocks", _) => config.max_pinned_blocks = Some(count()?),
+            ("hash_block_size", _) => unit = Some(count()?),
             ("max_in_flight", _) => config.max_in_flight = count()?,
             ("publish", "scheduled") => config.publish = Publish::Scheduled,
             ("publish", "completed") => config.publish = Publish::Completed,
@@ -164,6 +165,9 @@ fn parse_config(words: impl Iterator<Item = String>) -> Result<Config, String> {
             ("hashing", "xxh3") => config.hashing = Hashing::Xxh3,
             _ => return Err(format!("the config takes no '{word}'")),
         }
+    }
+    if let Some(num_tokens) = unit {
+        config.set_hash_block_size(num_tokens);
     }
     config.check().map_err(|error| error.to_string())?;
     Ok(config)

@@ -18,10 +18,12 @@ use crate::transitions::drain::forget_new;
 use crate::transitions::in_flight::{note_published_key, note_request};
 use crate::transitions::output::take_output;
 use crate::transitions::plan::growth::Growth;
-use crate::transitions::plan::{Plan, Rewrite, plan_allocation};
+use crate::transitions::plan::{Plan, plan_allocation};
 use crate::transitions::publish::publish_blocks;
 use crate::transitions::slot_request::SlotRequest;
 use crate::transitions::states::{apply_steps, is_stepping};
+use crate::transitions::tails::keys::{note_delay, note_same, withdraw_past};
+use crate::transitions::tails::rewrites::Rewrite;
 use crate::transitions::unconfirmed_loads::{note_load, note_owner, note_rewritten};
 use crate::transitions::window::apply_trims;
 use crate::types::commands::Command;
@@ -90,9 +92,12 @@ pub(crate) fn commit(state: &mut State, slot_request: &SlotRequest, plan: &Plan)
     }
     note_scheduled(state, slot_request, plan);
     note_entry(state, row, !slot_request.delay_cache_blocks || slot_request.loads);
+    note_delay(state, row, slot_request.delay_cache_blocks);
     take_output(state, row, None);
     apply_trims(state, row, &plan.trims);
-    (0..).zip(&plan.hits).for_each(|(group_id, hits)| attach_hits(state, row, group_id, hits));
+    for (group_id, hits) in (0..).zip(&plan.hits) {
+        attach_hits(state, row, group_id, hits, plan.num_local);
+    }
     if plan.num_loaded > plan.num_local && !slot_request.loads {
         note_load(state, row, plan.num_local, plan.num_loaded);
     }
@@ -102,7 +107,7 @@ pub(crate) fn commit(state: &mut State, slot_request: &SlotRequest, plan: &Plan)
         forget_new(state, &fresh);
         let mut fresh = fresh.into_iter();
         for rewrite in &plan.rewrites {
-            apply_rewrite(state, row, *rewrite, &mut fresh);
+            apply_rewrite(state, row, *rewrite, plan.num_local, &mut fresh);
         }
         for (group_id, &Growth { num_nulls, num_external, .. }) in (0..).zip(&plan.growth) {
             let nulls = std::iter::repeat_n(NULL_BLOCK, num_nulls as usize);
@@ -176,15 +181,17 @@ pub(crate) fn note_next_entry(state: &mut State, row: Row) {
 }
 
 /// Add the request as an owner of its hits, at the start of its table.
-fn attach_hits(state: &mut State, row: Row, group_id: u32, hits: &[BlockId]) {
+fn attach_hits(state: &mut State, row: Row, group_id: u32, hits: &[BlockId], num_tokens: u32) {
     if hits.is_empty() {
         return;
     }
     TableEdit::of(state, row, group_id).share(hits.to_vec());
-    let is_state = state.config.groups[group_id as usize].is_state();
-    state[row].num_cached[group_id as usize] = hits.len() as u32 - u32::from(is_state);
+    let group = &state.config.groups[group_id as usize];
+    let num_whole = num_tokens / group.block_size;
+    let cached = if group.is_state() { hits.len() as u32 - 1 } else { num_whole };
+    state[row].num_cached[group_id as usize] = cached;
     if !state.loads.is_empty() {
-        note_owner(state, row, hits);
+        note_owner(state, row, hits, num_tokens);
     }
 }
 
@@ -193,10 +200,14 @@ fn apply_rewrite(
     state: &mut State,
     row: Row,
     rewrite: Rewrite,
+    local: u32,
     fresh: &mut impl Iterator<Item = BlockId>,
 ) {
-    let Rewrite { group_id, position, shared, copied, same } = rewrite;
+    let Rewrite { group_id, position, shared, copied, same, .. } = rewrite;
     let block = state[row].tables[group_id as usize][position as usize];
+    if same && state.has_tails {
+        return note_same(state, row, (group_id, position), local);
+    }
     if same {
         let key = state[row].key(state.scales[group_id as usize], group_id, position);
         note_published_key(state, block, key);
@@ -205,7 +216,9 @@ fn apply_rewrite(
         return;
     }
     if !shared {
-        if !seeded(Mutant::KeyedWrittenInPlace) {
+        if state.has_tails {
+            withdraw_past(state, row, (group_id, position), local);
+        } else if !seeded(Mutant::KeyedWrittenInPlace) {
             state.device.unpublish(block, &mut state.effects);
         }
         return;

@@ -22,6 +22,7 @@ use crate::state::table_edit::TableEdit;
 use crate::transitions::checkpoints::{publish_owed, settle_ends};
 use crate::transitions::in_flight::{lower_restored, note_published_key, num_finished};
 use crate::transitions::publish::{announce_stored, publish_blocks, stored_bytes};
+use crate::transitions::tails::keys::{publish_tails, settle_tails, tails_to_come};
 use crate::transitions::unconfirmed_loads::{confirm_loads, note_keyed, note_owner};
 use crate::types::commands::{Batch, close_into, named_rows};
 use crate::types::config::Publish;
@@ -55,6 +56,7 @@ pub fn take_batch_into(state: &mut State, batch: &mut Batch) -> Result<(), Error
     let merges = std::mem::take(&mut state.batch.merges);
     let ends = std::mem::take(&mut state.batch.ends);
     let marked = std::mem::take(&mut state.batch.marked);
+    let tailed = tails_to_come(state);
     state.effects.commands.clear();
     state.batch.advance();
     state.device.set_batch(state.batch.number);
@@ -70,6 +72,7 @@ pub fn take_batch_into(state: &mut State, batch: &mut Batch) -> Result<(), Error
     }
     settle_merges(state, merges);
     settle_ends(state, ends, &marked, stored_bytes);
+    settle_tails(state, &tailed);
     Ok(())
 }
 
@@ -142,6 +145,7 @@ fn publish_written(state: &mut State, batch: &BatchInFlight) {
             let num_tokens = num_finished(state, row);
             let late = u32::from(seeded(Mutant::PublishedLate)).min(num_tokens);
             publish_blocks(state, row, num_tokens - late, true);
+            publish_tails(state, row, made.before, num_tokens);
         }
     }
     let merges = std::mem::replace(&mut state.batch.merges, before);
@@ -186,7 +190,7 @@ fn apply_merge(state: &mut State, merge: &Merge) {
         return;
     };
     state.device.touch(older, &mut state.effects);
-    note_owner(state, row, &[older]);
+    note_owner(state, row, &[older], u32::MAX);
     if state.config.publish == Publish::Scheduled {
         lower_restored(state, row, position * size);
     }

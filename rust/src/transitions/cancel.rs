@@ -64,7 +64,9 @@ fn take_back(state: &mut State, cancelled: &[Arc<BatchInFlight>], number: u64) {
     for batch in cancelled {
         for &(block, key) in &batch.published_keys {
             if device.key(block) == Some(&key) && !seeded(Mutant::CancelKeepsKeys) {
-                device.unpublish(block, effects);
+                device.unpublish_full(block, effects);
+            } else if device.tail_keys(block).contains(&key) {
+                device.withdraw_tails(block, &[key], effects);
             }
         }
         device.release(batch.owed.iter().map(|owed| owed.block), effects);

@@ -18,6 +18,7 @@ use crate::state::table_edit::TableEdit;
 use crate::transitions::checkpoints::drop_end;
 use crate::transitions::in_flight::note_left_batch;
 use crate::transitions::states::{num_left, step_back};
+use crate::transitions::tails::keys::drop_delay;
 use crate::transitions::unconfirmed_loads::lower_counted;
 use crate::types::config::Config;
 use crate::types::errors::Error;
@@ -100,6 +101,7 @@ pub(crate) fn leave_open_batch(state: &mut State, row: Row) {
     let Some(record) = state.batch.scheduled.remove(row) else { return };
     let mut num_tokens = record.num_computed_before;
     note_left_batch(state, row);
+    drop_delay(state, row);
     withdraw(state, row, &record, num_tokens);
     if state.has_states {
         drop_end(state, row);
@@ -117,7 +119,7 @@ pub(crate) fn withdraw(state: &mut State, row: Row, record: &ScheduledRequest, n
     for item in batch.unwritten_of(record).filter(|item| item.end(config) > num_tokens) {
         let ours = device.key(item.block) == Some(&item.key);
         if ours && !seeded(Mutant::LeavingKeepsKeys) {
-            device.unpublish(item.block, effects);
+            device.unpublish_full(item.block, effects);
         }
     }
     let request_id = &request_mut(requests, row).request_id;

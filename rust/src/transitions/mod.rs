@@ -23,6 +23,7 @@ pub mod rewind;
 pub mod slot_request;
 pub mod states;
 pub mod swap;
+pub mod tails;
 #[cfg(test)]
 pub(crate) mod tests;
 pub mod transfers;

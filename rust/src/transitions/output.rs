@@ -12,6 +12,7 @@ use crate::state::state::{RequestState, State};
 use crate::transitions::checkpoints::publish_reached;
 use crate::transitions::in_flight::num_finished;
 use crate::transitions::publish::{publish_blocks, stored_bytes};
+use crate::transitions::tails::keys::fill_tails;
 use crate::types::errors::Error;
 use crate::types::ids::Row;
 
@@ -132,4 +133,5 @@ pub(crate) fn publish_filled(state: &mut State, row: Row, num_known: u32) {
     if state.has_states {
         publish_reached(state, row, num_known, stored_bytes);
     }
+    fill_tails(state, row, num_known);
 }

@@ -11,7 +11,7 @@ use std::collections::HashSet;
 use crate::state::state::State;
 use crate::state::state::named_pins::{NamedPin, named_blocks};
 use crate::transitions::in_flight::num_finished;
-use crate::transitions::prefix_lookup::{found_length, needed};
+use crate::transitions::prefix_lookup::{found_length, needed, needed_tails};
 use crate::transitions::unconfirmed_loads::is_unconfirmed;
 use crate::types::errors::{Error, check_count};
 use crate::types::ids::{BlockId, Row};
@@ -120,6 +120,17 @@ fn prefix(state: &State, row: Row, count: i64) -> Result<(u32, Vec<BlockId>), Er
             let is_own = state.device.key(own) == Some(&key);
             let found = if is_own { Some(own) } else { state.device.index.first(&key) };
             blocks.push(found.expect("IDX-COMPLETE: the look-up has found it"));
+        }
+        let size = config.groups[index as usize].block_size;
+        for end in needed_tails(config, index, length) {
+            let key = request.key_at(state.hash_block_size, index, end);
+            let own = table.get((end / size) as usize).copied();
+            let own = own.filter(|&own| state.device.tail_keys(own).contains(&key));
+            let found = own.or_else(|| state.device.first_tail(&key));
+            let found = found.expect("IDX-COMPLETE: the look-up has found it");
+            if !blocks.contains(&found) {
+                blocks.push(found);
+            }
         }
     }
     if blocks.is_empty() {

@@ -18,30 +18,16 @@ use smallvec::SmallVec;
 
 use crate::mutants::{Mutant, seeded};
 use crate::state::state::{NULL_BLOCK, RequestState, State};
-use crate::transitions::plan::growth::{Growth, Lengths};
+use crate::transitions::plan::growth::Growth;
 use crate::transitions::plan::growth::{measure, num_held, plan_growth, preallocate};
 use crate::transitions::slot_request::{SlotRequest, check_slot_request, read_slot_request};
-use crate::transitions::states::{StateStep, num_steps, pay_for_keys, plan_steps, states_held};
+use crate::transitions::states::{StateStep, num_steps, plan_steps, states_held};
+use crate::transitions::tails::rewrites::{Lengths, Rewrite, pay_for_all, plan_rewrites};
 use crate::transitions::window::{Trim, Trims, freed_blocks, plan_trims, visible_from};
 use crate::types::errors::Error;
 use crate::types::groups::{Group, skipped_blocks};
 use crate::types::ids::{BlockId, Row, Table};
 use crate::types::values::{Reason, Refused};
-
-/// A block of the request that is about to be written although it is shared or keyed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Rewrite {
-    /// The group of the table.
-    pub group_id: u32,
-    /// The place in the table.
-    pub position: u32,
-    /// Whether a fresh block takes its place.
-    pub shared: bool,
-    /// Whether it holds earlier positions, so that the fresh one is a copy.
-    pub copied: bool,
-    /// Whether its key names what is written, and stays.
-    pub same: bool,
-}
 
 /// What an allocation will do.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -88,18 +74,19 @@ pub fn plan_allocation(
     state.check_idle(row)?;
     let request = &state[row];
     read_slot_request(slot_request)?;
-    let mut hits = check_slot_request(state, request, slot_request)?;
+    let mut hits = check_slot_request(state, row, slot_request)?;
     let lengths = measure(state, row, slot_request);
     for (group_id, blocks) in state.config.groups.iter().zip(&mut hits) {
         needed_hits(group_id, blocks, &lengths);
     }
-    let rewrites = plan_rewrites(state, request, &lengths);
+    let mut rewrites = plan_rewrites(state, row, &hits, &lengths);
     let mut reserve = slot_request.reserved_blocks;
     if !request.holds_blocks() {
         reserve += i64::from(state.config.watermark_blocks);
     }
     let queued = if seeded(Mutant::HitsCostNothing) { 0 } else { num_queued(state, &hits) };
-    let fixed = queued + rewrites.iter().filter(|rewrite| rewrite.shared).count() as i64;
+    let replaces = |rewrite: &&Rewrite| rewrite.shared && !rewrite.for_key;
+    let fixed = queued + rewrites.iter().filter(replaces).count() as i64;
     let num_tokens = (lengths.local, lengths.total, lengths.scheduled);
     let mut steps = plan_steps(state, row, &hits, lengths.seen_from, num_tokens);
     if slot_request.full_sequence_must_fit {
@@ -125,7 +112,7 @@ pub fn plan_allocation(
         let trims = plan_trims(state, row, visible_from(state, row, request.num_accepted()));
         return Ok(Err(Refusal { row, refused, trims }));
     }
-    let spare = pay_for_keys(&mut steps, available - needed - reserve);
+    let spare = pay_for_all(&mut steps, &mut rewrites, available - needed - reserve);
     preallocate(state, request, &hits, &mut growth, spare);
     Ok(Ok(Plan {
         row,
@@ -158,53 +145,6 @@ pub fn needed_hits(group: &Group, blocks: &mut [BlockId], lengths: &Lengths) {
     let skipped = skipped_blocks(group, lengths.seen_from) as usize;
     let end = skipped.min(blocks.len());
     blocks[..end].fill(NULL_BLOCK);
-}
-
-/// Return the shared or keyed blocks that the new slots will write, in table order.
-#[must_use]
-pub fn plan_rewrites(state: &State, request: &RequestState, lengths: &Lengths) -> Vec<Rewrite> {
-    let mut rewrites = Vec::new();
-    for ((index, group), table) in (0..).zip(&state.config.groups).zip(&request.tables) {
-        let size = group.block_size;
-        let held = table.len() as u64 * u64::from(size);
-        if group.is_cross() || group.is_state() || held <= u64::from(lengths.local) {
-            continue;
-        }
-        let first = (lengths.local / size).max(skipped_blocks(group, lengths.seen_from));
-        let last = lengths.slots.div_ceil(size).min(table.len() as u32);
-        for position in first..last {
-            let block = table[position as usize];
-            if state.device.is_writable(block) {
-                continue;
-            }
-            let shared = state.device.ref_count(block) > 1;
-            let copied = shared && lengths.local > position * size;
-            let same = !shared && writes_same(state, request, (index, position), lengths);
-            rewrites.push(Rewrite { group_id: index, position, shared, copied, same });
-        }
-    }
-    rewrites
-}
-
-/// Whether the key of a block equals that of the content which the new slots will hold.
-///
-/// Loaded tokens may fail, and lookahead tokens are unknown, so these never count as the same.
-fn writes_same(
-    state: &State,
-    request: &RequestState,
-    (index, position): (u32, u32),
-    lengths: &Lengths,
-) -> bool {
-    let scale = state.scales[index as usize];
-    if lengths.local < lengths.total || position >= request.num_hashed(scale) {
-        return false;
-    }
-    let end = (position + 1) * state.config.groups[index as usize].block_size;
-    if lengths.scheduled < lengths.slots.min(end) {
-        return false;
-    }
-    let block = request.tables[index as usize][position as usize];
-    state.device.key(block) == Some(&request.key(scale, index, position))
 }
 
 /// Return the fresh blocks for the whole request, and the most that it ever holds at once.

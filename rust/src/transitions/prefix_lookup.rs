@@ -6,7 +6,9 @@
 //! which each group finds what its next query would see: full attention the whole prefix, a sliding
 //! window the blocks before the length (at least one), a chunk those from its start. If a group
 //! drops its last hit, the block after the length must be found too. A miss in one group shortens
-//! the length for all, until no group misses.
+//! the length for all, until no group misses. If hits may end inside blocks, the length is a
+//! multiple of the hash unit, a part of a block is found under its tail key, and a group that drops
+//! its last hit must find one unit more.
 //! Source: S000-54, 57, 58; S001-79, 81. Twin: kvcore/transitions/prefix_lookup.py.
 
 use std::ops::Range;
@@ -77,6 +79,9 @@ fn group_length(search: &mut Search<'_>, group_id: u32, mut length: u32) -> u32 
         }
         return length;
     }
+    if state.has_tails {
+        return tailed_length(search, group_id, length);
+    }
     let size = state.config.groups[group_id as usize].block_size;
     let dropped = u32::from(state.config.drops_last_hit(group_id));
     let most = (search.most / size).saturating_sub(dropped) * size;
@@ -88,6 +93,27 @@ fn group_length(search: &mut Search<'_>, group_id: u32, mut length: u32) -> u32 
         };
         length = aligned(state, missing.saturating_sub(dropped) * size);
         if !state.config.groups[group_id as usize].is_windowed() {
+            return length;
+        }
+    }
+    0
+}
+
+/// Return the same length if it may end inside a block.
+fn tailed_length(search: &mut Search<'_>, group_id: u32, length: u32) -> u32 {
+    let state = search.state;
+    let (size, unit) = (state.config.groups[group_id as usize].block_size, state.hit_alignment);
+    let dropped = unit * u32::from(state.config.drops_last_hit(group_id));
+    let mut length = aligned(state, length.min(search.most.saturating_sub(dropped)));
+    while length > 0 {
+        let positions = needed(&state.config, group_id, length);
+        if let Some(missing) = first_missing(search, group_id, positions) {
+            length = ((missing + 1) * size - unit).saturating_sub(dropped);
+        } else if needed_tails(&state.config, group_id, length)
+            .any(|end| find_tail(state, search.request, group_id, end).is_none())
+        {
+            length -= unit;
+        } else {
             return length;
         }
     }
@@ -125,6 +151,8 @@ pub(crate) fn is_found(state: &State, request: &RequestState, length: u32) -> bo
         }
         let mut positions = needed(&state.config, group, length).range();
         positions.all(|position| search.look(group, position).is_some())
+            && needed_tails(&state.config, group, length)
+                .all(|end| find_tail(state, request, group, end).is_some())
     })
 }
 
@@ -135,16 +163,47 @@ pub(crate) fn found_length(state: &State, request: &RequestState, most: u32) -> 
     common_length(&mut Search { state, request, most, found }, aligned(state, most), true)
 }
 
-/// Return the positions that a group must find to resume at a length, in the order of look-up.
+/// Return the positions of the whole blocks that a group must find to resume at a length, in the
+/// order of look-up.
 pub(crate) fn needed(config: &Config, group_id: u32, length: u32) -> Needed {
     let rule = &config.groups[group_id as usize];
     let num_blocks = length.div_ceil(rule.block_size);
-    let end = num_blocks + u32::from(config.drops_last_hit(group_id));
+    let dropped = u32::from(config.drops_last_hit(group_id));
+    let end = match config.has_tails() && !rule.is_state() {
+        true => (length + dropped * config.hash_block_size()) / rule.block_size,
+        false => num_blocks + dropped,
+    };
     let first = skipped_blocks(rule, length);
     if rule.kind == Kind::SlidingWindow {
         return Needed::Backward(first.min(num_blocks - 1), end);
     }
     Needed::Forward(first, end)
+}
+
+/// Return the ends of the parts of blocks that a group must find to resume at a length.
+pub(crate) fn needed_tails(
+    config: &Config,
+    group_id: u32,
+    length: u32,
+) -> impl Iterator<Item = u32> + use<> {
+    let group = &config.groups[group_id as usize];
+    let (size, unit) = (group.block_size, config.hash_block_size());
+    let has_tails = config.has_tails() && !group.is_state();
+    let ends = [Some(length), config.drops_last_hit(group_id).then_some(length + unit)];
+    ends.into_iter().flatten().filter(move |end| has_tails && !end.is_multiple_of(size))
+}
+
+/// Find the block of the tail key at a number of tokens.
+fn find_tail(
+    state: &State,
+    request: &RequestState,
+    group_id: u32,
+    num_tokens: u32,
+) -> Option<BlockId> {
+    if num_tokens > request.block_hashes.len() as u32 * state.hash_block_size {
+        return None;
+    }
+    state.device.first_tail(&request.key_at(state.hash_block_size, group_id, num_tokens))
 }
 
 /// Return the first of these positions whose block is not findable.
@@ -187,25 +246,25 @@ impl Search<'_> {
 
 /// Return the blocks of a hit per group, with the null block where no query sees one.
 fn hit_blocks(search: Search<'_>, length: u32) -> Vec<Vec<BlockId>> {
-    let look = |group, position| {
-        let is_state = search.state.config.groups[group as usize].is_state();
-        let block = match is_state {
-            true => search.look_at(group, length),
-            false => search.look(group, position),
-        };
-        block.expect("IDX-COMPLETE: the group has found each block of the length")
-    };
     let mut blocks = Vec::with_capacity(search.found.len());
     for (index, group) in (0..).zip(&search.state.config.groups) {
         let num_blocks = if group.is_cross() { 0 } else { length.div_ceil(group.block_size) };
         let first = skipped_blocks(group, length).min(num_blocks);
         let mut ids = vec![NULL_BLOCK; first as usize];
         let found = &search.found[index as usize];
-        if first == 0 && found.len() >= num_blocks as usize {
-            ids.extend_from_slice(&found[..num_blocks as usize]);
-        } else {
-            ids.extend((first..num_blocks).map(|position| look(index, position)));
+        let num_whole = length / group.block_size;
+        if first == 0 && found.len() >= num_whole as usize && !group.is_state() {
+            ids.extend_from_slice(&found[..num_whole as usize]);
         }
+        let look = |position: u32| {
+            let block = match position < num_whole {
+                _ if group.is_state() => search.look_at(index, length),
+                true => search.look(index, position),
+                false => find_tail(search.state, search.request, index, length),
+            };
+            block.expect("IDX-COMPLETE: the group has found each block of the length")
+        };
+        ids.extend((ids.len() as u32..num_blocks).map(look));
         blocks.push(ids);
     }
     blocks

@@ -99,7 +99,7 @@ pub fn get_num_common_prefix_blocks(state: &State, request_id: &str) -> Result<V
 /// Whether a device block is findable; the null block counts as found. Fails with UnknownBlock.
 pub fn has_key(state: &State, block: i64) -> Result<bool, Error> {
     let found = find_block(state, block)?;
-    Ok(found.is_none_or(|block| state.device.key(block).is_some()))
+    Ok(found.is_none_or(|block| state.device.has_key(block)))
 }
 
 /// Return the key of a device block; None if it has none, like the null block. Fails with

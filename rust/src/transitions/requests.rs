@@ -20,6 +20,7 @@ use crate::transitions::output::{
     check_output, check_sampled, check_surplus, drop_positions, publish_filled,
 };
 use crate::transitions::retention::set_wishes;
+use crate::transitions::tails::keys::fill_tails;
 use crate::transitions::unconfirmed_loads::forget_reporter;
 use crate::types::errors::{Error, check_count};
 use crate::types::extra_inputs::NO_EXTRA_KEYS;
@@ -161,7 +162,7 @@ pub fn accept(state: &mut State, request_id: &str, num_accepted: i64) -> Result<
         let request = request.name();
         return Err(Error::BeyondDrafts { request, num_scheduled, requested: num_accepted });
     }
-    let awaited = state[row].awaited();
+    let (awaited, num_known) = (state[row].awaited(), state[row].num_tokens());
     let mut drafts = std::mem::take(&mut state[row].drafts);
     extend(state, row, &drafts[..num_accepted as usize]);
     drafts.clear();
@@ -170,6 +171,7 @@ pub fn accept(state: &mut State, request_id: &str, num_accepted: i64) -> Result<
     request.quiet_until = 0;
     request.num_computed = request.num_accepted();
     request.set_awaited(&awaited);
+    fill_tails(state, row, num_known);
     Ok(())
 }
 

@@ -17,6 +17,7 @@ use crate::transitions::checkpoints::withdraw_states;
 use crate::transitions::free::{
     abandon_loads, check_leaving, cut_tables, drop_host, leave_open_batch,
 };
+use crate::transitions::tails::keys::withdraw_past;
 use crate::transitions::unconfirmed_loads::{
     first_reported, most_loaded, reached_requests, spoil_loads, spoilt_requests,
 };
@@ -45,7 +46,9 @@ pub fn rewind(
     check_leaving(state, &falling)?;
     check_held(state, &kept, &rows, count)?;
     for &row in &rows {
-        for block in unwritten(state, row, count) {
+        let blocks = unwritten(state, row, count);
+        let cut = if state.has_tails { withdraw_tails(state, row, count) } else { Vec::new() };
+        for block in blocks.into_iter().filter(|block| !cut.contains(block)) {
             state.device.unpublish(block, &mut state.effects);
         }
     }
@@ -123,6 +126,26 @@ fn unwritten(state: &State, row: Row, num_tokens: u32) -> Vec<BlockId> {
         }
     }
     blocks
+}
+
+/// Withdraw the keys past num_tokens of the unwritten blocks that contain this count, and none
+/// before; returns these blocks.
+fn withdraw_tails(state: &mut State, row: Row, num_tokens: u32) -> Vec<BlockId> {
+    let mut cut = Vec::new();
+    let blocks = unwritten(state, row, num_tokens);
+    for group_id in 0..state.config.groups.len() as u32 {
+        let group = &state.config.groups[group_id as usize];
+        if group.is_state() || num_tokens.is_multiple_of(group.block_size) {
+            continue;
+        }
+        let position = num_tokens / group.block_size;
+        let block = state[row].tables[group_id as usize].get(position as usize).copied();
+        if let Some(block) = block.filter(|block| blocks.contains(block)) {
+            withdraw_past(state, row, (group_id, position), num_tokens);
+            cut.push(block);
+        }
+    }
+    cut
 }
 
 /// Fails with HeldByOthers if a request goes on counting tokens that these leave unwritten.

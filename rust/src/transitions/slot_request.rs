@@ -9,7 +9,7 @@ use crate::state::state::{NULL_BLOCK, RequestState, State};
 use crate::transitions::requests::{check_drafts_settled, check_no_drafts};
 use crate::types::errors::{Error, check_count};
 use crate::types::groups::{Group, skipped_blocks};
-use crate::types::ids::BlockId;
+use crate::types::ids::{BlockId, Row};
 use crate::types::keys::Key;
 use crate::types::values::Hit;
 
@@ -154,9 +154,10 @@ impl SlotRequest {
 /// wrong, or tokens are missing.
 pub fn check_slot_request(
     state: &State,
-    request: &RequestState,
+    row: Row,
     slot_request: &SlotRequest,
 ) -> Result<Vec<Vec<BlockId>>, Error> {
+    let request = &state[row];
     let brings =
         slot_request.num_external_computed_tokens != 0 || slot_request.num_hit_tokens() != 0;
     if slot_request.num_new_tokens == 0 && !brings {
@@ -182,7 +183,7 @@ pub fn check_slot_request(
     };
     check_length(state, request, slot_request)?;
     if state.has_states {
-        check_one_unknown(state, request, slot_request)?;
+        check_one_unknown(state, row, slot_request)?;
     }
     if slot_request.checkpoint {
         check_checkpoint(state, request, slot_request)?;
@@ -224,7 +225,13 @@ pub fn check_hit(
         }
         let block = state.device.check_block(number)?;
         let key = hit_key(state, request, num_tokens as u32, (group_id, position));
-        if state.device.key(block) != Some(&key) {
+        let size = rule.block_size;
+        let is_part = !rule.is_state() && (position + 1) * size > num_tokens as u32;
+        let has_it = match is_part {
+            true => state.device.tail_keys(block).contains(&key),
+            false => state.device.key(block) == Some(&key),
+        };
+        if !has_it {
             let (block, position) = (number, i64::from(position));
             return Err(Error::StaleHits { request: request.name(), block, position });
         }
@@ -245,7 +252,7 @@ pub fn hit_key(
     (group_id, position): (u32, u32),
 ) -> Key {
     let group = &state.config.groups[group_id as usize];
-    if group.is_state() && (position + 1) * group.block_size > num_tokens {
+    if (position + 1) * group.block_size > num_tokens {
         return request.key_at(state.hash_block_size, group_id, num_tokens);
     }
     request.key(state.scales[group_id as usize], group_id, position)
@@ -286,14 +293,13 @@ fn step_ends(state: &State, request: &RequestState, slot_request: &SlotRequest) 
 }
 
 /// Fails with TooManyDrafts if a step of state groups would compute drafts, or more than one token
-/// to come: a state cannot be cut back to the accepted ones.
-pub fn check_one_unknown(
-    state: &State,
-    request: &RequestState,
-    slot_request: &SlotRequest,
-) -> Result<(), Error> {
+/// to come: a state cannot be cut back to the accepted ones. All calls of a batch are one step.
+pub fn check_one_unknown(state: &State, row: Row, slot_request: &SlotRequest) -> Result<(), Error> {
+    let request = &state[row];
     let (num_local, _, end) = step_ends(state, request, slot_request);
-    let num_drafts = end - num_local.max(request.num_tokens().into());
+    let record = state.batch.scheduled.get(row);
+    let start = record.map_or(num_local, |each| num_local.min(each.num_computed_before.into()));
+    let num_drafts = end - start.max(request.num_tokens().into());
     let most = i64::from(request.drafts.is_empty());
     if num_drafts > most {
         return Err(Error::TooManyDrafts { request: request.name(), num_drafts, most });

@@ -18,6 +18,7 @@ use crate::transitions::in_flight::num_finished;
 use crate::transitions::plan::plan_allocation;
 use crate::transitions::publish::{publish_blocks, stored_bytes};
 use crate::transitions::slot_request::SlotRequest;
+use crate::transitions::tails::keys::cache_tails;
 use crate::transitions::unconfirmed_loads::is_unconfirmed;
 use crate::transitions::window::apply_trims;
 use crate::types::commands::Command;
@@ -200,6 +201,7 @@ fn finish_load(state: &mut State, row: Row, operation: &Operation, done: bool) {
     if state.has_states {
         cache_state(state, row, state[row].num_computed, stored_bytes);
     }
+    cache_tails(state, row, count);
 }
 
 #[cfg(test)]

@@ -29,16 +29,16 @@ pub(crate) fn note_load(state: &mut State, row: Row, first: u32, end: u32) {
     });
 }
 
-/// Note that a request became an owner of blocks.
-pub(crate) fn note_owner(state: &mut State, row: Row, blocks: &[BlockId]) {
+/// Note that a request became an owner of blocks, of which it counts at most num_tokens tokens.
+pub(crate) fn note_owner(state: &mut State, row: Row, blocks: &[BlockId], num_tokens: u32) {
     let State { loads, device, .. } = state;
-    let keyed = |&block: &BlockId| device.key(block).is_some();
+    let keyed = |&block: &BlockId| device.has_key(block);
     let held: HashSet<BlockId> = blocks.iter().copied().filter(keyed).collect();
     for load in loads {
         let own = load.blocks.iter().filter(|(block, _)| held.contains(block));
         let most = own.map(|&(_, end)| end).max();
         if let Some(most) = most {
-            load.count(row, most.min(load.end));
+            load.count(row, most.min(load.end).min(num_tokens));
         }
     }
 }
@@ -51,6 +51,22 @@ pub(crate) fn note_keyed(state: &mut State, row: Row, keyed: &[(BlockId, u32)]) 
         if load.reporter(row).counted > 0 {
             let first = load.first;
             load.blocks.extend(keyed.iter().filter(|&&(_, end)| end > first));
+        }
+    }
+}
+
+/// Note that a block of a request got a tail key, with the position behind its last token. Of a
+/// block that had a key already, the greatest such position counts.
+pub(crate) fn note_tail(state: &mut State, row: Row, (block, end): (BlockId, u32), had_key: bool) {
+    for load in &mut state.loads {
+        let rests = load.reporter(row).counted > 0 && end > load.first;
+        if !had_key {
+            load.blocks.retain(|&(each, _)| each != block);
+        }
+        match load.blocks.iter_mut().find(|(each, _)| *each == block) {
+            Some((_, known)) if rests => *known = end.max(*known),
+            None if rests => load.blocks.push((block, end)),
+            _ => {}
         }
     }
 }

@@ -17,6 +17,7 @@ use crate::transitions::free::{check_shorter, num_cached_after, withdraw};
 use crate::transitions::in_flight::note_left_batch;
 use crate::transitions::requests::check_no_drafts;
 use crate::transitions::states::{shorten_step, step_back};
+use crate::transitions::tails::keys::drop_delay;
 use crate::transitions::unconfirmed_loads::lower_counted;
 use crate::types::errors::{Error, check_count};
 use crate::types::ids::Row;
@@ -65,6 +66,7 @@ fn shorten(state: &mut State, row: Row, record: ScheduledRequest, num_tokens: u3
     } else {
         batch.scheduled.remove(row);
         note_left_batch(state, row);
+        drop_delay(state, row);
     }
     if !state.loads.is_empty() {
         lower_counted(state, row, num_tokens);

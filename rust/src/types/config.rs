@@ -5,6 +5,7 @@
 //! numbers that would work. All options can be combined.
 //! Twin: kvcore/types/config.py.
 
+use alignment::{check_hash_unit, lcm};
 use claims::{check_claims, check_floors};
 
 use crate::types::clone_in_place::clone_in_place;
@@ -139,6 +140,9 @@ clone_in_place! {
         /// By the salt of requests, in its order: the blocks of their content that requests of
         /// other salts leave cached.
         pub floors: Vec<(String, u32)>,
+        /// Tokens that one block hash stands for, if that is less than the groups' common divisor:
+        /// hits may then end inside blocks.
+        pub hash_unit: Option<u32>,
     }
 }
 
@@ -169,6 +173,7 @@ impl Config {
             epoch: 0,
             max_pinned_blocks: None,
             floors: Vec::new(),
+            hash_unit: None,
         }
     }
 
@@ -194,35 +199,6 @@ impl Config {
     #[must_use]
     pub(crate) fn publishes_at_once(&self) -> bool {
         self.enable_caching && self.publish == Publish::Scheduled
-    }
-
-    /// Tokens that one block hash stands for: the groups' greatest common divisor.
-    #[must_use]
-    pub fn hash_block_size(&self) -> u32 {
-        let sizes = self.groups.iter().map(|group| u64::from(group.block_size));
-        sizes.fold(0, gcd) as u32
-    }
-
-    /// Tokens that a hit is a multiple of: whole blocks of all groups but state groups, whose
-    /// checkpoints decide which ones.
-    #[must_use]
-    pub fn hit_alignment(&self) -> u32 {
-        let groups = self.groups.iter().filter(|group| !group.is_state());
-        let sizes = groups.map(|group| u64::from(group.block_size));
-        u32::try_from(lcm(sizes.chain([u64::from(self.hash_block_size())]))).unwrap_or(u32::MAX)
-    }
-
-    /// The least number of tokens in whole blocks of all groups.
-    #[must_use]
-    pub fn block_alignment(&self) -> u32 {
-        let sizes = self.groups.iter().map(|group| u64::from(group.block_size));
-        u32::try_from(lcm(sizes)).unwrap_or(u32::MAX)
-    }
-
-    /// Hashed blocks in one block of a group: hashes are made at the groups' common divisor.
-    #[must_use]
-    pub fn scale(&self, group_id: u32) -> u32 {
-        self.groups[group_id as usize].block_size / self.hash_block_size()
     }
 
     /// Whether a hit leaves this group's last matched block to be computed.
@@ -262,6 +238,7 @@ impl Config {
     pub fn check(&self) -> Result<(), Error> {
         check_options(self)?;
         check_groups(self)?;
+        check_hash_unit(self)?;
         check_sizes(self)
     }
 }
@@ -366,22 +343,11 @@ fn check_count(field: &'static str, value: u32, least: u32) -> Result<(), Error>
     Ok(())
 }
 
-/// Sizes beyond any that is allowed give some number beyond, too.
-fn lcm(sizes: impl Iterator<Item = u64>) -> u64 {
-    sizes.fold(1, |total, size| (total / gcd(total, size)).saturating_mul(size))
-}
-
-fn gcd(mut common: u64, mut rest: u64) -> u64 {
-    while rest > 0 {
-        (common, rest) = (rest, common % rest);
-    }
-    common
-}
-
 fn refuse(field: &'static str, value: impl Into<Field>, reason: impl Into<String>) -> Error {
     Error::InvalidConfig { field, value: value.into(), reason: reason.into() }
 }
 
+mod alignment;
 mod claims;
 #[cfg(test)]
 mod tests;

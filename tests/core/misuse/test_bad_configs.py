@@ -109,6 +109,51 @@ def test_a_block_holds_at_least_one_token(size: Any) -> None:
     check_error(caught.value, expected)
 
 
+POLICY = "hits inside blocks need the eviction policy lru or uncached_first"
+UNITS: list[tuple[dict[str, Any], str]] = [
+    ({"hash_block_size": 0}, "must be an integer of at least 1"),
+    ({"hash_block_size": -1}, "must be an integer of at least 1"),
+    ({"hash_block_size": True}, "must be an integer of at least 1"),
+    ({"hash_block_size": "x"}, "must be an integer of at least 1"),
+    ({"hash_block_size": 1.5}, "must be an integer of at least 1"),
+    (
+        {"hash_block_size": 3},
+        "must divide the block sizes, whose greatest common divisor is 4",
+    ),
+    (
+        {"hash_block_size": 8},
+        "must divide the block sizes, whose greatest common divisor is 4",
+    ),
+    *(
+        ({"hash_block_size": 2, "eviction": name}, POLICY)
+        for name in ("queue_aware", "lru2", "s3fifo", "learned", "retention")
+    ),
+    (
+        {"hash_block_size": 2, "max_model_len": 8, "floors": {"a": 1}},
+        "hits inside blocks cannot be combined with floors",
+    ),
+]
+
+
+@pytest.mark.parametrize(("options", "reason"), UNITS)
+def test_hits_cannot_end_at_multiples_of_a_number_that_does_not_fit(
+    options: dict[str, Any], reason: str
+) -> None:
+    value = options["hash_block_size"]
+    with pytest.raises(InvalidConfig) as caught:
+        Config(8, groups=(Group(4), Group(12)), **options)
+    check_error(caught.value, InvalidConfig(field="hash_block_size", value=value, reason=reason))
+
+
+@pytest.mark.parametrize("eviction", ["queue_aware", "retention"])
+def test_the_default_given_as_a_number_is_the_default(eviction: Any) -> None:
+    """Also beside options that exclude hits inside blocks."""
+    groups = (Group(4), Group(12))
+    given = Config(9, groups=groups, hash_block_size=4, eviction=eviction, hash_seed=b"")
+    assert given == Config(9, groups=groups, eviction=eviction, hash_seed=b"")
+    assert (given.hash_block_size, given.has_tails, given.hit_alignment) == (4, False, 12)
+
+
 FLOORS: list[tuple[dict[str, Any], Any, str]] = [
     ({"floors": 3}, 3, "must be a mapping of salts to blocks"),
     ({"floors": {"a": 0}}, [0], "each must be an integer from 1 to 2147483647"),

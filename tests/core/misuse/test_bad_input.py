@@ -31,6 +31,7 @@ from tests.core.misuse import (
     bad_requests,
     bad_retention,
     bad_states,
+    bad_tails,
 )
 from tests.helpers.misuse import check_error, rows_by_call
 from tests.helpers.stories import unchanged
@@ -39,7 +40,7 @@ ROWS = [
     *(*bad_requests.ROWS, *bad_allocations.ROWS, *bad_blocks.ROWS),
     *(*bad_drafts.ROWS, *bad_operations.ROWS, *bad_batches.ROWS),
     *(*bad_output.ROWS, *bad_epochs.ROWS, *bad_retention.ROWS),
-    *(*bad_pins.ROWS, *bad_states.ROWS),
+    *(*bad_pins.ROWS, *bad_states.ROWS, *bad_tails.ROWS),
 ]
 BY_CALL = rows_by_call(ROWS)
 # These take no argument that could be wrong.

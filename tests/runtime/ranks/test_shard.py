@@ -50,7 +50,8 @@ def test_heads_of_zeros_change_no_answer() -> None:
     whole = model(num_heads=6, num_kv_heads=3, visibilities=(FULL, STATE))
     padded = pad_heads(whole, 2)
     assert (padded.config.num_heads, padded.config.num_kv_heads) == (8, 4)
-    torch.testing.assert_close(logits(padded), logits(whole))
+    # States are float32, and how their products are summed depends on the number of heads.
+    torch.testing.assert_close(logits(padded), logits(whole), rtol=1.3e-6, atol=1e-5)
     assert pad_heads(whole, 3) is whole
 
 

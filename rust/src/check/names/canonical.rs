@@ -16,6 +16,7 @@
 
 pub(crate) mod order;
 pub mod renaming;
+mod tails;
 
 use smallvec::SmallVec;
 
@@ -51,6 +52,9 @@ pub struct Namer {
     nodes: Vec<Numbers>,
     /// For each block of the device, then of the host: the prefixes that its key ends.
     chains: Vec<Option<SmallVec<[u32; 16]>>>,
+    /// The tail keys of device blocks: the block, the rank among those of the key, its group, and
+    /// the prefixes that it ends.
+    tails: Vec<(BlockId, usize, u32, Numbers)>,
 }
 
 impl Namer {
@@ -66,6 +70,7 @@ impl Namer {
             tree: Tree::new(symmetry.tokens),
             nodes: Vec::new(),
             chains: Vec::new(),
+            tails: Vec::new(),
         }
     }
 
@@ -118,7 +123,7 @@ impl Namer {
                 });
             }
         }
-        Ok(())
+        self.read_tails(state, prefixes)
     }
 
     fn write(
@@ -150,6 +155,7 @@ impl Namer {
         let pinned = pinned_blocks(state, orders);
         write_pool(&mut self.name, state, &state.device, &mut self.device, &pinned);
         write_keys(&mut self.name, &state.device, &self.device, &mut self.tree, &self.chains);
+        self.write_tails(state);
         self.write_kept(state, rows);
         if let Some(host) = &state.host {
             let chains = &self.chains[state.device.num_blocks() as usize..];
@@ -265,7 +271,7 @@ impl Namer {
         if let Some(takers) = state.device.takers() {
             self.name.extend(rows.iter().map(|&row| state.tenant(Row(row as u32))));
             let pool = &state.device;
-            let has_content = |block| pool.ref_count(block) > 0 || pool.key(block).is_some();
+            let has_content = |block| pool.ref_count(block) > 0 || pool.has_key(block);
             let taker =
                 |&block: &BlockId| if has_content(block) { takers[block.index()] } else { 0 };
             self.name.extend(self.device.met.iter().map(taker));

@@ -105,6 +105,7 @@ fn is_rare(state: &State) -> bool {
         || state.device.retention.is_some()
         || state.device.floors.is_some()
         || !state.device.silent.is_empty()
+        || state.device.tails.is_some()
         || !state.effects.commands.is_empty()
         || !state.effects.events.is_empty()
         || !state.new_blocks.is_empty()

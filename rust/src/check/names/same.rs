@@ -64,11 +64,20 @@ fn same_pool(one: &BlockPool, other: &BlockPool) -> bool {
         && one.takers() == other.takers()
         && (&one.pins, one.now()) == (&other.pins, other.now())
         && same_quarantine(one.quarantine.as_ref(), other.quarantine.as_ref())
+        && same_tails(one, other)
         && one.index.len() == other.index.len()
         && one.index.firsts().all(|(first, several)| {
             let (key, index) = (one.index.key(first), &other.index);
             index.first(key) == Some(first) && (!several || one.index.get(key) == index.get(key))
         })
+}
+
+/// Tell whether the same blocks have the same tail keys, in the same order.
+fn same_tails(one: &BlockPool, other: &BlockPool) -> bool {
+    let (Some(one), Some(other)) = (&one.tails, &other.tails) else {
+        return one.tails.is_none() && other.tails.is_none();
+    };
+    one.iter().eq(other.iter()) && one.keyed().all(|(key, blocks)| blocks == other.blocks(key))
 }
 
 /// Tell whether the same blocks wait in the same order, and the same batches use the same blocks.
@@ -119,6 +128,7 @@ fn same_batch(one: &OpenBatch, other: &OpenBatch) -> bool {
         && one.scheduled.keys().all(held)
         && one.merges == other.merges
         && (&one.ends, &one.marked) == (&other.ends, &other.marked)
+        && one.delayed == other.delayed
         && same_entries(&one.entries, &other.entries)
         && one.published_keys == other.published_keys
 }

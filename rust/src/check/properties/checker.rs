@@ -145,6 +145,12 @@ pub fn note(notes: &mut Notes, call: &Call, outcome: &Outcome, state: &State) {
 
 /// Tell whether a hit has all of this many tokens except those that must be computed.
 fn is_full(state: &State, hit: &Hit, num_tokens: u32) -> bool {
+    if state.config.has_tails() {
+        let mut indices = 0..state.config.groups.len() as u32;
+        let dropped = u32::from(indices.any(|index| state.config.drops_last_hit(index)));
+        let units = (num_tokens.saturating_sub(1) / state.hit_alignment).saturating_sub(dropped);
+        return hit.num_tokens > 0 && hit.num_tokens == units * state.hit_alignment;
+    }
     let groups = state.config.groups.iter().zip(0..).filter(|(group, _)| !group.is_state());
     let ends = groups.map(|(group, index)| {
         let dropped = u32::from(state.config.drops_last_hit(index));

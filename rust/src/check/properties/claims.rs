@@ -70,8 +70,7 @@ pub(crate) fn pin_hit(made: &Made<'_>) -> Finding {
     let mut after = made.after.clone();
     let names: Vec<Name> = after.requests().map(Name::of).collect();
     names.into_iter().for_each(|name| _ = free(&mut after, name.id()));
-    let idle =
-        |&block: &BlockId| after.device.key(block).is_some() && after.device.num_pins(block) == 0;
+    let idle = |&block: &BlockId| after.device.has_key(block) && after.device.num_pins(block) == 0;
     let idle = (0..after.config.num_blocks).map(BlockId).filter(idle);
     let idle: Vec<i64> = idle.map(|block| i64::from(block.0)).collect();
     _ = evict_blocks(&mut after, &idle);

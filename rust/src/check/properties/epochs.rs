@@ -64,7 +64,7 @@ pub(crate) fn epoch_first(made: &Made<'_>) -> Finding {
     let first: Vec<BlockId> = pool.queue.iter().take(num_older(&pool.queue) as usize).collect();
     if made.after.epoch > made.before.epoch {
         let blocks = (0..old.num_blocks()).map(BlockId);
-        held.extend(blocks.filter(|&block| old.key(block).is_some()));
+        held.extend(blocks.filter(|&block| old.has_key(block)));
         if !old.queue.iter().eq(first.iter().copied()) {
             return Err(format!("{name} puts {first:?} first, but others were free"));
         }

@@ -90,7 +90,7 @@ fn drain(world: &World, state: &State) -> Finding {
     }
     for (tier, pool) in pools(&state) {
         let mut blocks = (0..pool.num_blocks()).map(BlockId);
-        if let Some(block) = blocks.find(|&block| pool.key(block).is_some()) {
+        if let Some(block) = blocks.find(|&block| pool.has_key(block)) {
             return Err(format!("{tier} block {} has a key after the reset", block.0));
         }
         if !pool.index.is_empty() {

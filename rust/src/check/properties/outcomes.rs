@@ -9,6 +9,7 @@
 use crate::check::names::same::same_state;
 use crate::check::properties::floors::Tenants;
 use crate::check::world::calls::Outcome;
+use crate::check::world::keyed::{keys_of as keys_of_block, own_tails};
 use crate::oracle::calls::{Call, Name, Slots, Value};
 use crate::state::state::{RequestState, State};
 use crate::transitions::window::remove_skipped_blocks;
@@ -105,17 +106,14 @@ pub fn check_hit(state: &State, row: Row, hit: &Hit) -> Checked {
     }
     for ((index, group), blocks) in (0..).zip(&state.config.groups).zip(&hit.blocks.blocks) {
         let num_blocks = if group.is_cross() { 0 } else { longest.div_ceil(group.block_size) };
-        let scale = state.scales[index as usize];
         for (position, &block) in (0..).zip(blocks) {
             let seen = (position + 1) * group.block_size > skipped_tokens(group, longest);
             let null = state.is_null(block);
-            let hashed = position < request.num_hashed(scale);
-            let expected = match group.is_state() {
-                true => Some(request.key_at(state.hash_block_size, index, longest)),
-                false => hashed.then(|| request.key(scale, index, position)),
-            };
-            let found = if null { None } else { state.device.key(block) };
-            if null == seen || (seen && found != expected.as_ref()) {
+            let end = ((position + 1) * group.block_size).min(longest);
+            let expected = request.key_at(state.hash_block_size, index, end);
+            if null == seen
+                || (seen && !keys_of_block(&state.device, block).any(|key| key == &expected))
+            {
                 return wrong(format!("{block:?} at {position} of group {index}"));
             }
         }
@@ -149,22 +147,34 @@ fn resumes(state: &State, request: &RequestState, index: u32, length: u32) -> bo
         let key = request.key_at(state.hash_block_size, index, length);
         return state.device.index.first(&key).is_some();
     }
-    let (size, scale) = (group.block_size, state.scales[index as usize]);
-    let end = length / size;
-    let found = |position: u32| {
-        position < request.num_hashed(scale)
-            && state.device.index.first(&request.key(scale, index, position)).is_some()
-    };
+    let size = group.block_size;
+    let is_inside = !length.is_multiple_of(size);
+    let step = if state.config.has_tails() { state.hit_alignment } else { size };
+    let found = |end: u32| finds(state, request, index, end);
     let drops = state.config.drops_last_hit(index);
-    if drops && (length + size >= request.num_tokens() || !found(end)) {
+    if drops && (length + step >= request.num_tokens() || !found(length + step)) {
         return false;
     }
-    let seen = |&position: &u32| (position + 1) * size > skipped_tokens(group, length);
-    let none = !(0..end).any(|position| seen(&position));
-    if group.kind == Kind::SlidingWindow && none && !found(end - 1) {
+    let seen = |end: &u32| *end > skipped_tokens(group, length);
+    let mut ends = (1..=length / size).map(|count| count * size).filter(seen);
+    let none = ends.clone().next().is_none();
+    if (is_inside || group.kind == Kind::SlidingWindow && none) && !found(length) {
         return false;
     }
-    (0..end).filter(seen).all(found)
+    ends.all(found)
+}
+
+/// Tell whether a group finds the block that ends with these tokens, or has them as a tail.
+fn finds(state: &State, request: &RequestState, index: u32, end: u32) -> bool {
+    if end / state.hash_block_size > request.block_hashes.len() as u32 {
+        return false;
+    }
+    let key = request.key_at(state.hash_block_size, index, end);
+    if end.is_multiple_of(state.config.groups[index as usize].block_size) {
+        state.device.index.first(&key).is_some()
+    } else {
+        state.device.first_tail(&key).is_some()
+    }
 }
 
 /// Return the slots [first, last) that an allocation schedules, lookahead included.
@@ -289,7 +299,10 @@ fn check_exclusive(state: &State, row: Row, first: u32, end: u32) -> Checked {
             let own = |key: &Key| {
                 position < request.num_hashed(scale) && *key == request.key(scale, index, position)
             };
-            let keyed_by_others = state.device.key(block).is_some_and(|key| !own(key));
+            let tails = state.device.tail_keys(block);
+            let mine = || own_tails(state, row, index, position, request.num_tokens());
+            let keyed_by_others = state.device.key(block).is_some_and(|key| !own(key))
+                || !tails.is_empty() && !tails.iter().all(|key| mine().contains(key));
             if state.device.ref_count(block) != 1 || keyed_by_others {
                 let name = request.name();
                 let detail = format!("{name} writes block {} of group {index}", block.0);

@@ -9,25 +9,31 @@
 use smallvec::SmallVec;
 
 use crate::check::world::calls::Outcome;
+use crate::check::world::keyed::own_tails;
 use crate::oracle::calls::{Call, Name, Value};
 use crate::state::batch_records::{RequestEntry, in_order};
 use crate::state::open_batch::Merge;
 use crate::state::state::State;
 use crate::transitions::in_flight::num_finished;
 use crate::types::commands::Command;
-use crate::types::config::Publish;
+use crate::types::config::{Duplicates, Publish};
 use crate::types::ids::{BlockId, Row};
+use crate::types::keys::Key;
 use crate::types::values::Status;
 use crate::types::violation::Finding;
 
 /// PUBLISHED: a full block that a call may publish is findable after the call, or waits to be
 /// merged with one that is; no other block is published, and none of a request of an older epoch.
 /// A state whose last token comes late is findable then, or belongs to the batch that writes it; so
-/// is one that a call marked, when its batch is taken.
+/// is one that a call marked, when its batch is taken. Tails of what a batch writes are findable
+/// when it is taken or completed, and not before.
 pub(crate) fn published(made: &Made<'_>) -> Finding {
     if made.after.has_states {
         check_states(made)?;
         check_marks(made)?;
+    }
+    if made.after.device.tails.is_some() {
+        check_tails(made)?;
     }
     let (before, after) = (made.before, made.after);
     let late = after.config.publish == Publish::Completed;
@@ -122,6 +128,69 @@ fn check_marks(made: &Made<'_>) -> Finding {
         }
     }
     Ok(())
+}
+
+/// Fails if a call gives keys to tails before its batch is taken, or if the end of a batch leaves
+/// tails without keys.
+fn check_tails(made: &Made<'_>) -> Finding {
+    let (before, after) = (made.before, made.after);
+    let early = match made.call {
+        Call::AllocateSlots(_) => true,
+        Call::Append { .. } => !before.requests().any(|each| each.num_output_placeholders() > 0),
+        _ => false,
+    };
+    let name = made.call.transition();
+    for block in (0..after.device.num_blocks()).map(BlockId).filter(|_| early) {
+        let known = before.device.tail_keys(block);
+        if after.device.tail_keys(block).iter().any(|key| !known.contains(key)) {
+            let block = block.0;
+            return Err(format!("{name} gives block {block} a tail key before its batch is taken"));
+        }
+    }
+    let merges = after.config.duplicates == Duplicates::Merge;
+    for (row, first, num_tokens) in written(made) {
+        if after[row].num_loading > 0 || after.is_stale(row) {
+            continue;
+        }
+        let groups = (0..).zip(&after.config.groups).zip(&after[row].tables);
+        for ((index, _), table) in groups.filter(|((_, group), _)| group.has_tokens()) {
+            for (position, &block) in (0..).zip(table) {
+                let held = after.device.tail_keys(block);
+                let begun = own_tails(after, row, index, position, first).len();
+                let written = own_tails(after, row, index, position, num_tokens);
+                let lacks = |key: &&Key| {
+                    !(held.contains(key) || merges && after.device.first_tail(key).is_some())
+                };
+                let lost = written.iter().skip(begun).any(|key| lacks(&key));
+                if lost && !after.is_null(block) {
+                    let place = format!("{position} of group {index}");
+                    return Err(format!("block {} at {place} lacks a tail key", block.0));
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Return the requests whose tails a call makes findable, as it takes or completes a batch: those
+/// behind a number of tokens, up to another.
+fn written(made: &Made<'_>) -> SmallVec<[(Row, u32, u32); 2]> {
+    let (before, after) = (made.before, made.after);
+    let completed = after.config.publish == Publish::Completed;
+    let taken = matches!(made.call, Call::TakeBatch);
+    if taken && !completed {
+        let rows = before.batch.scheduled.keys().filter(|row| !before.batch.delayed.contains(row));
+        let first = |row: Row| before.batch.scheduled.get(row).map_or(0, |r| r.num_computed_before);
+        return rows.map(|row| (row, first(row), after[row].num_accepted())).collect();
+    }
+    let entries = match made.call {
+        Call::TakeBatch if after.config.max_in_flight == 0 => in_order(&before.batch.entries),
+        Call::Complete { .. } if completed => in_order(&before.in_flight[0].entries),
+        _ => return SmallVec::new(),
+    };
+    let runs = |row: Row| after[row].status() == Status::Running;
+    let known = entries.into_iter().filter(|(row, entry)| entry.publishes && runs(*row));
+    known.map(|(row, entry)| (row, entry.before, num_finished(after, row))).collect()
 }
 
 /// Return the requests of which a call publishes blocks, each with its last such token.

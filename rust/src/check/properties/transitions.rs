@@ -6,6 +6,8 @@
 //! itself. Checks of refusals, resets and writes are in outcomes.rs. Twin:
 //! kvcore/check/properties/transitions.py.
 
+use smallvec::SmallVec;
+
 use crate::check::names::same::same_state;
 use crate::check::properties::claims::{pin_hit, pins};
 use crate::check::properties::epochs::{Followed, epoch_first};
@@ -14,12 +16,15 @@ use crate::check::properties::hits::{all_hit_blocks, hit_of};
 use crate::check::properties::published::{Made, published};
 use crate::check::properties::retention::{leaves_by_level, wishes};
 use crate::check::world::calls::perform;
+use crate::check::world::keyed::{keys_of, own_tails};
 use crate::check::world::world::World;
 use crate::oracle::calls::{Call, Value};
+use crate::pool::block_pool::BlockPool;
 use crate::pool::quarantine::Quarantine;
 use crate::transitions::append::places_grown;
 use crate::types::commands::Command;
 use crate::types::ids::{BlockId, Row};
+use crate::types::keys::Key;
 use crate::types::values::Hit;
 use crate::types::violation::{Checks, Finding, Violation};
 
@@ -77,7 +82,7 @@ fn lru(made: &Made<'_>) -> Finding {
     for block in before.quarantine.iter().flat_map(Quarantine::blocks) {
         let touches = |command| command == Command::Touch { block };
         if !waits(block) && !made.outcome.commands(made.after).any(touches) {
-            queue.join(block, before.key(block).is_some());
+            queue.join(block, before.has_key(block));
         }
     }
     for command in commands {
@@ -150,8 +155,14 @@ fn hit_preserve(made: &Made<'_>) -> Finding {
         if key.is_some_and(|key| !after.index.get(key).contains(&block)) {
             return Err(format!("block {} was hit and is no longer found", block.0));
         }
+        if made.before.device.tail_keys(block).iter().any(|key| !has_tail(after, block, key)) {
+            return Err(format!("block {} was hit and lost a tail key", block.0));
+        }
     }
-    Ok(())
+    match hit_tails(made).iter().find(|(block, key)| !has_tail(after, *block, key)) {
+        Some((block, _)) => Err(format!("block {} was hit up to a tail that it lost", block.0)),
+        None => Ok(()),
+    }
 }
 
 /// HIT-PINNED: the blocks of a hit are in their request's tables, and the call evicts none of them.
@@ -184,7 +195,8 @@ fn hit_fresh(made: &Made<'_>) -> Finding {
         let end = ((position + 1) * block_size).min(hit.num_tokens);
         let known = end / size <= request.block_hashes.len() as u32;
         let wanted = known.then(|| request.key_at(size, group_id, end));
-        if wanted.is_none() || made.before.device.key(block) != wanted.as_ref() {
+        let has = |wanted: &Key| keys_of(&made.before.device, block).any(|key| key == wanted);
+        if !wanted.as_ref().is_some_and(has) {
             let place = format!("{position} of group {group_id}");
             return Err(format!("block {} at {place} has another key by now", block.0));
         }
@@ -221,9 +233,10 @@ fn full_hit(made: &Made<'_>) -> Finding {
 /// HASH-MONO: a block's key changes to another key only after an eviction.
 fn hash_mono(made: &Made<'_>) -> Finding {
     let (before, after) = (&made.before.device, &made.after.device);
-    for block in (0..before.num_blocks()).map(BlockId) {
-        let Some(key) = before.key(block) else { continue };
-        if after.key(block) == Some(key) {
+    let blocks = (0..before.num_blocks()).map(BlockId);
+    for (block, key) in blocks.flat_map(|block| keys_of(before, block).map(move |key| (block, key)))
+    {
+        if after.key(block) == Some(key) || has_tail(after, block, key) {
             continue;
         }
         let evicts = |command: Command| match command {
@@ -254,16 +267,37 @@ pub fn determinism(made: &Made<'_>, world: &World) -> Finding {
     Ok(())
 }
 
-/// Return those of `all_hit_blocks` that the call does not write. A state inside whose block the
-/// hit ends is written, or a copy of it.
+/// Return the tail keys, up to the end of the hit, of the blocks inside which the hit of a call
+/// ends.
+fn hit_tails(made: &Made<'_>) -> SmallVec<[(BlockId, Key); 4]> {
+    let mut found = SmallVec::new();
+    let Some((row, hit)) = hit_of(made).filter(|_| made.before.config.has_tails()) else {
+        return found;
+    };
+    for (group_id, position, block) in all_hit_blocks(made) {
+        let group = &made.before.config.groups[group_id as usize];
+        if group.is_state() || (position + 1) * group.block_size <= hit.num_tokens {
+            continue;
+        }
+        let mine = own_tails(made.before, row, group_id, position, hit.num_tokens);
+        let tails = made.before.device.tail_keys(block).iter().filter(|key| mine.contains(key));
+        found.extend(tails.map(|&key| (block, key)));
+    }
+    found
+}
+
+fn has_tail(pool: &BlockPool, block: BlockId, key: &Key) -> bool {
+    pool.tail_keys(block).contains(key)
+}
+
+/// Return those of `all_hit_blocks` that the call does not write. A block inside which the hit ends
+/// is written, or a copy of it.
 fn hit_blocks<'a>(made: &Made<'a>) -> impl Iterator<Item = (u32, u32, BlockId)> + use<'a> {
     let (before, after, of) = (made.before, made.after, hit_of(made));
     all_hit_blocks(made).filter(move |&(group_id, position, _)| {
         let group = &before.config.groups[group_id as usize];
         let writes = |(row, hit): (Row, &Hit)| after[row].num_computed > hit.num_tokens;
-        let is_inside = |(_, hit): (Row, &Hit)| {
-            group.is_state() && (position + 1) * group.block_size > hit.num_tokens
-        };
+        let is_inside = |(_, hit): (Row, &Hit)| (position + 1) * group.block_size > hit.num_tokens;
         !of.is_some_and(|of| writes(of) && is_inside(of))
     })
 }

@@ -28,14 +28,15 @@ pub(crate) fn fresh_name(state: &State) -> Name {
 pub(crate) fn block_calls(world: &World, state: &State, out: &mut Vec<Move>) {
     let pool = &state.device;
     let blocks = 0..pool.num_blocks();
-    let keyed = |&block: &u32| pool.key(BlockId(block)).is_some();
+    let keyed = |&block: &u32| pool.has_key(BlockId(block));
     if world.tries("evict_blocks") {
         let evict = |block| Move::Call(Call::EvictBlocks { block });
         out.extend(blocks.clone().filter(keyed).map(evict));
     }
     let full = world.config.max_in_flight > 0 && state.operations.len() as u32 >= world.num_pins;
     if world.tries("store") && !full {
-        out.extend(blocks.clone().filter(keyed).map(|block| Move::Call(Call::Store { block })));
+        let stored = blocks.clone().filter(|&block| pool.key(BlockId(block)).is_some());
+        out.extend(stored.map(|block| Move::Call(Call::Store { block })));
     }
     if world.tries("pin") && pool.pins.values().sum::<u32>() < world.num_pins {
         let held = |block: &u32| {
@@ -76,6 +77,9 @@ pub fn known_children(state: &State, prefixes: &mut Prefixes) -> Result<Vec<Numb
         if let Some(key) = state.device.key(block) {
             known.push(Numbers::from_slice(&prefixes.chain(key)?.tokens));
         }
+    }
+    for (key, _) in state.device.tails.iter().flat_map(|tails| tails.keyed()) {
+        known.push(Numbers::from_slice(&prefixes.chain(key)?.tokens));
     }
     known.sort_unstable();
     known.dedup();

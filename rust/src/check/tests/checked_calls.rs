@@ -147,6 +147,16 @@ fn damaged_states(seen: &mut BTreeSet<&str>) {
     assert!(found.contains(&"STATE-OWN"), "{found:?}");
 }
 
+/// Give a block a tail key more than it can have.
+fn damaged_tails(seen: &mut BTreeSet<&str>) {
+    let mut run = scheduled(Config { hash_unit: Some(1), ..config() });
+    run.call(&Call::TakeBatch);
+    let block = run.state[Row(0)].tables[0][0];
+    let found =
+        damaged(&run.state, seen, |state| state.device.publish_tail(block, Key([7; 36]), 0));
+    assert!(found.contains(&"TAIL-SOUND"), "{found:?}");
+}
+
 #[test]
 fn each_invariant_finds_its_own_damage() {
     let seen = &mut BTreeSet::new();
@@ -204,6 +214,7 @@ fn each_invariant_finds_its_own_damage() {
     let found = damaged(&of_levels(), seen, wish_while_free);
     assert!(found.contains(&"RANK-ORDER"), "{found:?}");
     damaged_states(seen);
+    damaged_tails(seen);
     let all: BTreeSet<&str> = PROPERTIES.iter().map(|each| each.0).collect();
     assert_eq!(*seen, all);
 }

@@ -154,6 +154,7 @@ fn blocks_rest_on_it(state: &State, load: &UnconfirmedLoad) -> Finding {
     let blocks: Vec<(BlockId, u32)> = keyed_only(state, load).collect();
     let groups = &state.config.groups;
     let ends = |end: u32, group: &Group| match group.is_state() {
+        _ if state.has_tails => end.is_multiple_of(state.hash_block_size),
         true => end.is_multiple_of(state.hash_block_size),
         false => end.is_multiple_of(group.block_size),
     };

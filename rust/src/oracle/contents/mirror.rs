@@ -5,6 +5,7 @@
 
 use crate::oracle::contents::{Checked, Content, Ghost, Marks};
 use crate::oracle::prefixes::Prefixes;
+use crate::state::state::State;
 use crate::types::commands::{Command, Tier};
 use crate::types::ids::{BlockId, Row, Table};
 
@@ -60,31 +61,27 @@ impl Ghost {
     fn mirror(&mut self, command: &Command, prefixes: &mut Prefixes) -> Checked {
         match *command {
             Command::Allocate { block } => {
-                self.marks[block.index()] = Marks { owned: true, cached: false, empty: true };
+                let marks = Marks { owned: true, empty: true, ..Marks::default() };
+                self.marks[block.index()] = marks;
                 self.forget(block);
             }
             Command::Touch { block } => {
                 let marks = &mut self.marks[block.index()];
-                (marks.owned, marks.cached) = (true, false);
+                (marks.owned, marks.cached, marks.evicted) = (true, false, false);
             }
             Command::Free { block, cached } => {
                 let marks = &mut self.marks[block.index()];
-                marks.owned = false;
+                (marks.owned, marks.evicted) = (false, false);
                 if cached {
                     marks.cached = true;
                 } else {
                     self.forget(block);
                 }
             }
-            Command::Evict { block, .. } => {
-                let marks = &mut self.marks[block.index()];
-                marks.cached = false;
-                if !marks.owned {
-                    self.forget(block);
-                }
-            }
+            Command::Evict { block, .. } => self.evict(block),
             Command::EvictAll => {
                 for block in (0..self.marks.len() as u32).map(BlockId) {
+                    self.marks[block.index()].evicted = false;
                     if std::mem::take(&mut self.marks[block.index()].cached) {
                         self.forget(block);
                     }
@@ -113,6 +110,30 @@ impl Ghost {
             _ => {}
         }
         Ok(())
+    }
+
+    /// Let a block lose a key; where it can have several, it is perhaps found under another one.
+    fn evict(&mut self, block: BlockId) {
+        let marks = &mut self.marks[block.index()];
+        if self.has_tails {
+            marks.evicted = true;
+            return;
+        }
+        marks.cached = false;
+        if !marks.owned {
+            self.forget(block);
+        }
+    }
+
+    /// Forget the blocks that lost the last of their keys.
+    pub(super) fn settle_evicted(&mut self, state: &State) {
+        for block in (0..self.marks.len() as u32).map(BlockId) {
+            let marks = &mut self.marks[block.index()];
+            if std::mem::take(&mut marks.evicted) && !marks.owned && !state.device.has_key(block) {
+                marks.cached = false;
+                self.forget(block);
+            }
+        }
     }
 
     fn table_mut(&mut self, row: Row, group_id: u32) -> &mut Table {

@@ -152,5 +152,6 @@ pub fn make_device(config: &Config) -> BlockPool {
     let waits = config.max_in_flight > 0;
     let mut pool = make_pool(config.num_blocks, config.null_block, config.eviction, waits);
     pool.set_floors(config.floors.iter().map(|each| each.1));
+    pool.tails = config.has_tails().then(Box::default);
     pool
 }

@@ -8,6 +8,7 @@
 use super::{BlockPool, KEYED};
 use crate::mutants::{Mutant, seeded};
 use crate::pool::free_queue::{CURRENT, OLDER};
+use crate::pool::hash_index::NO_KEY;
 use crate::types::commands::Command;
 use crate::types::effects::Effects;
 use crate::types::ids::BlockId;
@@ -29,6 +30,12 @@ impl BlockPool {
     pub(crate) fn forget_older(&mut self, block: BlockId) {
         self.owners[block.index()] &= !KEYED;
         self.index.remove(block);
+    }
+
+    /// Let a block without a key have one of the epoch that is about to end.
+    pub(super) fn mark_older(&mut self, block: BlockId) {
+        self.index.insert(NO_KEY, block);
+        self.owners[block.index()] |= KEYED;
     }
 
     /// Mark blocks without a key as those that had a key of an older epoch.
@@ -57,6 +64,9 @@ impl BlockPool {
         let cached: Vec<BlockId> = self.queue.iter().filter(is_cached).collect();
         self.owners.iter_mut().for_each(|owners| *owners &= !KEYED);
         self.index.clear();
+        if self.tails.is_some() {
+            self.clear_tails(false);
+        }
         self.forget_silent();
         self.policy.iter_mut().for_each(|policy| policy.history.clear());
         cached.into_iter().for_each(|block| self.move_by_policy(block));
@@ -71,6 +81,9 @@ impl BlockPool {
     /// are free now are taken before those freed later.
     #[inline]
     pub fn start_epoch(&mut self, effects: &mut Effects) {
+        if self.tails.is_some() {
+            self.clear_tails(true);
+        }
         self.index.start_epoch();
         self.forget_silent();
         if !seeded(Mutant::EpochsAge) {

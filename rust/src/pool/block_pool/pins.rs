@@ -44,7 +44,7 @@ impl BlockPool {
     pub fn check_pins(&self, blocks: &[i64]) -> Result<Vec<BlockId>, Error> {
         let check = |&number: &i64| {
             let block = self.check_block(number)?;
-            if self.ref_count(block) == 0 && self.key(block).is_none() {
+            if self.ref_count(block) == 0 && !self.has_key(block) {
                 return Err(Error::UnusedBlock { block: number });
             }
             Ok(block)

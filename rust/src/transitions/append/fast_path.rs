@@ -6,7 +6,8 @@
 //! `fork` and every cut reset the count for the request, `pin` for all requests. A request with
 //! such a count ahead has no drafts and no unfinished loads, is on the device and, if all its
 //! tokens are known, awaits the output of one batch only; a transition that changes this resets the
-//! count too. Debug builds plan each such token and assert that the plan is empty.
+//! count too. Where blocks may have tail keys, no token is quiet. Debug builds plan each such token
+//! and assert that the plan is empty.
 
 use crate::state::state::{RequestState, State};
 use crate::transitions::plan::{Plan, plan_allocation};
@@ -36,7 +37,7 @@ pub(crate) fn note_quiet_until(state: &mut State, row: Row) {
     let request = &state[row];
     let num_computed = request.num_computed;
     let awaits_others = request.num_output_placeholders() == 0 && !request.samplers.is_empty();
-    let gets_key = state.has_states && state.batch.marked.contains(&row);
+    let gets_key = state.has_late_keys && (state.has_tails || state.batch.marked.contains(&row));
     if !request.drafts.is_empty() || awaits_others || gets_key {
         state[row].quiet_until = 0;
         return;

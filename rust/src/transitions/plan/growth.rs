@@ -7,24 +7,10 @@ use smallvec::SmallVec;
 
 use crate::state::state::{RequestState, State};
 use crate::transitions::slot_request::SlotRequest;
+use crate::transitions::tails::rewrites::Lengths;
 use crate::transitions::window::visible_from;
 use crate::types::groups::{Group, skipped_blocks};
 use crate::types::ids::{BlockId, Row, Table};
-
-/// Tokens of an allocation, counted from the request's first one (drawn in the Python twin).
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Lengths {
-    /// Computed and hit.
-    pub local: u32,
-    /// With the external ones.
-    pub total: u32,
-    /// With the new ones.
-    pub scheduled: u32,
-    /// With lookahead.
-    pub slots: u32,
-    /// The first query whose window the trim must keep; meaningless without windows.
-    pub seen_from: u32,
-}
 
 /// How one group's table grows behind the hits.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]

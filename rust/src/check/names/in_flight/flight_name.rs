@@ -120,6 +120,9 @@ fn write_open_batch(node: &Node, names: &mut Renaming<'_>) {
             let record = batch.scheduled.get(Row(row as u32));
             names.put(record.map_or(0, |record| 1 + record.num_computed_before as usize));
             names.put(record.map_or(0, |record| record.num_kept as usize));
+            if batch.delayed.contains(&Row(row as u32)) {
+                names.put(1);
+            }
             let Some(record) = record else { continue };
             names.put(batch.unwritten_of(record).count());
             for item in batch.unwritten_of(record) {

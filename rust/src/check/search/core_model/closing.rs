@@ -53,9 +53,9 @@ impl CoreModel {
         let loads = failing.is_none_or(|(row, _)| schedule.loading(row).is_some());
         self.check_open_batch(start, state, schedule, failing, loads)?;
         let merges = !state.batch.merges.is_empty();
-        let ends = !state.batch.ends.is_empty();
+        let keyed = !state.batch.ends.is_empty() || state.device.tails.is_some();
         self.take(state);
-        if loads && ends && state.effects.commands.is_empty() {
+        if loads && keyed && state.effects.commands.is_empty() {
             self.ghost.check(state, schedule, &mut self.prefixes)?;
         }
         self.checker.notes.note_goal("merge", merges && !state.effects.commands.is_empty());
@@ -89,6 +89,9 @@ impl CoreModel {
             self.checker.checks.hear(read)?;
             self.ghost.check(state, schedule, &mut self.prefixes)?;
             self.take(state);
+            if state.device.tails.is_some() && state.effects.commands.is_empty() {
+                self.ghost.check(state, schedule, &mut self.prefixes)?;
+            }
         }
         take_stats(state);
         take_events(state);

@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tail keys: which parts of blocks become findable, and when.
+
+Invariants: a tail key is given to a multiple of the hash unit inside a block of an attention group,
+once the batch that writes its last token is taken, or completed with `publish="completed"`, never
+by the call: a hit copies the block, and the open batch has not yet written it. Keys that the most
+recent call of a batch delayed are given by `cache_blocks`. With `duplicates="merge"` a part of a
+block that is already findable gets no second key. No event names a tail key.
+Twin: rust/src/transitions/tails/keys.rs.
+"""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from kvcore.state.batch_records import PublishedKey
+from kvcore.state.open_batch import OpenBatch
+from kvcore.state.state import RequestState
+from kvcore.state.transaction import Transaction
+from kvcore.transitions.in_flight import note_published_key, num_finished
+from kvcore.transitions.unconfirmed_loads import note_tail
+
+
+def note_delay(tx: Transaction, request_id: str, *, delayed: bool) -> None:
+    """Note whether the most recent call of the open batch for a request delays its tail keys."""
+    if not tx.config.has_tails:
+        return
+    name = frozenset({request_id})
+    known = tx.batch.delayed | name if delayed else tx.batch.delayed - name
+    tx.batch = replace(tx.batch, delayed=known)
+
+
+def drop_delay(tx: Transaction, request_id: str) -> None:
+    """Forget the delay of a request that leaves the open batch."""
+    if request_id in tx.batch.delayed:
+        tx.batch = replace(tx.batch, delayed=tx.batch.delayed - {request_id})
+
+
+def settle_tails(tx: Transaction, taken: OpenBatch) -> None:
+    """Give the tail keys of the batch just taken, in the order of rows."""
+    if not tx.config.has_tails or tx.config.publish == "completed":
+        return
+    names = [name for name in taken.scheduled if name not in taken.delayed]
+    for name in sorted(names, key=lambda name: tx.requests[name].row):
+        request = tx.requests[name]
+        before = taken.scheduled[name].num_computed_before
+        given = publish_tails(tx, request, before, request.num_accepted)
+        if tx.in_flight and given:
+            batch = tx.in_flight[-1]
+            keys = batch.published_keys.extend(given)
+            tx.in_flight[-1] = replace(batch, published_keys=keys)
+
+
+def fill_tails(tx: Transaction, request: RequestState, num_known: int) -> None:
+    """Give the tail keys behind the first num_known tokens whose tokens are known now, as far as
+    taken batches write them, or completed ones.
+    """
+    if tx.config.has_tails:
+        completed = tx.config.publish == "completed"
+        end = num_finished(tx, request) if completed else request.num_computed
+        _give_tails(tx, request, num_known, end)
+
+
+def cache_tails(tx: Transaction, request: RequestState, count: int) -> None:
+    """Give the tail keys of a request's first `count` tokens, as far as the open batch does not
+    write them.
+    """
+    if tx.config.has_tails:
+        _give_tails(tx, request, 0, count)
+
+
+def _give_tails(tx: Transaction, request: RequestState, start: int, end: int) -> None:
+    """Give tail keys outside the taking of a batch."""
+    record = tx.scheduled.get(request.request_id)
+    end = end if record is None else min(end, record.num_computed_before)
+    for block, key in publish_tails(tx, request, start, end):
+        note_published_key(tx, block, key)
+
+
+def publish_tails(
+    tx: Transaction, request: RequestState, start: int, end: int
+) -> list[PublishedKey]:
+    """Make the parts of a request's blocks findable that end behind `start` tokens, up to `end`, at
+    most its computed ones; return the new keys.
+    """
+    given: list[PublishedKey] = []
+    if not tx.config.has_tails or tx.is_stale(request):
+        return given
+    unit = tx.config.hash_block_size
+    last = min(min(end, request.num_accepted) // unit, len(request.block_hashes))
+    for group_id, group in enumerate(tx.config.groups):
+        if not group.is_state:
+            for count in range((start // unit + 1) * unit, last * unit + 1, unit):
+                given += _publish_tail(tx, request, group_id, count)
+    return given
+
+
+def _publish_tail(
+    tx: Transaction, request: RequestState, group_id: int, count: int
+) -> list[PublishedKey]:
+    """Do the same for one group and length; nothing if it ends a block, or its block is given back
+    or has the key.
+    """
+    size = tx.config.groups[group_id].block_size
+    if count % size == 0:
+        return []
+    block = request.tables[group_id][count // size]
+    key = request.key_at(tx.config, group_id, count)
+    merges = tx.config.duplicates == "merge"
+    held = tx.device.tail_keys(block)
+    if tx.is_null(block) or key in held or (merges and tx.device.first_tail(key) is not None):
+        return []
+    shorter = keys_between(tx, request, group_id, count // size * size, count - 1)
+    place = sum(each in shorter for each in held)
+    had_key = tx.device.has_key(block)
+    tx.device.publish_tail(block, key, place)
+    if tx.loads:
+        note_tail(tx, request.request_id, block, count, had_key=had_key)
+    return [(block, key)]
+
+
+def keys_between(
+    tx: Transaction, request: RequestState, group_id: int, start: int, end: int
+) -> list[bytes]:
+    """Return a request's keys at multiples of the hash unit in (start, end], as far as it has
+    hashes.
+    """
+    unit = tx.config.hash_block_size
+    last = min(end // unit, len(request.block_hashes))
+    counts = range((start // unit + 1) * unit, last * unit + 1, unit)
+    return [request.key_at(tx.config, group_id, count) for count in counts]
+
+
+def tails_past(
+    tx: Transaction, request: RequestState, place: tuple[int, int], block: int, num_tokens: int
+) -> list[bytes]:
+    """Return the tail keys of a block at a place (group, position) of a request's table that end
+    behind its first num_tokens tokens, or are not the request's.
+    """
+    group_id, position = place
+    tails = tx.device.tail_keys(block)
+    if not tails:
+        return []
+    first = position * tx.config.groups[group_id].block_size
+    kept = keys_between(tx, request, group_id, first, num_tokens)
+    return [key for key in tails if key not in kept]
+
+
+def note_same(
+    tx: Transaction, request: RequestState, place: tuple[int, int], block: int, num_tokens: int
+) -> None:
+    """Note that a request writes again what the keys of a block behind num_tokens tokens name."""
+    group_id, position = place
+    start = position * tx.config.groups[group_id].block_size
+    own = keys_between(tx, request, group_id, start, start + tx.config.groups[group_id].block_size)
+    full, past = tx.device.keys[block], tails_past(tx, request, place, block, num_tokens)
+    keys = [*([] if full is None else [full]), *past]
+    for key in keys:
+        note_published_key(tx, block, key)
+    last = full or (past[-1] if past else None)
+    if tx.loads and last in own:
+        end = start + (own.index(last) + 1) * tx.config.hash_block_size
+        note_tail(tx, request.request_id, block, end, had_key=True)
+
+
+def withdraw_past(
+    tx: Transaction, request: RequestState, place: tuple[int, int], block: int, num_tokens: int
+) -> None:
+    """Forget the keys of a block of a request that end behind its first num_tokens tokens."""
+    past = tails_past(tx, request, place, block, num_tokens)
+    tx.device.unpublish_full(block)
+    tx.device.withdraw_tails(block, past)

@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The property of tail keys.
+
+use crate::invariants::requests::Scratch;
+use crate::state::state::{RequestState, State};
+use crate::types::ids::BlockId;
+use crate::types::keys::Key;
+use crate::types::violation::Finding;
+
+/// TAIL-SOUND: a tail key ends inside its block, past no slot that was not written.
+pub(super) fn tail_sound(state: &State, _: &mut Scratch) -> Finding {
+    let Some(tails) = &state.device.tails else { return Ok(()) };
+    let (mut num_held, num_found) =
+        (0, tails.keyed().map(|(_, blocks)| blocks.len()).sum::<usize>());
+    for (block, keys) in tails.iter() {
+        num_held += keys.len();
+        check_keys(state, block, keys)?;
+        if let Some(key) = keys.iter().find(|key| !tails.blocks(key).contains(&block)) {
+            let group = key.group_id();
+            return Err(format!("block {} is not found under its tail of group {group}", block.0));
+        }
+    }
+    if num_held != num_found {
+        return Err(format!("{num_found} blocks are found under tail keys, {num_held} have them"));
+    }
+    state.requests().try_for_each(|request| check_request(state, request))
+}
+
+/// Fails unless a block has tail keys of one attention group, each once, and not too many.
+fn check_keys(state: &State, block: BlockId, keys: &[Key]) -> Finding {
+    let Some(key) = keys.first() else {
+        return Err(format!("block {} has an empty list of tail keys", block.0));
+    };
+    let group = state.config.groups.get(key.group_id() as usize).filter(|each| !each.is_state());
+    let most = group.map_or(0, |group| group.block_size / state.hash_block_size - 1);
+    let is_one =
+        |(at, each): (usize, &Key)| each.group_id() == key.group_id() && !keys[..at].contains(each);
+    let has_full = state.device.key(block).is_none_or(|full| full.group_id() == key.group_id());
+    if keys.len() > most as usize || !keys.iter().enumerate().all(is_one) || !has_full {
+        let (block, count) = (block.0, keys.len());
+        return Err(format!("block {block} has {count} tail keys, at most {most} are possible"));
+    }
+    Ok(())
+}
+
+/// Fails unless the tail keys of a request's blocks that are its own rise, and end inside their
+/// blocks.
+fn check_request(state: &State, request: &RequestState) -> Finding {
+    let unit = state.hash_block_size;
+    let groups = (0..).zip(&state.config.groups).zip(&request.tables);
+    for ((index, group), table) in groups.filter(|((_, group), _)| !group.is_state()) {
+        for (position, &block) in (0..).zip(table) {
+            let (first, num_hashed) = (position * group.block_size, request.block_hashes.len());
+            let last = (first + group.block_size) / unit;
+            let counts = (first / unit + 1..=last.min(num_hashed as u32)).map(|hash| hash * unit);
+            let own: Vec<Key> = counts.map(|count| request.key_at(unit, index, count)).collect();
+            let places = state.device.tail_keys(block).iter();
+            let places: Vec<usize> =
+                places.filter_map(|key| own.iter().position(|each| each == key)).collect();
+            let ends = places.last().is_some_and(|&at| at as u32 + 1 == group.block_size / unit);
+            if !places.is_sorted() || ends {
+                let name = request.name();
+                return Err(format!("{name}: block {} has tail keys at {places:?}", block.0));
+            }
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,196 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The blocks that an allocation is about to write although they are shared or have keys.
+//!
+//! Invariants: a shared block is replaced (copied if it holds earlier positions), and a keyed block
+//! loses its key unless the write computes exactly the tokens that the key names. Where blocks may
+//! have tail keys, a block with a key past what is computed or hit is replaced, too, be it of the
+//! table or the last one of the hit, so that its content stays; such a copy is given up if the call
+//! does not fit with all of them.
+//! Twin: kvcore/transitions/tails/rewrites.py.
+
+use crate::state::state::{RequestState, State};
+use crate::transitions::states::{StateStep, num_steps, pay_for_keys};
+use crate::transitions::tails::keys::{keys_between, tails_past};
+use crate::types::groups::skipped_blocks;
+use crate::types::ids::{BlockId, Row};
+
+/// Tokens of an allocation, counted from the request's first one (drawn in the Python twin).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Lengths {
+    /// Computed and hit.
+    pub local: u32,
+    /// With the external ones.
+    pub total: u32,
+    /// With the new ones.
+    pub scheduled: u32,
+    /// With lookahead.
+    pub slots: u32,
+    /// The first query whose window the trim must keep; meaningless without windows.
+    pub seen_from: u32,
+}
+
+/// A block of the request that is about to be written although it is shared or keyed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Rewrite {
+    /// The group of the table.
+    pub group_id: u32,
+    /// The place in the table.
+    pub position: u32,
+    /// Whether a fresh block takes its place.
+    pub shared: bool,
+    /// Whether it holds earlier positions, so that the fresh one is a copy.
+    pub copied: bool,
+    /// Whether its key names what is written, and stays.
+    pub same: bool,
+    /// Whether it is replaced for its keys alone.
+    pub for_key: bool,
+}
+
+impl Rewrite {
+    /// Return the rewrite in which the block gives up keys instead of being replaced for them.
+    fn without_copy(self) -> Self {
+        if self.for_key { Rewrite { shared: false, copied: false, ..self } } else { self }
+    }
+}
+
+/// Return the shared or keyed blocks that the new slots will write, in table order.
+#[must_use]
+pub fn plan_rewrites(
+    state: &State,
+    row: Row,
+    hits: &[Vec<BlockId>],
+    lengths: &Lengths,
+) -> Vec<Rewrite> {
+    if state.has_tails {
+        return plan_tailed(state, row, hits, lengths);
+    }
+    let (mut rewrites, request) = (Vec::new(), &state[row]);
+    for ((index, group), table) in (0..).zip(&state.config.groups).zip(&request.tables) {
+        let size = group.block_size;
+        let held = table.len() as u64 * u64::from(size);
+        if group.is_cross() || group.is_state() || held <= u64::from(lengths.local) {
+            continue;
+        }
+        let first = (lengths.local / size).max(skipped_blocks(group, lengths.seen_from));
+        let last = lengths.slots.div_ceil(size).min(table.len() as u32);
+        for position in first..last {
+            let block = table[position as usize];
+            if state.device.is_writable(block) {
+                continue;
+            }
+            let shared = state.device.ref_count(block) > 1;
+            let copied = shared && lengths.local > position * size;
+            let same = !shared && writes_same(state, request, (index, position), lengths);
+            let for_key = false;
+            rewrites.push(Rewrite { group_id: index, position, shared, copied, same, for_key });
+        }
+    }
+    rewrites
+}
+
+/// Whether the key of a block equals that of the content which the new slots will hold.
+///
+/// Loaded tokens may fail, and lookahead tokens are unknown, so these never count as the same.
+fn writes_same(
+    state: &State,
+    request: &RequestState,
+    (index, position): (u32, u32),
+    lengths: &Lengths,
+) -> bool {
+    let scale = state.scales[index as usize];
+    if lengths.local < lengths.total || position >= request.num_hashed(scale) {
+        return false;
+    }
+    let end = (position + 1) * state.config.groups[index as usize].block_size;
+    if lengths.scheduled < lengths.slots.min(end) {
+        return false;
+    }
+    let block = request.tables[index as usize][position as usize];
+    state.device.key(block) == Some(&request.key(scale, index, position))
+}
+
+/// Do the same where blocks may have tail keys: also for the last block of a hit.
+fn plan_tailed(state: &State, row: Row, hits: &[Vec<BlockId>], lengths: &Lengths) -> Vec<Rewrite> {
+    let mut rewrites = Vec::new();
+    for (group_id, group) in (0..).zip(&state.config.groups) {
+        let (table, hit) = (&state[row].tables[group_id as usize], hits.get(group_id as usize));
+        let hit = hit.filter(|_| table.is_empty());
+        let held = hit.unwrap_or(table);
+        if group.is_cross() || group.is_state() {
+            continue;
+        }
+        let first =
+            (lengths.local / group.block_size).max(skipped_blocks(group, lengths.seen_from));
+        let last = lengths.slots.div_ceil(group.block_size).min(held.len() as u32);
+        if lengths.slots > lengths.local {
+            for position in first..last {
+                let place = (group_id, position, held[position as usize]);
+                rewrites.extend(plan_block(state, row, place, hit.is_some(), lengths));
+            }
+        }
+    }
+    rewrites
+}
+
+/// Return the rewrite of one block; None if it is written in place.
+fn plan_block(
+    state: &State,
+    row: Row,
+    (group_id, position, block): (u32, u32, BlockId),
+    is_hit: bool,
+    lengths: &Lengths,
+) -> Option<Rewrite> {
+    if state.device.is_writable(block) {
+        return None;
+    }
+    let is_shared = state.device.ref_count(block) + u32::from(is_hit) > 1;
+    let past = tails_past(state, row, (group_id, position), block, lengths.local);
+    if !is_shared && past.is_empty() && state.device.key(block).is_none() {
+        return None;
+    }
+    let same = !is_shared && writes_tails(state, row, (group_id, position, block), lengths);
+    let shared = is_shared || !same;
+    let size = state.config.groups[group_id as usize].block_size;
+    let copied = shared && lengths.local > position * size;
+    let for_key = shared && !is_shared;
+    Some(Rewrite { group_id, position, shared, copied, same, for_key })
+}
+
+/// Whether the keys of a block past what is computed or hit are those of the content which the new
+/// slots will hold.
+///
+/// Loaded tokens may fail, and lookahead tokens are unknown, so these never count as the same.
+fn writes_tails(
+    state: &State,
+    row: Row,
+    (group_id, position, block): (u32, u32, BlockId),
+    lengths: &Lengths,
+) -> bool {
+    let size = state.config.groups[group_id as usize].block_size;
+    let end = (position + 1) * size;
+    if lengths.local < lengths.total || lengths.scheduled < lengths.slots.min(end) {
+        return false;
+    }
+    let own = keys_between(state, row, group_id, (position * size, end));
+    let tails = state.device.tail_keys(block);
+    let is_own = state.device.key(block).is_none_or(|key| {
+        position < state[row].num_hashed(state.scales[group_id as usize]) && own.last() == Some(key)
+    });
+    is_own && tails.iter().all(|key| own.contains(key))
+}
+
+/// Return the blocks that are left of the spare ones after the copies for keys alone, of states and
+/// of other blocks, all of which are given up if there are too few.
+pub(crate) fn pay_for_all(steps: &mut [StateStep], rewrites: &mut [Rewrite], spare: i64) -> i64 {
+    let num_copies = rewrites.iter().filter(|rewrite| rewrite.for_key).count() as i64;
+    if num_copies == 0 {
+        return pay_for_keys(steps, spare);
+    }
+    let for_keys = num_copies + num_steps(steps, |step| step.for_key);
+    if for_keys <= spare.max(0) {
+        return spare - for_keys;
+    }
+    rewrites.iter_mut().for_each(|rewrite| *rewrite = rewrite.without_copy());
+    steps.iter_mut().for_each(|step| *step = step.without_copy());
+    spare
+}
