@@ -73,7 +73,6 @@ PYTHON_ONLY = {
     ("state/state", "with_floors"): "`make_device` in block_pool/floored.rs",
     ("state/state", "NamedPin"): "in state/named_pins.rs",
     **{("transitions/plan", name): "in plan/growth.rs" for name in GROWTH},
-    ("transitions/tails/rewrites", "Lengths"): "in plan/growth.rs",
     ("state/state", "awaited"): "in state/samplers.rs",
     ("state/state", "awaiting"): "`set_awaited` in state/samplers.rs",
     ("state/state", "awaiting_before"): "`awaited_before` in state/samplers.rs",
