@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from kvcore import Config
+from kvcore import Config, Group
 from kvcore.check.properties.closure import evict_order, prefix_closed
 from kvcore.check.properties.facts import FACTS, SENTENCES, SPECIFIED
-from kvcore.check.properties.outcomes import OUTCOME_PROPERTIES
+from kvcore.check.properties.outcomes import OUTCOME_PROPERTIES, check_outcome
 from kvcore.check.properties.registry import PROPERTIES, BrokenProperty, Property, broken, select
 from kvcore.check.properties.transitions import TRANSITION_CHECKS
 from kvcore.invariants import pool_and_state
@@ -32,8 +32,9 @@ from kvcore.types.commands import (
     Zero,
     segments,
 )
+from kvcore.types.errors import InvariantViolation
 from kvcore.types.keys import KEY_SIZE
-from kvcore.types.values import Outcome, Request
+from kvcore.types.values import Outcome, Refused, Request
 
 KEY = bytes(KEY_SIZE)
 NUM_SPECIFIED = 45
@@ -190,3 +191,18 @@ def test_properties_of_a_scope_are_checked_together() -> None:
     assert not list(broken(PROPERTIES, "state", state, prefixes))
     wrong = replace(state, rows=state.rows.append("b"))
     assert [name for name, _ in broken(PROPERTIES, "state", wrong, prefixes)] == ["ROWS"]
+
+
+def test_a_refusal_for_now_counts_what_the_open_batch_keeps_of_a_window() -> None:
+    groups = (Group(1, kind="sliding_window", window=1), Group(1))
+    state = make_state(Config(10, groups=groups, enable_caching=False))
+    for call in (Call("add_request", (Request("a", [0] * 6),)), Call("allocate_slots", ("a", 1))):
+        state = perform(state, call).state
+    call = Call("allocate_slots", ("a", 3, None), {"num_external_computed_tokens": 2})
+    outcome = perform(state, call)
+    assert outcome.value.needed > state.device.num_usable
+    check_outcome(state, call, outcome)
+    taken = perform(state, Call("take_batch")).state
+    with pytest.raises(InvariantViolation, match="ADMIT-EXACT"):
+        check_outcome(taken, call, replace(outcome, state=taken))
+    assert not isinstance(perform(taken, call).value, Refused)

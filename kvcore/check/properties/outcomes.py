@@ -33,7 +33,8 @@ OUTCOME_PROPERTIES = {
     "ATOMIC-FAIL": "misuse leaves the state unchanged; so does a refusal, except for the window"
     " trim",
     "ADMIT-EXACT": "a call that takes blocks leaves the reserve free, and a refused call lacks"
-    " blocks; one that is refused for now needs no more than the pool has",
+    " blocks; one that is refused for now needs no more than the pool has, unless the open"
+    " batch still keeps its windows",
     "RESET": "a reset succeeds if and only if nothing is held, and leaves no key",
     "WRITE-EXCL": "a block that a call schedules to be written has one owner, and no key but its"
     " own",
@@ -196,12 +197,17 @@ def _check_admission(before: State, call: Call, outcome: Outcome[State, Any]) ->
     if isinstance(outcome.value, Refused):
         needed, later = outcome.value.needed, outcome.value.reason is Reason.LATER
         wrong = needed <= outcome.value.available or not _is_exact(before, call, outcome)
-        wrong = wrong or (later and needed > pool.num_usable)
+        wrong = wrong or (later and needed > pool.num_usable and not _keeps_windows(before, call))
     else:
         wrong = pool.num_free < reserve and _takes(before, outcome)
     if wrong:
         detail = f"{call} gives {outcome.value}; {pool.num_free} are free, {reserve} must stay free"
         raise InvariantViolation("ADMIT-EXACT", detail)
+
+
+def _keeps_windows(before: State, call: Call) -> bool:
+    """Return whether the open batch keeps blocks that the windows of a call's request will trim."""
+    return before.config.has_windows and call.args[0] in before.batch.scheduled
 
 
 def _is_exact(before: State, call: Call, outcome: Outcome[State, Any]) -> bool:

@@ -209,7 +209,8 @@ fn check_admission(before: &State, call: &Call, outcome: &Outcome, after: &State
     let wrong = match &outcome.value {
         Value::Misuse(_) => false,
         Value::Refused(refused) => {
-            let hopeless = refused.needed > u64::from(pool.num_usable());
+            let hopeless =
+                refused.needed > u64::from(pool.num_usable()) && !keeps_windows(before, call);
             refused.needed <= refused.available
                 || !is_exact(before, call, refused)
                 || refused.reason == Reason::Later && hopeless
@@ -222,6 +223,17 @@ fn check_admission(before: &State, call: &Call, outcome: &Outcome, after: &State
     let value = &outcome.value;
     let detail = format!("{call:?} gives {value:?}; {free} are free, {reserve} must stay free");
     Err(Violation::new("ADMIT-EXACT", detail))
+}
+
+/// Tell whether the open batch keeps blocks that the windows of a call's request will trim.
+fn keeps_windows(before: &State, call: &Call) -> bool {
+    let name = match call {
+        Call::AllocateSlots(slots) => slots.name,
+        Call::Load { name, .. } => *name,
+        _ => return false,
+    };
+    let is_scheduled = |row| before.batch.scheduled.get(row).is_some();
+    before.has_windows && name.row(before).is_some_and(is_scheduled)
 }
 
 /// Tell whether a refusal counts the blocks that floors keep, if its call brings no trim and no

@@ -61,6 +61,18 @@ fn misuse_and_refusals_that_change_a_state_are_found() {
 }
 
 #[test]
+fn a_refusal_for_now_counts_what_the_open_batch_keeps_of_a_window() {
+    let mut run = Run::new(windowed());
+    run.add(A, &[1, 2, 3, 4, 5]);
+    run.allocate(A, 2);
+    let call = Call::AllocateSlots(Slots::new(A, 9));
+    let refused = || Value::Refused(Refused::new(Reason::Later, 20, 3));
+    assert_eq!(outcome_of(&run.state, &call, refused(), |_| ()), None);
+    run.close();
+    assert_eq!(outcome_of(&run.state, &call, refused(), |_| ()), Some("ADMIT-EXACT"));
+}
+
+#[test]
 fn a_reset_of_what_is_held_and_a_shared_write_are_found() {
     let mut run = scheduled(config());
     run.close();

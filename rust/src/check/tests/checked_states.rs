@@ -85,7 +85,7 @@ impl Run {
     }
 
     /// Schedule this many tokens behind the longest hit.
-    fn allocate(&mut self, name: Name, num_new: u32) -> Value {
+    pub(crate) fn allocate(&mut self, name: Name, num_new: u32) -> Value {
         let hit = get_computed_blocks(&self.state, name.id()).unwrap();
         check_hit(&self.state, self.state.request(name.id()).unwrap(), &hit).unwrap();
         let hit = Some(hit).filter(|hit| hit.num_tokens > 0);
