@@ -68,7 +68,7 @@ def pin_prefix(state: State, name: str, request_id: str, num_tokens: int) -> Out
     """Hold the blocks that a hit on a request's first tokens needs until `unpin_prefix`; value: the
     tokens that they cover.
 
-    It covers whole blocks that finished batches computed and that a look-up finds now; the
+    It covers what finished batches computed and a look-up finds now, whole blocks as a rule; the
     request's own blocks are preferred to others of the same content. Raises EmptyPinName,
     RepeatedPin, UnknownRequest, SwappedOut, LoadUnfinished, InvalidCount, StaleRequest,
     NothingToPin, LoadUnconfirmed, TooManyPinned.

@@ -43,8 +43,8 @@ pub fn unpin(state: &mut State, block_ids: &[i64]) -> Result<(), Error> {
 
 /// Hold the blocks that a hit on a request's first tokens needs, until `unpin_prefix`; returns the
 /// number of tokens that they cover.
-/// It covers whole blocks that finished batches have computed and that are findable now. The
-/// request's own blocks are preferred to others of the same content. Fails with EmptyPinName,
+/// It covers what finished batches have computed and a look-up finds now, whole blocks as a rule.
+/// The request's own blocks are preferred to others of the same content. Fails with EmptyPinName,
 /// RepeatedPin, UnknownRequest, SwappedOut, LoadUnfinished, InvalidCount, StaleRequest,
 /// NothingToPin, LoadUnconfirmed, TooManyPinned.
 pub fn pin_prefix(
