@@ -1,31 +1,100 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compare a far tier's page transfers to Redis with the client library alone; needs redis-server.
+"""Compare a far tier's page transfers with the client library alone: Redis, or Mooncake.
 
-Run: python -m benches.far. Batches of 32 pages, put and got in turns; the figure is the median of
-the ratios of neighbours. The library alone sends the same bytes and does nothing with the answer.
+Run: python -m benches.far [--mooncake]. Needs redis-server, or Mooncake's package. Batches of 32
+pages, put and got in turns; the figure is the median of the ratios of neighbours. The library alone
+sends the same bytes and does nothing with the answer.
 """
 
 from __future__ import annotations
 
+import argparse
+import contextlib
 import statistics
-import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
 
-from kvcore_runtime.errors import load_extra
-from kvcore_runtime.far.redis_store import RedisStore
+import numpy as np
+from kvcore_runtime.demos.processes import make_store, mooncake_store, page_store
+from kvcore_runtime.errors import KvcoreRuntimeError, load_extra
 from kvcore_runtime.far.threaded import ThreadedTier
 
 from kvcore.far.page import PAYLOAD_START, PageOwner, begin_page, seal_page
 from kvcore.far.tier import FarStatus
 from kvcore.types.keys import make_key
 
-PORT = 16_379
 NUM_PAGES = 32
 NUM_ROUNDS = 15
 SIZES = (64 << 10, 2 << 20)
 PLACE = PageOwner(bytes(range(32)))
+
+
+class Library(Protocol):
+    """A client library without kvcore."""
+
+    def put(self, names: Sequence[str], pages: Sequence[memoryview]) -> None:
+        """Store pages."""
+
+    def get(self, names: Sequence[str], slots: Sequence[memoryview]) -> None:
+        """Read pages."""
+
+    def clear(self) -> None:
+        """Remove all pages."""
+
+
+class Redis:
+    """The client library of Redis."""
+
+    def __init__(self, place: str) -> None:
+        redis = load_extra("redis", what="pages in Redis", package="redis", extra="redis")
+        self._client: Any = redis.Redis.from_url(place)
+
+    def put(self, names: Sequence[str], pages: Sequence[memoryview]) -> None:
+        """See `Library`."""
+        with self._client.pipeline(transaction=False) as pipeline:
+            for name, page in zip(names, pages, strict=True):
+                pipeline.set(name, page, nx=True)
+            pipeline.execute()
+
+    def get(self, names: Sequence[str], slots: Sequence[memoryview]) -> None:
+        """See `Library`; it returns new bytes."""
+        del slots
+        self._client.mget(names)
+
+    def clear(self) -> None:
+        """See `Library`."""
+        self._client.flushall()
+
+
+class Mooncake:
+    """The client library of Mooncake."""
+
+    def __init__(self, place: str, memory: memoryview) -> None:
+        names = {"what": "pages in Mooncake", "package": "mooncake", "extra": "mooncake"}
+        self._client: Any = load_extra("mooncake.store", **names).MooncakeDistributedStore()
+        master = place.removeprefix("mooncake://")
+        options = ("P2PHANDSHAKE", 0, 16 << 20, "tcp", "", master)
+        assert self._client.setup("127.0.0.1", *options) == 0
+        whole = np.frombuffer(memory, np.uint8)
+        assert self._client.register_buffer(whole.ctypes.data, whole.nbytes) == 0
+
+    def put(self, names: Sequence[str], pages: Sequence[memoryview]) -> None:
+        """See `Library`."""
+        assert not any(self._client.batch_put_from(names, *_places(pages)))
+
+    def get(self, names: Sequence[str], slots: Sequence[memoryview]) -> None:
+        """See `Library`."""
+        assert min(self._client.batch_get_into(names, *_places(slots))) > 0
+
+    def clear(self) -> None:
+        """See `Library`."""
+        self._client.remove_by_regex(".*", True)
+
+
+def _places(views: Sequence[memoryview]) -> tuple[list[int], list[int]]:
+    return [np.frombuffer(each, np.uint8).ctypes.data for each in views], list(map(len, views))
 
 
 def timed(call: Callable[[], object]) -> float:
@@ -43,32 +112,27 @@ def wait(tier: ThreadedTier, ticket: int | None) -> None:
     assert set(done[0].statuses) == {FarStatus.OK}
 
 
-def measure(size: int) -> tuple[float, float, float]:
+def measure(place: str, size: int) -> tuple[float, float, float]:
     """Return the ratios of put and get (library time over tier time), and MB per second of gets."""
-    library = load_extra("redis", what="pages in Redis", package="redis", extra="redis")
-    client = library.Redis(port=PORT)
-    tier = ThreadedTier(RedisStore(f"redis://127.0.0.1:{PORT}/0", timeout_s=30))
+    stride = PAYLOAD_START + size
+    memory = memoryview(bytearray(2 * NUM_PAGES * stride))
+    views = [memory[at : at + stride] for at in range(0, len(memory), stride)]
+    pages, slots = views[:NUM_PAGES], views[NUM_PAGES:]
+    library = Mooncake(place, memory) if place.startswith("mooncake") else Redis(place)
+    tier = ThreadedTier(make_store(place))
+    tier.attach(memory)
     keys = [make_key(number.to_bytes(32, "little"), 0) for number in range(NUM_PAGES)]
     names = [PLACE.name(key) for key in keys]
-    pages = [memoryview(bytearray(PAYLOAD_START + size)) for _ in keys]
-    slots = [memoryview(bytearray(PAYLOAD_START + size)) for _ in keys]
     for page, key in zip(pages, keys, strict=True):
         begin_page(page, PLACE.identity, key)
         seal_page(page)
-
-    def put() -> None:
-        with client.pipeline(transaction=False) as pipeline:
-            for name, page in zip(names, pages, strict=True):
-                pipeline.set(name, page, nx=True)
-            pipeline.execute()
-
     puts, gets, rate = [], [], []
     for _ in range(NUM_ROUNDS):
-        client.flushall()
-        alone = timed(put)
-        client.flushall()
+        library.clear()
+        alone = timed(lambda: library.put(names, pages))
+        library.clear()
         puts.append(alone / timed(lambda: wait(tier, tier.submit_store(names, pages))))
-        alone = timed(lambda: client.mget(names))
+        alone = timed(lambda: library.get(names, slots))
         got = timed(lambda: wait(tier, tier.submit_load(names, slots)))
         gets.append(alone / got)
         rate.append(NUM_PAGES * size / got / 1e6)
@@ -76,21 +140,27 @@ def measure(size: int) -> tuple[float, float, float]:
     return statistics.median(puts), statistics.median(gets), statistics.median(rate)
 
 
+@contextlib.contextmanager
+def server(*, mooncake: bool) -> Iterator[str]:
+    """Start a server; provide its place. Exits if there is no redis-server."""
+    with mooncake_store() if mooncake else page_store() as place:
+        if "://" not in place:
+            sys.exit("benches.far needs redis-server")
+        yield place
+
+
 def main() -> None:
     """Start a server, measure, print."""
-    command = f"redis-server --port {PORT} --bind 127.0.0.1 --appendonly no --save"
-    server = subprocess.Popen([*command.split(), ""], stdout=subprocess.DEVNULL)
+    parser = argparse.ArgumentParser(prog="benches.far", description=__doc__)
+    parser.add_argument("--mooncake", action="store_true", help="Mooncake instead of Redis")
     try:
-        time.sleep(1)
-        print("the library's time over the tier's, batches of 32 pages")
-        for size in SIZES:
-            put, get, rate = measure(size)
-            print(f"{size >> 10:6,} KiB  put {put:.2f}  get {get:.2f}  {rate:,.0f} MB/s got")
-    except FileNotFoundError:
-        sys.exit("benches.far needs redis-server")
-    finally:
-        server.kill()
-        server.wait()
+        with server(mooncake=parser.parse_args().mooncake) as place:
+            print("the library's time over the tier's, batches of 32 pages")
+            for size in SIZES:
+                put, get, rate = measure(place, size)
+                print(f"{size >> 10:6,} KiB  put {put:.2f}  get {get:.2f}  {rate:,.0f} MB/s got")
+    except KvcoreRuntimeError as error:
+        sys.exit(f"benches.far: {error}")
 
 
 if __name__ == "__main__":
