@@ -67,8 +67,10 @@ def plan_trims(tx: Transaction, request: RequestState, seen_from: int) -> tuple[
         table = request.tables[index]
         end = first = min(len(table), skipped_blocks(group, seen_from))
         if group.is_state:
-            first = min(end, request.num_cached[index])
+            first, last = min(end, request.num_cached[index]), len(table) - 1
             if first + 1 < end and tx.is_null(table[first + 1]):
+                if end > last:
+                    trims.append(Trim(index, last, end))
                 end = first + 1
         else:
             while first > 0 and not tx.is_null(table[first - 1]):

@@ -79,9 +79,12 @@ pub fn plan_trims(state: &State, row: Row, seen_from: u32) -> Trims {
         if group.is_state() {
             let first = request.num_cached[index as usize];
             if first < end {
-                let next = first + 1;
-                let end =
-                    if next < end && state.is_null(table[next as usize]) { next } else { end };
+                let (next, last) = (first + 1, table.len() as u32 - 1);
+                let is_gap = next < end && state.is_null(table[next as usize]);
+                if is_gap && end > last {
+                    trims.push(Trim { group_id: index, first: last, end });
+                }
+                let end = if is_gap { next } else { end };
                 trims.push(Trim { group_id: index, first, end });
             }
             continue;
