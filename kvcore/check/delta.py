@@ -92,7 +92,7 @@ def simpler_config(config: Config, fails: Callable[[Config], bool]) -> Config:
         if not field.init or field.name in ("num_blocks", "block_size", "groups", "hash_seed"):
             continue
         if getattr(config, field.name) != field.default:
-            config = _tried(config, {field.name: field.default}, fails)
+            config = _tried(config, {field.alias or field.name: field.default}, fails)
     for count in (config.num_blocks // 4, config.num_blocks // 2):
         config = _tried(config, {"num_blocks": max(2, count)}, fails)
     for at in range(len(config.groups) if len(config.groups) > 1 else 0):
@@ -104,7 +104,7 @@ def simpler_config(config: Config, fails: Callable[[Config], bool]) -> Config:
 
 def _tried(config: Config, changes: dict[str, object], fails: Callable[[Config], bool]) -> Config:
     values = {
-        field.name: getattr(config, field.name)
+        field.alias or field.name: getattr(config, field.name)
         for field in attrs.fields(Config)
         if field.init and field.name != "block_size"
     }

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping
-from typing import Any, Literal, NoReturn, get_args
+from typing import Literal, NoReturn, get_args
 
 import attrs
 from immutables import Map
@@ -46,6 +46,7 @@ DEFAULT_BLOCK_SIZE: int = _Default(16)
 EVICTIONS: tuple[EvictionName, ...] = get_args(EvictionName)
 _DUPLICATES = ("keep", "merge")
 _PUBLISH = ("scheduled", "completed")
+ATTRIBUTES = {"hash_block_size": "hash_unit"}  # arguments that are kept under another name
 _PROCESS_SEED = os.urandom(32).hex().encode()
 
 
@@ -100,9 +101,11 @@ class Config:
     epoch: int = attrs.field(default=0, kw_only=True)
     max_pinned_blocks: int | None = attrs.field(default=None, kw_only=True)
     floors: Mapping[str, int] = attrs.field(default=Map(), kw_only=True, repr=False)
-    hash_unit: int | None = attrs.field(default=None, kw_only=True, alias="hash_block_size")
+    hash_unit: int | None = attrs.field(
+        default=None, kw_only=True, repr=False, alias="hash_block_size"
+    )
     """The argument hash_block_size; None if it is the default."""
-    hash_block_size: int = attrs.field(init=False, eq=False, repr=False)
+    hash_block_size: int = attrs.field(init=False, eq=False)
     """Number of tokens per block hash."""
     has_tails: bool = attrs.field(init=False, eq=False, repr=False)
     """Whether hits may end inside blocks, which then have tail keys."""
@@ -366,7 +369,7 @@ def _read_floors(config: Config) -> None:
 
 
 def _check_count(config: Config, name: str, least: int) -> None:
-    value = _given(config, name)
+    value = getattr(config, ATTRIBUTES.get(name, name))
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         _refuse(config, name, f"must be an integer of at least {least}")
     if value > MAX_BLOCKS:
@@ -389,12 +392,8 @@ def _is_text(seed: bytes) -> bool:
     return True
 
 
-def _given(config: Config, name: str) -> Any:
-    return config.hash_unit if name == "hash_block_size" else getattr(config, name)
-
-
 def _refuse(config: Config, name: str, reason: str) -> NoReturn:
-    value = _given(config, name)
+    value = getattr(config, ATTRIBUTES.get(name, name))
     if name == "floors":  # salts may be secret
         value = [value[salt] for salt in sorted(value, key=str)]
     raise InvalidConfig(field=name, value=value, reason=reason)

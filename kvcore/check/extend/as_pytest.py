@@ -190,7 +190,7 @@ def write_config(config: Config) -> str:
                     f"groups=({', '.join(_write(each, renamed=False) for each in value)}{behind})"
                 )
         else:
-            words.append(f"{field.name}={_plain(value)}")
+            words.append(f"{field.alias}={_plain(value)}")
     line = f"Config({', '.join(words)})"
     if len(line) <= LINE_MAX:
         return line

@@ -121,8 +121,8 @@ class Prefixes:
         return found
 
     def block(self, key: bytes, _epoch: int = 0) -> Nodes:
-        """Return the contents of a block under a key; a state stands for one prefix. Raises
-        InvariantViolation.
+        """Return the contents of a block under a key, or of its first tokens under a tail key; a
+        state stands for one prefix. Raises InvariantViolation.
         """
         group_id = group_of(key)
         group = self._config.groups[group_id]
@@ -131,6 +131,8 @@ class Prefixes:
         if known is None:
             raise InvariantViolation("HASH-INJ", f"no prefix has the hash {key.hex()}")
         nodes, end = known
+        if self._config.has_tails and not group.is_state:
+            return nodes[(end - 1) // size * size : end]
         if end % size:
             detail = f"a key of group {group_id} ends at token {end}, blocks hold {size}"
             raise InvariantViolation("KEY-GRAN", detail)

@@ -119,9 +119,11 @@ def _check_contents(play: Play, state: State, memory: ContentOracle) -> None:
                 memory.check_request(places, counted, start)
                 if end and name not in play.load_starts:
                     _check_states(state.config, memory, places, counted)
-    for key, blocks in state.device.index.items():
-        for block in blocks:
-            memory.check_key(block, key)
+    tails = state.device.tails
+    for found in (state.device.index, {} if tails is None else tails.by_key):
+        for key, blocks in found.items():
+            for block in blocks:
+                memory.check_key(block, key)
 
 
 def _check_states(

@@ -39,7 +39,7 @@ ENDS = {*ADMITS, "remove_request"}
 AHEAD_MAX = 1 << 16
 """The largest number of calls to read ahead."""
 COUNTED = ("allocate_slots", "load", "fork")
-NOT_WORDED = ("groups", "hash_seed")
+NOT_WORDED = ("groups", "hash_seed", "hash_unit")
 WORDED = {
     field.name: "str" if isinstance(field.default, str) else "int"
     for field in attrs.fields(Config)
