@@ -34,35 +34,45 @@ def write_tails(out: Writer, state: State) -> None:
 
 def read_tails(source: Reader, state: State) -> State:
     """Read tail keys; return the state with them, and with the config. Raises DamagedState."""
-    unit, rows = source.u32(), source.ids(len(state.rows))
-    try:
-        config = attrs.evolve(state.config, hash_block_size=unit)
-    except KvcoreError:
-        raise source.damaged(f"blocks cannot be hashed by {unit} tokens") from None
+    state = _read_unit(source, state)
+    config, rows = state.config, source.ids(len(state.rows))
     delayed = [state.rows[row] for row in rows]
-    known = config.has_tails and rows == sorted(set(rows)) and None not in delayed
-    if config.hash_unit is None or (rows and not known):
-        raise source.damaged("keys are delayed without hits inside blocks")
-    by_block, ranked = dict[int, tuple[bytes, ...]](), dict[bytes, dict[int, int]]()
+    if rows != sorted(set(rows)) or not set(delayed) <= set(state.batch.scheduled) - {None}:
+        raise source.damaged("a delayed row is not in the open batch")
+    if rows and not config.has_tails:
+        raise source.damaged("a delayed row is not in the open batch")
+    ranked: dict[tuple[bytes, int], int] = {}
+    by_block: dict[int, tuple[bytes, ...]] = {}
     last = -1
     for _ in range(source.u32()):
-        block, keys = source.u32(), []
-        for _ in range(source.u32()):
-            key, rank = source.key(), source.u32()
-            ranks = ranked.setdefault(key, {})
-            if rank in ranks:
-                raise source.damaged("two blocks of a tail key have one rank")
-            ranks[rank] = block
-            keys.append(key)
-        if not last < block < config.num_blocks or not keys or len(set(keys)) < len(keys):
-            raise source.damaged("the tail keys of blocks are not in canonical form")
-        last, by_block[block] = block, tuple(keys)
-    if any(max(ranks) >= len(ranks) for ranks in ranked.values()):
-        raise source.damaged("the ranks of a tail key's blocks have a gap")
-    by_key = {key: tuple(ranks[at] for at in sorted(ranks)) for key, ranks in ranked.items()}
-    if by_block and not config.has_tails:
-        raise source.damaged("there are tail keys without hits inside blocks")
-    tails = Tails(Map(by_block), Map(by_key)) if config.has_tails else None
-    device = replace(state.device, tails=tails)
+        block = source.u32()
+        places = [(source.key(), source.u32()) for _ in range(source.u32())]
+        is_known = state.device.first_block <= block < config.num_blocks
+        is_once = len(set(places)) == len(places) and not ranked.keys() & set(places)
+        if not config.has_tails or not is_known or not is_once or last >= block or not places:
+            raise source.damaged("the tail keys are not in canonical form")
+        last = block
+        ranked |= dict.fromkeys(places, block)
+        by_block[block] = tuple(key for key, _ in places)
+    by_key: dict[bytes, tuple[int, ...]] = {}
+    for key, rank in sorted(ranked):
+        if rank != len(by_key.get(key, ())):
+            raise source.damaged("the blocks of a tail key are not ranked from 0")
+        by_key[key] = (*by_key.get(key, ()), ranked[key, rank])
+    if config.has_tails:
+        tails = Tails(Map(by_block), Map(by_key))
+        state = replace(state, device=replace(state.device, tails=tails))
     names = frozenset(str(name) for name in delayed)
-    return replace(state, config=config, device=device, batch=replace(state.batch, delayed=names))
+    return replace(state, batch=replace(state.batch, delayed=names))
+
+
+def _read_unit(source: Reader, state: State) -> State:
+    """Read the tokens per block hash; return the state whose config has them."""
+    unit = source.u32()
+    try:
+        config = attrs.evolve(state.config, hash_block_size=unit)
+    except KvcoreError as error:
+        raise source.damaged(str(error)) from None
+    if config.hash_unit is None:
+        raise source.damaged("a section holds nothing")
+    return replace(state, config=config)

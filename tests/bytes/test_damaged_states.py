@@ -272,22 +272,22 @@ def test_a_load_that_no_call_leaves_is_refused(
     assert manager.state() == state
 
 
-def test_a_count_of_owners_has_31_bits(backend: Backend) -> None:
-    # The highest bit of the count was lost in the twin, which read 2**31 + 1 owners as one.
+def test_a_count_of_owners_has_30_bits(backend: Backend) -> None:
+    # The highest bits of the count were lost in the twin, which read 2**31 + 1 owners as one.
     manager = make(backend)
     serve(manager, "a", [0, 1, 2])
     data = manager.encode()
     counts = decode(data).device.ref_counts
     place = data.index(b"\x01\0\0\0\x01\x24\0\0\0")  # one owner, a key of 36 bytes
     assert 1 in counts
-    damaged = data[: place + 3] + b"\x80" + data[place + 4 :]
+    damaged = data[: place + 3] + b"\x40" + data[place + 4 :]
     for core in (lambda: decode(damaged), lambda: manager._core.restore(damaged)):
-        with pytest.raises(DamagedState, match="2147483649 is not below 2147483648"):
+        with pytest.raises(DamagedState, match="1073741825 is not below 1073741824"):
             core()
     assert manager.encode() == data
 
 
-def test_a_count_of_pins_has_31_bits(backend: Backend) -> None:
+def test_a_count_of_pins_has_30_bits(backend: Backend) -> None:
     # Pins are owners: a sum of both overflowed where the twin's properties are checked.
     manager = make(backend)
     serve(manager, "a", [0, 1, 2])
@@ -295,9 +295,9 @@ def test_a_count_of_pins_has_31_bits(backend: Backend) -> None:
     data = manager.encode()
     pins = b"\1\0\0\0\1\0\0\0\1\0\0\0\1\0\0\0"  # one block, which is 1; one count, which is 1
     assert data.count(pins) == 1
-    damaged = data.replace(pins, pins[:-1] + b"\x80")
+    damaged = data.replace(pins, pins[:-1] + b"\x40")
     for core in (lambda: decode(damaged), lambda: manager._core.restore(damaged)):
-        with pytest.raises(DamagedState, match="is not below 2147483648"):
+        with pytest.raises(DamagedState, match="is not below 1073741824"):
             core()
     assert manager.encode() == data
 
