@@ -32,7 +32,6 @@ from kvcore.transitions.tails.rewrites import Rewrite
 from kvcore.transitions.unconfirmed_loads import note_load, note_owner, note_rewritten
 from kvcore.transitions.window import apply_trims
 from kvcore.types.commands import CopyOnWrite
-from kvcore.types.groups import Group
 from kvcore.types.values import Hit, KVCacheBlocks, Outcome, Refused, Verdict
 
 
@@ -101,7 +100,7 @@ def commit(tx: Transaction, plan: Plan) -> KVCacheBlocks:
     for group_id, hits in enumerate(plan.hits):
         if hits:
             edit.share(group_id, pvector(hits))
-            num_cached[group_id] = _num_whole(tx.config.groups[group_id], len(hits), plan)
+            num_cached[group_id] = len(hits) - _ends_inside(tx, group_id, plan.num_local)
             if tx.loads:
                 note_owner(tx, request.request_id, hits, plan.num_local)
     if plan.num_loaded > plan.num_local and not slot_request.loads:
@@ -147,9 +146,10 @@ def commit(tx: Transaction, plan: Plan) -> KVCacheBlocks:
     return KVCacheBlocks(tuple(grown))
 
 
-def _num_whole(group: Group, num_hits: int, plan: Plan) -> int:
-    """Return how many blocks of a hit need no publication in a group."""
-    return num_hits - 1 if group.is_state else plan.num_local // group.block_size
+def _ends_inside(tx: Transaction, group_id: int, num_tokens: int) -> bool:
+    """Return whether the last block of a hit is a state, or found under a tail key."""
+    group = tx.config.groups[group_id]
+    return group.is_state or (tx.config.has_tails and num_tokens % group.block_size > 0)
 
 
 def count_fresh(plan: Plan) -> int:

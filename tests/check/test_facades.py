@@ -47,7 +47,7 @@ COUNTS = {
 FACT = re.compile(r"S00[0-4]-\d\d|X-\d\d")
 OF_THE_CHECKER = {"POLICY", "SCHEDULER", "MANAGER", "DETERMINISM", "REFINE", "EVT-COPY", "CROSS"}
 OF_THE_CHECKER |= {"EPOCHS", "EPOCH-FIRST", "WISHES", "RANK-ORDER", "LEVEL-CHAIN"}
-OF_THE_CHECKER |= {"NAMED-PINS", "PIN-HIT", "FLOOR", *FAR_PROPERTIES}
+OF_THE_CHECKER |= {"NAMED-PINS", "PIN-HIT", "FLOOR", "TAIL-SOUND", *FAR_PROPERTIES}
 """What no fact lifts: users bring it, other tests check it, or no fact speaks of it."""
 
 

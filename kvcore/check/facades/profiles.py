@@ -45,12 +45,14 @@ NO_EVENTS = "the facades make no events"
 NO_EPOCHS = "no call of the facades changes weights: no fact speaks of it"
 NO_LEVELS = "no call of the facades says how long content stays cached: no fact speaks of it"
 NO_NAMED_PINS = "no call of the facades pins a prefix under a name: no fact speaks of it"
+NO_TAILS = "no hit of the facades ends inside a block: no fact speaks of it"
 NO_FLOORS = "no call of the facades keeps content for a tenant: no fact speaks of it"
 OWN_KINDS = "it checks what users bring"
 LIFTED: Mapping[str, str] = {
     **dict.fromkeys(("ROWS", "OPEN-BATCH", "TABLEN", "TABLE-MIRROR", "OWNER-MIRROR"), TABLES),
     "ROW-LIFE": TABLES,
     "GROWN": TABLES,
+    "TAIL-SOUND": NO_TAILS,
     "WAIT-EMPTY": "a waiting sequence has no table at all (S002-66, S003-11, 34)",
     **dict.fromkeys(("COMPUTED", "COMPUTED-RULE", "DRAFT", "OUTPUT-ONCE", "PUBLISHED"), MARKS),
     **dict.fromkeys(("REQ-HASH", "CACHED-COUNT", "CACHE-KEY"), OWN_HASHES),

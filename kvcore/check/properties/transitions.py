@@ -194,7 +194,7 @@ def hit_blocks(before: State, call: Call, outcome: Outcome[State, Any]) -> Itera
     """Yield the blocks that a successful call was given as a hit and does not write.
 
     Where external tokens follow, a window may be past a hit block: the null block stands for it. A
-    block inside which the hit ends is written, or a copy of it.
+    state, or a part of a block, inside whose block the hit ends is written, or a copy of it.
     """
     hit, null = hit_of(call), before.device.first_block
     if hit is None or isinstance(outcome.value, Misuse | Refused):
@@ -202,9 +202,9 @@ def hit_blocks(before: State, call: Call, outcome: Outcome[State, Any]) -> Itera
     request = outcome.state.requests[call.args[0]]
     tables, writes = request.tables, request.num_computed > hit.num_tokens
     for group_id, blocks in enumerate(hit.blocks.blocks):
-        whole = len(blocks)
-        if writes:
-            whole = hit.num_tokens // before.config.groups[group_id].block_size
+        group, whole = before.config.groups[group_id], len(blocks)
+        if writes and (group.is_state or before.config.has_tails):
+            whole = hit.num_tokens // group.block_size
         for position, block in enumerate(blocks[:whole]):
             there = list(tables[group_id][position : position + 1])
             if block >= null and not (there and there[0] < null):

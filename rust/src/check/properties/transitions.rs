@@ -298,7 +298,8 @@ fn hit_blocks<'a>(made: &Made<'a>) -> impl Iterator<Item = (u32, u32, BlockId)> 
         let group = &before.config.groups[group_id as usize];
         let writes = |(row, hit): (Row, &Hit)| after[row].num_computed > hit.num_tokens;
         let is_inside = |(_, hit): (Row, &Hit)| (position + 1) * group.block_size > hit.num_tokens;
-        !of.is_some_and(|of| writes(of) && is_inside(of))
+        let may_be_inside = group.is_state() || before.has_tails;
+        !(may_be_inside && of.is_some_and(|of| writes(of) && is_inside(of)))
     })
 }
 
