@@ -69,6 +69,21 @@ STATEFUL = Fixed(
         15, groups=(Group(2), Group(4, kind="state")), hash_seed=b"simulate", max_in_flight=1
     ),
 )
+INSIDE = Fixed(
+    num_requests=4,
+    config=Config(
+        20,
+        groups=(Group(8), Group(4, kind="sliding_window", window=5)),
+        hash_block_size=2,
+        hash_seed=b"simulate",
+        max_in_flight=1,
+        num_host_blocks=8,
+    ),
+)
+FOUND_INSIDE = {
+    "m_tail_keyed_by_the_call": {"KV-READ", "CACHE-KV"},
+    "m_tail_no_copy": {"KV-READ", "CACHE-KV"},
+}
 FOUND_OF_STATES = {
     "m_state_no_copy": {"STATE-READ"},
     "m_state_no_zero": {"STATE-READ"},
@@ -102,6 +117,24 @@ def test_engines_whose_models_have_states_hold_in_both_cores() -> None:
     for seed in range(6):
         goals += held(simulate(seed, NUM_STEPS, backend=BACKEND, fixed=STATEFUL, every=5))
     assert [name for name in REACHED_BY_STATES if not goals[name]] == []
+
+
+def test_engines_whose_hits_end_inside_blocks_hold_in_both_cores() -> None:
+    goals: Counter[str] = Counter()
+    for seed in range(6):
+        goals += held(simulate(seed, NUM_STEPS, backend=BACKEND, fixed=INSIDE, every=5))
+    assert goals["hit inside a block"] > 0
+
+
+@pytest.mark.parametrize("name", FOUND_INSIDE)
+def test_short_runs_find_a_seeded_bug_of_hits_inside_blocks(name: str) -> None:
+    mutant = next(each for each in MUTANTS if each.name == name)
+    with Patcher() as patcher:
+        mutant.patch(patcher)
+        run = first_failure(INSIDE)
+    assert run is not None
+    assert run.failure is not None
+    assert run.failure.name in FOUND_INSIDE[name]
 
 
 def test_engines_of_all_sizes_hold_in_both_cores() -> None:

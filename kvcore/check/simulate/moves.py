@@ -108,6 +108,8 @@ def allocate(
         play.schedule(known, start, start + external, end, num_slots)
         play.goals["state marked"] += "checkpoint" in said
         play.goals["state hit"] += play.config.has_states and hit is not None
+        inside = hit is not None and hit.num_tokens % play.config.block_size > 0
+        play.goals["hit inside a block"] += play.config.has_tails and inside
     return value
 
 
