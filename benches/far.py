@@ -118,7 +118,8 @@ def measure(place: str, size: int) -> tuple[float, float, float]:
     memory = memoryview(bytearray(2 * NUM_PAGES * stride))
     views = [memory[at : at + stride] for at in range(0, len(memory), stride)]
     pages, slots = views[:NUM_PAGES], views[NUM_PAGES:]
-    library = Mooncake(place, memory) if place.startswith("mooncake") else Redis(place)
+    is_redis = not place.startswith("mooncake")
+    library: Library = Redis(place) if is_redis else Mooncake(place, memory)
     tier = ThreadedTier(make_store(place))
     tier.attach(memory)
     keys = [make_key(number.to_bytes(32, "little"), 0) for number in range(NUM_PAGES)]
