@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The property of tail keys.
 
+use std::collections::HashMap;
+
 use crate::invariants::requests::Scratch;
 use crate::state::state::{RequestState, State};
 use crate::types::ids::BlockId;
@@ -49,18 +51,16 @@ fn check_request(state: &State, request: &RequestState) -> Finding {
     let unit = state.hash_block_size;
     let groups = (0..).zip(&state.config.groups).zip(&request.tables);
     for ((index, group), table) in groups.filter(|((_, group), _)| !group.is_state()) {
+        let counts = (1..=request.block_hashes.len() as u32).map(|hash| hash * unit);
+        let own: HashMap<Key, u32> =
+            counts.map(|count| (request.key_at(unit, index, count), count)).collect();
         for (position, &block) in (0..).zip(table) {
-            let (first, num_hashed) = (position * group.block_size, request.block_hashes.len());
-            let last = (first + group.block_size) / unit;
-            let counts = (first / unit + 1..=last.min(num_hashed as u32)).map(|hash| hash * unit);
-            let own: Vec<Key> = counts.map(|count| request.key_at(unit, index, count)).collect();
-            let places = state.device.tail_keys(block).iter();
-            let places: Vec<usize> =
-                places.filter_map(|key| own.iter().position(|each| each == key)).collect();
-            let ends = places.last().is_some_and(|&at| at as u32 + 1 == group.block_size / unit);
-            if !places.is_sorted() || ends {
+            let keys = state.device.tail_keys(block).iter();
+            let ends: Vec<u32> = keys.filter_map(|key| own.get(key).copied()).collect();
+            let inside = position * group.block_size + 1..(position + 1) * group.block_size;
+            if !ends.is_sorted() || !ends.iter().all(|end| inside.contains(end)) {
                 let name = request.name();
-                return Err(format!("{name}: block {} has tail keys at {places:?}", block.0));
+                return Err(format!("{name}: block {} has tail keys at {ends:?}", block.0));
             }
         }
     }
