@@ -18,7 +18,7 @@ from kvcore.state.open_batch import Merge, UnwrittenBlock
 from kvcore.state.state import RequestState, State
 from kvcore.state.transaction import Transaction, transition
 from kvcore.transitions.in_flight import note_published_key, note_request, num_finished
-from kvcore.transitions.tails.keys import cache_tails
+from kvcore.transitions.tails.keys import cache_tails, drop_delay
 from kvcore.transitions.unconfirmed_loads import note_keyed
 from kvcore.types.arguments import read_count, read_ints
 from kvcore.types.errors import BeyondComputed
@@ -50,6 +50,8 @@ def cache_blocks(state: State, request_id: str, num_computed_tokens: int) -> Out
 
                 cache_state(tx, request, num_computed_tokens, stored)
             cache_tails(tx, tx.request(request_id), count)
+            if num_computed_tokens == request.num_computed:
+                drop_delay(tx, request_id)
 
     return transition(state, change)
 

@@ -18,7 +18,7 @@ use crate::state::open_batch::{Merge, UnwrittenBlock};
 use crate::state::state::{RequestState, State, request_mut};
 use crate::transitions::checkpoints::cache_state;
 use crate::transitions::in_flight::{note_request, num_finished};
-use crate::transitions::tails::keys::cache_tails;
+use crate::transitions::tails::keys::{cache_tails, note_delay};
 use crate::transitions::unconfirmed_loads::note_keyed;
 use crate::types::config::{Config, Duplicates, Publish};
 use crate::types::effects::Effects;
@@ -58,6 +58,9 @@ pub fn cache_blocks(
             cache_state(state, row, num_computed_tokens as u32, stored_bytes);
         }
         cache_tails(state, row, count);
+        if num_computed_tokens == num_computed {
+            note_delay(state, row, false);
+        }
     }
     Ok(())
 }
