@@ -154,7 +154,7 @@ def published_content(state: State) -> Iterator[str]:
 
 
 def tail_sound(state: State) -> Iterator[str]:
-    """TAIL-SOUND: a tail key ends inside its block, past no slot that was not written."""
+    """TAIL-SOUND: a block's tail keys end inside it, and are in order, shortest first."""
     tails, config = state.device.tails, state.config
     if tails is None:
         return

@@ -385,19 +385,3 @@ def test_a_damaged_number_of_blocks_does_not_become_an_allocation(backend: Backe
     data[len(MAGIC) : len(MAGIC) + 4] = (2**31 - 1).to_bytes(4, "little")
     with pytest.raises(DamagedState, match="2147483647 blocks are missing"):
         KVCacheManager(Config(4), backend).restore(bytes(data))
-
-
-def test_a_tail_key_in_the_block_of_another_part_is_damage(backend: Backend) -> None:
-    # The twin compared a block's tail keys with those of its own place alone.
-    manager = KVCacheManager(Config(9, 4, hash_block_size=2, hash_seed=b"s"), backend=backend)
-    serve(manager, "a", list(range(7)))
-    manager.take_batch()
-    data, tails = manager.encode(), manager.state().device.tails
-    assert tails is not None
-    (one,), (other,) = tails.keys(1), tails.keys(2)
-    damaged = bytearray(data)
-    for key, place in ((other, data.rindex(one)), (one, data.rindex(other))):
-        damaged[place : place + len(key)] = key
-    with pytest.raises(DamagedState, match="TAIL-SOUND"):
-        manager.restore(bytes(damaged))
-    assert manager.encode() == data

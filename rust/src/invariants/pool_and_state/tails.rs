@@ -9,7 +9,7 @@ use crate::types::ids::BlockId;
 use crate::types::keys::Key;
 use crate::types::violation::Finding;
 
-/// TAIL-SOUND: a tail key ends inside its block, past no slot that was not written.
+/// TAIL-SOUND: a block's tail keys end inside it, and are in order, shortest first.
 pub(super) fn tail_sound(state: &State, _: &mut Scratch) -> Finding {
     let Some(tails) = &state.device.tails else { return Ok(()) };
     let (mut num_held, num_found) =
