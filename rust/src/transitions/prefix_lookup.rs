@@ -100,14 +100,20 @@ fn group_length(search: &mut Search<'_>, group_id: u32, mut length: u32) -> u32 
 }
 
 /// Return the same length if it may end inside a block.
-fn tailed_length(search: &mut Search<'_>, group_id: u32, length: u32) -> u32 {
+#[cold]
+#[inline(never)]
+fn tailed_length(search: &Search<'_>, group_id: u32, length: u32) -> u32 {
     let state = search.state;
     let (size, unit) = (state.config.groups[group_id as usize].block_size, state.hit_alignment);
     let dropped = unit * u32::from(state.config.drops_last_hit(group_id));
     let mut length = aligned(state, length.min(search.most.saturating_sub(dropped)));
     while length > 0 {
-        let positions = needed(&state.config, group_id, length);
-        if let Some(missing) = first_missing(search, group_id, positions) {
+        let is_missing = |&position: &u32| search.look(group_id, position).is_none();
+        let missing = match needed(&state.config, group_id, length) {
+            Needed::Forward(first, end) => (first..end).find(is_missing),
+            Needed::Backward(first, end) => (first..end).rev().find(is_missing),
+        };
+        if let Some(missing) = missing {
             length = ((missing + 1) * size - unit).saturating_sub(dropped);
         } else if needed_tails(&state.config, group_id, length)
             .any(|end| find_tail(state, search.request, group_id, end).is_none())
@@ -169,9 +175,11 @@ pub(crate) fn needed(config: &Config, group_id: u32, length: u32) -> Needed {
     let rule = &config.groups[group_id as usize];
     let num_blocks = length.div_ceil(rule.block_size);
     let dropped = u32::from(config.drops_last_hit(group_id));
-    let end = match config.has_tails() && !rule.is_state() {
-        true => (length + dropped * config.hash_block_size()) / rule.block_size,
-        false => num_blocks + dropped,
+    let end = match config.hash_unit {
+        Some(unit) if config.enable_caching && !rule.is_state() => {
+            (length + dropped * unit) / rule.block_size
+        }
+        _ => num_blocks + dropped,
     };
     let first = skipped_blocks(rule, length);
     if rule.kind == Kind::SlidingWindow {
@@ -244,27 +252,49 @@ impl Search<'_> {
     }
 }
 
+/// Add the blocks of a group's hit that may end inside the last of them.
+#[cold]
+#[inline(never)]
+fn extend_tailed(
+    search: &Search<'_>,
+    group_id: u32,
+    length: u32,
+    num_blocks: u32,
+    ids: &mut Vec<BlockId>,
+) {
+    let num_whole = length / search.state.config.groups[group_id as usize].block_size;
+    for position in ids.len() as u32..num_blocks {
+        let block = match position < num_whole {
+            true => search.look(group_id, position),
+            false => find_tail(search.state, search.request, group_id, length),
+        };
+        ids.push(block.expect("IDX-COMPLETE: the group has found each block of the length"));
+    }
+}
+
 /// Return the blocks of a hit per group, with the null block where no query sees one.
 fn hit_blocks(search: Search<'_>, length: u32) -> Vec<Vec<BlockId>> {
+    let look = |group, position| {
+        let is_state = search.state.config.groups[group as usize].is_state();
+        let block = match is_state {
+            true => search.look_at(group, length),
+            false => search.look(group, position),
+        };
+        block.expect("IDX-COMPLETE: the group has found each block of the length")
+    };
     let mut blocks = Vec::with_capacity(search.found.len());
     for (index, group) in (0..).zip(&search.state.config.groups) {
         let num_blocks = if group.is_cross() { 0 } else { length.div_ceil(group.block_size) };
         let first = skipped_blocks(group, length).min(num_blocks);
         let mut ids = vec![NULL_BLOCK; first as usize];
         let found = &search.found[index as usize];
-        let num_whole = length / group.block_size;
-        if first == 0 && found.len() >= num_whole as usize && !group.is_state() {
-            ids.extend_from_slice(&found[..num_whole as usize]);
+        if search.state.has_tails && !group.is_state() {
+            extend_tailed(&search, index, length, num_blocks, &mut ids);
+        } else if first == 0 && found.len() >= num_blocks as usize {
+            ids.extend_from_slice(&found[..num_blocks as usize]);
+        } else {
+            ids.extend((first..num_blocks).map(|position| look(index, position)));
         }
-        let look = |position: u32| {
-            let block = match position < num_whole {
-                _ if group.is_state() => search.look_at(index, length),
-                true => search.look(index, position),
-                false => find_tail(search.state, search.request, index, length),
-            };
-            block.expect("IDX-COMPLETE: the group has found each block of the length")
-        };
-        ids.extend((ids.len() as u32..num_blocks).map(look));
         blocks.push(ids);
     }
     blocks
