@@ -113,10 +113,9 @@ pub(crate) fn null_prefix(state: &State, _: &mut Scratch) -> Finding {
 pub(crate) fn group_agree(state: &State, _: &mut Scratch) -> Finding {
     for request in state.requests() {
         for (index, group, table) in held(state, request) {
-            let count = match group.is_state() {
-                true => request.num_computed,
-                false => request.num_accepted(),
-            };
+            let known = request.num_accepted();
+            let is_next = group.is_state() && request.num_computed == known + 1;
+            let count = known + u32::from(is_next); // the next one is maybe of the same step
             let last = if group.is_cross() { 0 } else { count.div_ceil(group.block_size) };
             for position in skipped_blocks(group, count)..last {
                 let block = table.get(position as usize);
