@@ -20,7 +20,6 @@ from kvcore_runtime.cache.errors import TierUnusable
 from kvcore_runtime.errors import load_extra
 
 NAMES = {"what": "pages in Mooncake", "package": "mooncake", "extra": "mooncake"}
-BUFFER_BYTES = 16 << 20  # of the client library; no call of kvcore needs them
 STATUSES = {0: FarStatus.OK, -200: FarStatus.FULL, -704: FarStatus.MISSING}  # others: FAILED
 
 
@@ -50,7 +49,7 @@ class MooncakeStore:
         if ":" not in host:  # the library would try 32 ports while the master does not answer
             with socket.create_server(("", 0)) as found:
                 host += f":{found.getsockname()[1]}"
-        self._setup = (host, "P2PHANDSHAKE", segment_bytes, BUFFER_BYTES, protocol, "", master)
+        self._setup = (host, "P2PHANDSHAKE", segment_bytes, 16 << 20, protocol, "", master)
         self._client: Any = None
         self._num_calls = 0
         self._slots: Any = None
@@ -91,6 +90,7 @@ class MooncakeStore:
         with self._lock:
             if self._client is not None and not self._num_calls:
                 self._client.close()
+                self._client = None
 
     def _call(self, name: str, *arguments: object) -> Any:
         """Call the client, which is set up first. Raises ConnectionError."""

@@ -67,6 +67,8 @@ def test_a_page_is_kept_found_had_and_removed(server: Mooncake) -> None:
     assert got[0] == page(1), "nothing is overwritten"
     store.remove([name(1), name(2)])
     assert store.find([name(1), name(2)], 1.0) == [False, False]
+    store.close()
+    assert store.find([name(1)], 1.0) == [False], "a late call sets the client up again"
 
 
 def test_slots_that_are_attached_before_or_after_the_first_call_are_used(server: Mooncake) -> None:
