@@ -12,10 +12,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from kvcore.replay.arrivals import Arrived
+from kvcore.replay.bounds.ideal import Ideal
+from kvcore.replay.bounds.optimum import LookUps
+from kvcore.replay.bounds.prefix_tree import PrefixTree
 from kvcore.replay.costs import NANO, Histogram, Meter
-from kvcore.replay.ideal import Ideal
-from kvcore.replay.optimum import LookUps
-from kvcore.replay.prefix_tree import PrefixTree
 from kvcore.replay.results import (
     REFUSED_MAX,
     SAMPLES_MAX,

@@ -134,9 +134,9 @@ class Result:
 
     requests: those read, the refused ones too. prompt_tokens: of all of them. looked_up_tokens,
     hit_tokens: of first look-ups. again_*: of the look-ups of requests that were preempted.
-    ideal_hit_tokens: hits of an unlimited cache in the same first look-ups (ideal.py).
-    optimum_hit_tokens: a bound that no policy exceeds at this pool size (optimum.py); both None
-    without `Options.bounds`. evictions: blocks that lost their content to another. preemptions: by
+    ideal_hit_tokens: hits of an unlimited cache in the same first look-ups (bounds/ideal.py).
+    optimum_hit_tokens: a bound that no policy exceeds at this pool size (bounds/optimum.py); both
+    None without `Options.bounds`. evictions: blocks that lost their content to another. preemptions: by
     recompute and by swap; swaps: those by swap. virtual_seconds: when the last step ended.
     far_hit_tokens: of first look-ups, after hit_tokens, loaded from the far tier; far_written:
     blocks that it stored. Both None without a tier.
