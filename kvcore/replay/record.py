@@ -78,8 +78,9 @@ class Record:
         self._refused: list[RefusedRequest] = []
         self._waits = Histogram()
         tree = PrefixTree()
-        self._ideal = Ideal(options.block_size, tree) if options.bounds else None
-        self._look_ups = LookUps(options.block_size, tree) if options.bounds else None
+        whole = not options.groups and options.hash_block_size is None
+        self._ideal = Ideal(config.hit_alignment, tree) if options.bounds else None
+        self._look_ups = LookUps(options.block_size, tree) if options.bounds and whole else None
 
     @property
     def cached_blocks(self) -> int:
