@@ -178,7 +178,7 @@ gpu-check: setup ## test and measure on a CUDA device, or say that there is none
 docs: setup ## build the documentation site into target/site and check its links
 	$(PYTHON) -m venv target/docs-venv
 	target/docs-venv/bin/pip install --quiet --require-hashes --requirement locks/docs.txt
-	target/docs-venv/bin/mkdocs build --quiet --config-file tools/site/mkdocs.yml
+	NO_MKDOCS_2_WARNING=1 target/docs-venv/bin/mkdocs build --quiet --config-file tools/site/mkdocs.yml
 
 stubs: twin ## write kvcore/_rust.pyi from the Rust bindings
 	$(BIN)/maturin generate-stubs --features stubs --out $(STUBS)
