@@ -156,8 +156,8 @@ engines-sanitizer: setup ## reproduce each bug of docs/found.md in the installed
 
 engines: engines-nano engines-transformers engines-transformers-shadow engines-dynamo engines-mooncake engines-vllm-tests engines-vllm engines-vllm-shadow engines-sanitizer ## test all adapters, each under its engine (an hour)
 
-demo-hybrid: setup ## answer prompts with a tiny model that keeps recurrent states, bit for bit (seconds)
-	$(BIN)/kvcore generate --tiny --states --guard --verify --require-all $(ARGS)
+demo-hybrid: setup ## answer prompts with a tiny model that keeps recurrent states, with hits inside blocks, bit for bit (seconds)
+	$(BIN)/kvcore generate --tiny --states --block-size 48 --hash-block-size 8 --blocks 24 --host-blocks 6 --guard --verify --require-all $(ARGS)
 
 demo-ranks: setup ## run SmolLM2 on two processes, and compare its answers with those of one (two minutes)
 	$(BIN)/python -m kvcore_runtime.demos.ranks $(ARGS)

@@ -27,8 +27,9 @@ ScheduledChunk: TypeAlias = batching.ScheduledChunk[Sequence]
 class EngineScheduler(batching.Scheduler[Sequence]):
     """Queues of sequences, each ordered by age.
 
-    drafter: guesses tokens of decoding sequences. exchange: loads tokens computed elsewhere. Raises
-    NotWithStates for these two and for batches in flight.
+    drafter: guesses tokens of decoding sequences. exchange: loads tokens computed elsewhere.
+    num_hits_inside: hits that ended inside a block. Raises NotWithStates for drafter, exchange and
+    batches in flight.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class EngineScheduler(batching.Scheduler[Sequence]):
         self._drafter = drafter
         self._exchange = exchange or Exchange()
         self.fetching: list[Sequence] = []
+        self.num_hits_inside = 0
 
     def schedule(self, in_flight: bool = False) -> list[ScheduledChunk]:
         """Choose the chunks of a step as `kvcore.scheduler` does, skipping sequences that fetch."""
@@ -77,6 +79,10 @@ class EngineScheduler(batching.Scheduler[Sequence]):
     def add_running(self, sequence: Sequence) -> None:
         """Add a sequence that already holds device blocks: a fork."""
         self._place(self.running, sequence)
+
+    def _admitted(self, sequence: Sequence, hit: Hit) -> None:
+        super()._admitted(sequence, hit)
+        self.num_hits_inside += hit.num_tokens % self._manager.config.block_alignment > 0
 
     def loaded(self, sequence: Sequence) -> None:
         """Resume a sequence whose load is done, with the manager's current count."""

@@ -79,6 +79,8 @@ class Life:
             guard=self.pick.random() < 0.7,
             keep_logits=True,
         )
+        if seed % 2:
+            config = attrs.evolve(config, hash_block_size=4)
         self.engine = Engine(self.model, config, options)
         self.seen: Counter[str] = Counter()
 
@@ -105,12 +107,13 @@ class Life:
         for kind in (Zero, CopyOnWrite, Evict, SwapOut, SwapIn, Free):
             self.seen[kind.__name__] += engine.metrics.commands[kind.kind]
         self.seen["hits"] += engine.manager.take_stats().hits
+        self.seen["hits inside"] += engine.scheduler.num_hits_inside
         self.seen["recomputed"] += engine.scheduler.preemptions.by_recompute
 
 
 def test_random_lives_answer_as_states_that_never_moved(backend: Backend) -> None:
     seen: Counter[str] = Counter()
-    for seed in range(3):
+    for seed in range(4):
         life = Life(seed, backend)
         life.live()
         seen += life.seen
@@ -123,6 +126,7 @@ def test_random_lives_answer_as_states_that_never_moved(backend: Backend) -> Non
             "SwapIn",
             "Free",
             "hits",
+            "hits inside",
             "forks",
             "recomputed",
         )
