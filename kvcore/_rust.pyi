@@ -540,7 +540,7 @@ def check_world(world: Any, /, *, symmetry: tuple[bool, bool, bool] = ..., full_
 
     symmetry: whether requests, blocks and tokens are renamed. full_keys: whether whole names are
     kept, not fingerprints. checks: the properties that count, all unless given. progress: is told
-    states, edges, depth, waiting states, seconds and bytes, now and then.
+    states, edges, depth, waiting states, seconds and bytes, from time to time.
     """
 
 def crc32c(data: bytes | bytearray, /) -> int:

@@ -98,7 +98,7 @@ class BlockPool(Struct, frozen=True, gc=False):
         return 0 if self.quarantine is None else len(self.quarantine)
 
     def has_key(self, block: int) -> bool:
-        """Return whether a block has a key, be it a tail key."""
+        """Return whether a block has a key or a tail key."""
         return has_key(self, block)
 
 

@@ -69,7 +69,7 @@ class Keyed(Protocol):
 
 
 def has_key(pool: Keyed, block: int) -> bool:
-    """Return whether a block has a key, be it a tail key."""
+    """Return whether a block has a key or a tail key."""
     return pool.keys[block] is not None or bool(pool.tails and pool.tails.keys(block))
 
 
@@ -88,7 +88,7 @@ class KeyedTransaction:
     effects: Effects
 
     def has_key(self, block: int) -> bool:
-        """Return whether a block has a key, be it a tail key."""
+        """Return whether a block has a key or a tail key."""
         return has_key(self, block)
 
     def publish(self, block: int, key: bytes, depth: int = 0) -> None:

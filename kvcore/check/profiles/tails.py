@@ -21,7 +21,7 @@ MARKED: dict[str, Any] = {**ALONE, "marks": True, "moves": "calls"}
 WINDOW = Group(2, kind="sliding_window", window=2)
 STATES_FLYING: dict[str, Any] = {**MARKED, "groups": (FULL, STATE), "max_in_flight": 1}
 SHOWS = ("command CopyOnWrite",)
-ALONE_THERE = "who hits a block inside it replaces it, and the pool has no room for more"
+ALONE_THERE = "a request that hits inside a block replaces it, and the pool has no room for more"
 
 TAILS: dict[str, Profile] = {
     "tails": Profile(
