@@ -108,7 +108,7 @@ def _read_visibilities(given: argparse.Namespace) -> tuple[Visibility, ...]:
     if given.states:
         if given.model != "tiny":
             raise WrongCall(f"--states: {given.model} has no states, --model tiny may")
-        for name in ("drafts", "directory", "max_in_flight"):
+        for name in ("drafts", "directory"):
             if getattr(given, name):
                 raise WrongCall(f"--states with --{name.replace('_', '-')}: not for states yet")
     if given.hash_block_size is not None and given.directory is not None:
