@@ -75,7 +75,9 @@ class KVCacheManager(Queries):
         self.enable_caching = enable_caching
         specs = [read_spec(group) for group in kv_cache_config.kv_cache_groups]
         lookahead = num_hash_lookahead_tokens
-        self._num_prefilled_again = max(0, num_prefill_lookahead - 1)
+        # As in vLLM not with several groups and hashes that cover the tokens behind a block.
+        again = use_eagle or len(config.groups) == 1
+        self._num_prefilled_again = max(0, num_prefill_lookahead - 1) if again else 0
         self._states = States(compat) if config.has_states else None
         self.parts = None
         self._allocate: Any = compat.allocate_slots

@@ -119,22 +119,61 @@ class Parts:
         end = start + num_external_computed_tokens + num_new_tokens
         checkpoint = not delay_cache_blocks and self.is_checkpoint(request, end)
         before = compat.get_block_ids(name) if name in self._ends else ()
-        got = compat.allocate_slots(
-            *(request, num_new_tokens, num_new_computed_tokens, hit, num_lookahead_tokens),
-            *(num_external_computed_tokens, delay_cache_blocks, *options),
-            checkpoint=checkpoint,
-            **more,
-        )
+        sources = self._sources(hit, start) if hit is not None and num_new_computed_tokens else []
+        pins = [source for _, _, source in sources]
+
+        def allocate() -> KVCacheBlocks | None:
+            return compat.allocate_slots(
+                *(request, num_new_tokens, num_new_computed_tokens, hit, num_lookahead_tokens),
+                *(num_external_computed_tokens, delay_cache_blocks, *options),
+                checkpoint=checkpoint,
+                **more,
+            )
+
+        # vLLM copies each block that a hit ends in. kvcore need not, but does if it has two owners.
+        compat.core.pin(pins)
+        got = allocate()
+        if got is None and pins:
+            compat.core.unpin(pins)
+            pins = []
+            got = allocate()
         if got is None:
             return None
         rows: Tables = got.blocks
-        if hit is not None and num_new_computed_tokens:
-            loads = num_external_computed_tokens > 0
-            rows = self._note_hit(name, hit.blocks, start, rows, loads=loads)
+        if sources:
+            rows = self._note_hit(name, sources, rows, pins)
         elif before:
             rows = self._note_running(request, before, start, rows)
         self._note_end(request, end, checkpoint=checkpoint)
         return compat.create_kv_cache_blocks(self.shown(rows))
+
+    def _sources(self, hit: KVCacheBlocks, end: int) -> list[tuple[int, int, int]]:
+        """Return the group, the position and the number of each block that a hit ends inside."""
+        found = []
+        for number, (group, ids) in enumerate(zip(self._config.groups, hit.blocks, strict=True)):
+            place, rest = divmod(end, group.block_size)
+            if rest and len(ids) == place + 1 and ids[place]:
+                found.append((number, place, ids[place]))
+        return found
+
+    def _note_hit(
+        self, name: str, sources: list[tuple[int, int, int]], rows: Tables, pins: list[int]
+    ) -> Tables:
+        """Note the copies of a hit that ends inside blocks. Returns the rows of new blocks with
+        these. pins: the sources that are pinned, and stay so if they are copied.
+        """
+        tables, grown, unused = self._compat.get_block_ids(name), list(rows), list[int]()
+        for number, place, source in sources:
+            target = tables[number][place]
+            if target in (0, source):
+                unused.append(source)
+                continue
+            self._copy(source, target, is_pinned=bool(pins))
+            if target not in grown[number]:
+                grown[number] = (target, *grown[number])
+        if pins:
+            self._compat.core.unpin(unused)
+        return tuple(grown)
 
     def _note_end(self, request: Any, end: int, *, checkpoint: bool) -> None:
         """Note that a call ends at a token, and whether the state there is kept."""
@@ -148,22 +187,6 @@ class Parts:
                 self._ends[request.request_id] = end
         if len(self._lengths) > 4 * self._config.num_blocks:
             self._drop_lengths()
-
-    def _note_hit(self, name: str, hits: Tables, end: int, rows: Tables, *, loads: bool) -> Tables:
-        """Note the copies of a hit that ends inside blocks. Returns the rows of new blocks with
-        these.
-        """
-        tables, grown = self._compat.get_block_ids(name), list(rows)
-        for number, (group, ids) in enumerate(zip(self._config.groups, hits, strict=True)):
-            place = end // group.block_size
-            if len(ids) != place + 1 or (loads and group.is_state):
-                continue
-            source, target = ids[place], tables[number][place]
-            if 0 not in (source, target) and source != target:
-                self._copy(source, target)
-                if target not in grown[number]:
-                    grown[number] = (target, *grown[number])
-        return tuple(grown)
 
     def _note_running(self, request: Any, before: Tables, start: int, rows: Tables) -> Tables:
         """Note the copies of a call of a running request. Returns the rows of new blocks without
@@ -182,9 +205,10 @@ class Parts:
                 self._states.note_moved(request, start)
         return tuple(grown)
 
-    def _copy(self, source: int, target: int) -> None:
+    def _copy(self, source: int, target: int, *, is_pinned: bool = False) -> None:
         """Note a copy, and hold the source until it is over; the target has an owner."""
-        self._compat.core.pin([source])
+        if not is_pinned:
+            self._compat.core.pin([source])
         self._copies.append((self.held(source), self.held(target, is_pinned=False)))
 
     def take_copies(self) -> tuple[list[Any], list[HeldBlock]]:
