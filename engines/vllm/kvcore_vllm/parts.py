@@ -99,6 +99,25 @@ class Parts:
             is_junction and request.num_computed_tokens < end <= request.num_prompt_tokens
         )
 
+    def _drop_last_parts(self, request: Any) -> None:
+        """Forget the keys of parts of a request's last blocks, as vLLM does not give them, unless
+        its prompt ends there. No state is kept where such a part ends, so no hit needs it.
+        """
+        name, core = request.request_id, self._compat.core
+        tables = self._compat.get_block_ids(name)
+        if not any(tables):
+            return
+        count = core.num_computed_tokens(name)
+        limit = request.num_prompt_tokens - (not self._drops)
+        last = min(limit // self._unit, len(request.block_hashes)) * self._unit
+        for group, table in zip(self._config.groups, tables, strict=True):
+            place, size = count // group.block_size, group.block_size
+            if group.is_state or place >= len(table) or (last % size and last // size == place):
+                continue
+            block = table[place]
+            if block and core.has_key(block) and core.num_owners(block) == 1:
+                self._compat.evict_blocks([block])
+
     def allocate_slots(
         self,
         request: Any,
@@ -219,9 +238,11 @@ class Parts:
             [block for pair in copies for block in pair],
         )
 
-    def forget(self, name: str) -> None:
+    def forget(self, request: Any) -> None:
         """Note that a request gives back its blocks."""
-        self._ends.pop(name, None)
+        self._ends.pop(request.request_id, None)
+        if self._config.has_tails:
+            self._drop_last_parts(request)
 
     def take_end(self, request: Any) -> list[tuple[int, int, int]]:
         """Return the state of the prompt's last hash, once: for each group its number, its block
