@@ -26,7 +26,8 @@ class Parts:
 
     drops: whether look-ups drop the last hash, as EAGLE's do. num_lookahead: number of tokens
     behind a block that its hash covers too. keeps_junctions: whether the state at the boundary of a
-    shared prefix is kept, too.
+    shared prefix is kept, too. num_given_up: calls for which copies were given up, since the pool
+    had no room. vLLM refuses such a call.
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class Parts:
         self._unit = config.hash_block_size
         self._drops, self._num_lookahead = drops, num_lookahead
         self._keeps_junctions = keeps_junctions
+        self.num_given_up = 0
         self._shown: dict[int, int] = {}  # vLLM's number of a block of the core, if it is another
         self._numbers: dict[int, int] = {}  # and the reverse
         self._copies: list[tuple[HeldBlock, HeldBlock]] = []
@@ -156,6 +158,7 @@ class Parts:
             compat.core.unpin(pins)
             pins = []
             got = allocate()
+            self.num_given_up += got is not None
         if got is None:
             return None
         rows: Tables = got.blocks
@@ -212,16 +215,20 @@ class Parts:
         these.
         """
         tables, grown = self._compat.get_block_ids(request.request_id), list(rows)
+        given_up = False
         for number, group in enumerate(self._config.groups):
             place, rest = divmod(start, group.block_size)
             if not rest or place >= len(before[number]):
                 continue
             old, new = before[number][place], tables[number][place]
-            if 0 not in (old, new) and old != new:
+            if old == new and group.is_state:
+                given_up = True
+            elif 0 not in (old, new) and old != new:
                 self._copy(old, new)
                 self._exchange(old, new)
                 grown[number] = tuple(each for each in grown[number] if each != new)
                 self._states.note_moved(request, start)
+        self.num_given_up += given_up
         return tuple(grown)
 
     def _copy(self, source: int, target: int, *, is_pinned: bool = False) -> None:
