@@ -57,7 +57,7 @@ from vllm.v1.structured_output import StructuredOutputManager
 from benches.vllm import connector
 from benches.vllm.options import MODES, read_options
 from benches.vllm.report import Step, Verdict, summary, verdict_of
-from benches.vllm.rules import RULES, Watch, explain, unexplained_keys
+from benches.vllm.rules import RULES, Watch, explain, gives_up, unexplained_keys
 from benches.vllm.traffic import Arrival, Traffic, sampled
 
 MODEL = {
@@ -105,6 +105,16 @@ class World:
     def is_async(self) -> bool:
         """Whether a step is scheduled before the previous step's tokens are known."""
         return MODES[self.mode].is_async
+
+    @property
+    def hash_block_size(self) -> int:
+        """The tokens of a block hash."""
+        return self.block_size // (1 + 3 * MODES[self.mode].has_parts)
+
+    @property
+    def attention_size(self) -> int:
+        """The tokens of a block of attention, in some runs fewer than those of a state's."""
+        return self.hash_block_size if self.seed % 3 == 0 else self.block_size
 
     @property
     def has_drafts(self) -> bool:
@@ -175,7 +185,7 @@ class Side:
 
     def __init__(self, kind: type[Any], world: World, config: VllmConfig, seed: int) -> None:
         shape = {"num_kv_heads": 1, "head_size": 1, "dtype": torch.float32}
-        shape["block_size"] = world.block_size
+        shape["block_size"] = world.attention_size
         groups = [KVCacheGroupSpec(["full"], FullAttentionSpec(**shape))]
         if MODES[world.mode].has_windows:
             window = SlidingWindowSpec(sliding_window=WINDOW, **shape)
@@ -197,13 +207,14 @@ class Side:
             ),
             structured_output_manager=StructuredOutputManager(config),
             block_size=world.block_size,
+            hash_block_size=world.hash_block_size,
             log_stats=True,
         )
         self.world = world
         self.seed = seed
         self.answered: list[list[int]] = []
         self.in_flight: deque[tuple[int, Any, list[list[int]]]] = deque()
-        self._hasher = get_request_block_hasher(world.block_size, sha256)
+        self._hasher = get_request_block_hasher(world.hash_block_size, sha256)
 
     def add(self, arrival: Arrival) -> None:
         """Add a request that arrives."""
@@ -345,8 +356,17 @@ def run(world: World, seed: int, num_steps: int, model: str) -> Iterator[Step]:
         vllm = own.step(number)
         try:
             ours = kvcore.step(number)
-            vllm["keys"], ours["keys"] = [], sorted(unexplained_keys(*watches, world.num_blocks))
-            yield Step(number, vllm, ours, explain(*watches))
+            rule = explain(*watches)
+            if MODES[
+                world.mode
+            ].has_parts:  # more parts have keys, and copies come in another order
+                vllm["blocks"] = ours["blocks"] = {}
+                rule = "given up" if gives_up(*watches) else ""
+                vllm["refused"], ours["refused"] = bool(rule), False
+            else:
+                keys = sorted(unexplained_keys(*watches, world.num_blocks))
+                vllm["keys"], ours["keys"] = [], keys
+            yield Step(number, vllm, ours, rule)
             if number % STEPS_BETWEEN_CHECKS == 0:
                 kvcore.scheduler.kv_cache_manager.compat.core.check()
         except Exception as error:

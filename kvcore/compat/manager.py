@@ -125,12 +125,14 @@ class KVCacheManager(DecodedTokens):
         full_sequence_must_fit: bool = False,
         *,
         reserved_blocks: int = 0,
+        checkpoint: bool | None = None,
     ) -> KVCacheBlocks | None:
         """Schedule the next tokens of a request; return the new blocks of its tables, or None.
 
         num_new_computed_tokens, new_computed_blocks: of `get_computed_blocks`. New tokens past
-        num_tokens are drafts if `spec_token_ids` has them, else to come. The rest, and errors, are
-        those of the core, plus BehindWindow and TokensChanged.
+        num_tokens are drafts if `spec_token_ids` has them, else to come. checkpoint: of a request
+        that ever passes True, every call must pass True or False. The rest, and errors, are those
+        of the core, plus BehindWindow and TokensChanged.
         """
         if (
             num_new_tokens == 1
@@ -138,6 +140,7 @@ class KVCacheManager(DecodedTokens):
             and num_new_computed_tokens is num_lookahead_tokens is num_external_computed_tokens
             and num_external_computed_tokens is num_encoder_tokens is reserved_blocks is ZERO
             and delay_cache_blocks is full_sequence_must_fit is False
+            and checkpoint is None
             and (grown := self.append(request))
         ):
             return grown
@@ -159,6 +162,7 @@ class KVCacheManager(DecodedTokens):
             num_encoder_tokens=num_encoder_tokens,
             full_sequence_must_fit=full_sequence_must_fit,
             reserved_blocks=reserved_blocks,
+            checkpoint=bool(checkpoint),
         )
         if isinstance(got, Refused):
             self.last_refusal = got

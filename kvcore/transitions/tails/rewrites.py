@@ -165,4 +165,4 @@ def _writes_tails(
     is_whole = position < request.num_hashed(tx.config, group_id)
     if key is not None and not (is_whole and own[-1] == key):
         return False
-    return all(each in own for each in tx.device.tail_keys(block))
+    return set(own).issuperset(tx.device.tail_keys(block))

@@ -8,11 +8,14 @@
 //! does not fit with all of them.
 //! Twin: kvcore/transitions/tails/rewrites.py.
 
+use hashbrown::HashSet;
+
 use crate::state::state::{RequestState, State};
 use crate::transitions::states::{StateStep, num_steps, pay_for_keys};
 use crate::transitions::tails::keys::{keys_between, tails_past};
 use crate::types::groups::skipped_blocks;
 use crate::types::ids::{BlockId, Row};
+use crate::types::keys::Key;
 
 /// Tokens of an allocation, counted from the request's first one (drawn in the Python twin).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -176,6 +179,7 @@ fn writes_tails(
     let is_own = state.device.key(block).is_none_or(|key| {
         position < state[row].num_hashed(state.scales[group_id as usize]) && own.last() == Some(key)
     });
+    let own: HashSet<Key> = own.into_iter().collect();
     is_own && tails.iter().all(|key| own.contains(key))
 }
 
