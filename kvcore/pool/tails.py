@@ -74,7 +74,7 @@ def has_key(pool: Keyed, block: int) -> bool:
 
 
 class KeyedTransaction:
-    """The part of `PoolTransaction` that gives keys to blocks and takes them away.
+    """The part of `PoolTransaction` that gives tail keys to blocks and takes all keys away.
 
     tails: None if no hit may end inside a block.
     """
@@ -90,12 +90,6 @@ class KeyedTransaction:
     def has_key(self, block: int) -> bool:
         """Return whether a block has a key or a tail key."""
         return has_key(self, block)
-
-    def publish(self, block: int, key: bytes, depth: int = 0) -> None:
-        """Make a block findable under a key. depth: its place in its request's table."""
-        del depth
-        self.keys[block] = key
-        self.index.insert(key, block)
 
     def unpublish(self, block: int) -> None:
         """Forget the keys of a block, if it has any; its place in the free queue stays."""

@@ -23,8 +23,6 @@ from kvcore.transitions.unconfirmed_loads import note_tail
 
 def note_delay(tx: Transaction, request_id: str, *, delayed: bool) -> None:
     """Note whether the most recent call of the open batch for a request delays its tail keys."""
-    if not tx.config.has_tails:
-        return
     name = frozenset({request_id})
     known = tx.batch.delayed | name if delayed else tx.batch.delayed - name
     tx.batch = replace(tx.batch, delayed=known)
