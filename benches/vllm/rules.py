@@ -18,6 +18,7 @@ RULES = {
     "unwritten": "its request gave way in the step that schedules it, so no step writes the block",
     "unsure": "its request is over before the step that loads the block, which may still fail",
     "failed": "a load failed behind it, and the step that computes it again is not over",
+    "other part": "another block begins with the same tokens; vLLM gives such a part no key",
     "given up": "vLLM refuses a call for copies that only keep what is cached; kvcore drops these",
 }
 """Rule name -> why a block lost its key, or a request got blocks on one side only."""
@@ -148,23 +149,16 @@ def flat(blocks: Any) -> list[int] | None:
     return [block for ids in blocks.get_block_ids() for block in ids if block]
 
 
-def gives_up(vllm: Watch, kvcore: Watch) -> bool:
-    """Return whether the first call that only one side refuses is one for which kvcore gives up
-    copies.
-    """
-    for own, ours in zip(vllm.calls, kvcore.calls, strict=False):
-        if own[:2] != ours[:2]:
-            return False
-        if (own[2] is None) != (ours[2] is None):
-            return own[2] is None and own[1] in kvcore.given_up
-    return False
-
-
-def explain(vllm: Watch, kvcore: Watch) -> str:
+def explain(vllm: Watch, kvcore: Watch, *, has_parts: bool = False) -> str:
     """Return the rule that explains the first call whose results differ, or an empty string."""
     for own, ours in zip(vllm.calls, kvcore.calls, strict=False):
         if own == ours:
             continue
+        if has_parts and own[:2] == ours[:2]:
+            if own[2] is None and own[1] in kvcore.given_up:
+                return "given up"
+            if own[0] in LOOK_UPS and len(own[2] or ()) == len(ours[2] or ()):
+                return "other part"
         if own[:2] != ours[:2] or own[2] is None or ours[2] is None:
             return ""
         return rule_of(kvcore.lost, own[2], ours[2], is_look_up=own[0] in LOOK_UPS)

@@ -80,14 +80,13 @@ class MovedBlock(Block):
 
 
 class HeldBlock(Block):
-    """A block that stays one block of the core. is_pinned: whether giving it back unpins it."""
+    """A pinned block that stays one block of the core."""
 
-    __slots__ = ("_number", "is_pinned")
+    __slots__ = ("_number",)
 
-    def __init__(self, compat: Compat, block_id: int, number: int, is_pinned: bool = True) -> None:
+    def __init__(self, compat: Compat, block_id: int, number: int) -> None:
         super().__init__(compat, block_id)
         self._number = number
-        self.is_pinned = is_pinned
 
     @property
     def number(self) -> int:
@@ -179,8 +178,7 @@ class BlockPool:
 
         The core puts each at the front of the free queue in turn; vLLM keeps their order.
         """
-        held = [each for each in ordered_blocks if not each.is_null]
-        ids = [each.number for each in held if getattr(each, "is_pinned", True)]
+        ids = [block.number for block in ordered_blocks if not block.is_null]
         core = self._core
         core.unpin([each for each in reversed(ids) if not core.has_key(each)])
         core.unpin([each for each in ids if core.has_key(each)])

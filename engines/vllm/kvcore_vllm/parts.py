@@ -10,6 +10,7 @@ by a copy before the step.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import itemgetter
 from typing import Any
 
 from vllm.v1.core.kv_cache_utils import KVCacheBlockCopy
@@ -47,7 +48,8 @@ class Parts:
         self.num_given_up = 0
         self._shown: dict[int, int] = {}  # vLLM's number of a block of the core, if it is another
         self._numbers: dict[int, int] = {}  # and the reverse
-        self._copies: list[tuple[HeldBlock, HeldBlock]] = []
+        self._copies: list[tuple[int, HeldBlock, HeldBlock]] = []  # each with its group
+        self._copied = set[str]()  # requests whose last call copied
         self._ends: dict[str, int] = {}  # where a state with a key ends in a request's last block
         self._lengths: dict[bytes, int] = {}  # tokens before the end of what a hash names
 
@@ -67,9 +69,9 @@ class Parts:
         """Return vLLM's numbers of blocks of the core."""
         return tuple([self._shown.get(each, each) for each in table] for table in tables)
 
-    def held(self, number: int, *, is_pinned: bool = True) -> HeldBlock:
+    def held(self, number: int) -> HeldBlock:
         """Return a block as vLLM numbers it now; it stays this block of the core."""
-        return HeldBlock(self._compat, self._shown.get(number, number), number, is_pinned)
+        return HeldBlock(self._compat, self._shown.get(number, number), number)
 
     def _exchange(self, first: int, second: int) -> None:
         """Let two blocks of the core change places."""
@@ -114,7 +116,8 @@ class Parts:
         last = min(limit // self._unit, len(request.block_hashes)) * self._unit
         for group, table in zip(self._config.groups, tables, strict=True):
             place, size = count // group.block_size, group.block_size
-            if group.is_state or place >= len(table) or (last % size and last // size == place):
+            is_prompt = last % size and last // size == place and last <= count
+            if group.is_state or place >= len(table) or is_prompt:
                 continue
             block = table[place]
             if block and core.has_key(block) and core.num_owners(block) == 1:
@@ -139,7 +142,9 @@ class Parts:
         start = request.num_computed_tokens + num_new_computed_tokens
         end = start + num_external_computed_tokens + num_new_tokens
         checkpoint = not delay_cache_blocks and self.is_checkpoint(request, end)
-        before = compat.get_block_ids(name) if name in self._ends else ()
+        # A block that is still held for a copy counts as another's, and is replaced again.
+        is_kept = name in self._ends or name in self._copied
+        before = compat.get_block_ids(name) if is_kept else ()
         sources = self._sources(hit, start) if hit is not None and num_new_computed_tokens else []
         pins = [source for _, _, source in sources]
 
@@ -161,6 +166,7 @@ class Parts:
             self.num_given_up += got is not None
         if got is None:
             return None
+        self._copied.discard(name)
         rows: Tables = got.blocks
         if sources:
             rows = self._note_hit(name, sources, rows, pins)
@@ -190,7 +196,8 @@ class Parts:
             if target in (0, source):
                 unused.append(source)
                 continue
-            self._copy(source, target, is_pinned=bool(pins))
+            self._copy(number, source, target, is_pinned=bool(pins))
+            self._copied.add(name)
             if target not in grown[number]:
                 grown[number] = (target, *grown[number])
         if pins:
@@ -222,32 +229,35 @@ class Parts:
                 continue
             old, new = before[number][place], tables[number][place]
             if old == new and group.is_state:
-                given_up = True
+                given_up |= request.request_id in self._ends
             elif 0 not in (old, new) and old != new:
-                self._copy(old, new)
+                self._copy(number, old, new)
+                self._copied.add(request.request_id)
                 self._exchange(old, new)
                 grown[number] = tuple(each for each in grown[number] if each != new)
                 self._states.note_moved(request, start)
         self.num_given_up += given_up
         return tuple(grown)
 
-    def _copy(self, source: int, target: int, *, is_pinned: bool = False) -> None:
-        """Note a copy, and hold the source until it is over; the target has an owner."""
-        if not is_pinned:
-            self._compat.core.pin([source])
-        self._copies.append((self.held(source), self.held(target, is_pinned=False)))
+    def _copy(self, group: int, source: int, target: int, *, is_pinned: bool = False) -> None:
+        """Note a copy, and hold both blocks until it is over. is_pinned: the source is held."""
+        self._compat.core.pin([target] if is_pinned else [source, target])
+        self._copies.append((group, self.held(source), self.held(target)))
 
     def take_copies(self) -> tuple[list[Any], list[HeldBlock]]:
-        """Return the copies since the last call, and the blocks that are held for them."""
-        copies, self._copies = self._copies, []
+        """Return the copies since the last call, group by group, and the blocks that are held for
+        them.
+        """
+        copies, self._copies = sorted(self._copies, key=itemgetter(0)), []
         return (
-            [KVCacheBlockCopy(source.block_id, target.block_id) for source, target in copies],
-            [block for pair in copies for block in pair],
+            [KVCacheBlockCopy(source.block_id, target.block_id) for _, source, target in copies],
+            [block for _, *pair in copies for block in pair],
         )
 
     def forget(self, request: Any) -> None:
         """Note that a request gives back its blocks."""
         self._ends.pop(request.request_id, None)
+        self._copied.discard(request.request_id)
         if self._config.has_tails:
             self._drop_last_parts(request)
 
