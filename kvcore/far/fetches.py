@@ -104,7 +104,12 @@ class Fetches:
     def held(self) -> list[int]:
         """The slots of pages that are ready, or are being loaded."""
         pages = [slot for each in self._fetches.values() for slot in each.pages.values()]
-        return pages + [each.slot for each in self._loads.values() if each.slot is not None]
+        return pages + self.loading
+
+    @property
+    def loading(self) -> list[int]:
+        """The slots that batches have yet to load."""
+        return [each.slot for each in self._loads.values() if each.slot is not None]
 
     def is_fetching(self, sequence: FarSequence) -> bool:
         """Return whether a sequence must keep waiting; for a new one, the fetch begins."""

@@ -17,6 +17,7 @@ from kvcore.far import page
 from kvcore.far.client import FarClient
 from kvcore.far.fetches import Fetches
 from kvcore.far.link import TierLink
+from kvcore.far.slots import Slots
 from kvcore.far.stores import Stores
 from kvcore.far.tier import FarStatus
 from kvcore.pool.block_pool import PoolTransaction
@@ -192,6 +193,12 @@ def m_far_store_reads_late(patcher: Patcher) -> None:
         stores, late[:] = late[:], []
         for each in stores:
             copy_now(self, each)
+
+
+@mutant("far", "STAGING", costs="a page that was not copied is damaged, so nobody loads it")
+def m_far_mark_outlives_its_store(patcher: Patcher) -> None:
+    """A later store of a key is copied into the slot that a late ticket still has."""
+    patcher.during(Stores, "end", Slots, "unmark", lambda *_: None)
 
 
 @mutant("far", "LEASE")

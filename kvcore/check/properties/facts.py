@@ -143,7 +143,7 @@ SENTENCES: dict[str, str] = {
     "CMD-INFLIGHT": "no block that a batch in flight reads or writes is free, and quarantine"
     " holds only such blocks",
     "STAGING": "each slot of the staging memory is free, or of one ticket, one ready page, one"
-    " store or one load",
+    " store or one load; marked are those of stores and loads alone",
     "FAR-KV": "what a verified or sealed page holds is the content that its name stands for",
     "FAR-HINT": "a far tier adds to computed counts only by pages that were verified and loaded",
     "LEASE": "no ticket, slot or look-up of a far tier outlives what it was for",

@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A store that the tier answers late keeps its slot, whatever is stored meanwhile."""
+
+from kvcore_runtime.far.manual import ManualTier
+
+from kvcore.far.page import check_page
+from kvcore.far.pending import PendingTransfer
+from kvcore.far.tier import FarStatus
+from tests.conftest import Backend
+from tests.runtime.far.adversary import HandClock, far, make_engine, run
+from tests.runtime.far.test_far_engine import one
+
+
+def test_a_page_is_stored_again_while_a_late_store_still_has_its_slot(
+    backend_of_engine: Backend,
+) -> None:
+    tier, clock = ManualTier(), HandClock()
+    engine = make_engine("full", backend_of_engine, tier, clock)
+    late: list[PendingTransfer] = []
+
+    def act() -> None:
+        for each in tier.pending[:]:
+            if each.operation != "store":
+                tier.answer(each)
+            elif not late:
+                late.append(each)
+            elif each not in late:
+                tier.answer(each)
+
+    engine.add_request(one())
+    run(engine, tier, act)
+    clock.sleep(10.0)
+    far(engine).flush(1.0)
+    assert late[0].is_cancelled
+    for view in late[0].views:
+        view[-1] ^= 1  # a copy into the slot would restore it
+    held = [bytes(view) for view in late[0].views]
+    engine.manager.reset_prefix_cache()
+    engine.add_request(one())
+    run(engine, tier, act)
+    act()
+    far(engine).flush(1.0)
+    assert [bytes(view) for view in late[0].views] == held
+    assert set(late[0].names) <= set(tier.entries)
+    for name, page in tier.entries.items():
+        assert check_page(bytearray(page), name, len(page)) is FarStatus.OK
