@@ -1,14 +1,46 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A store that the tier answers late keeps its slot, whatever is stored meanwhile."""
+"""Tickets that a tier answers late: each is a failure, and a store keeps its slot until then."""
 
+import pytest
 from kvcore_runtime.far.manual import ManualTier
 
+from kvcore.far.breaker import NUM_FAILURES_MAX
 from kvcore.far.page import check_page
 from kvcore.far.pending import PendingTransfer
 from kvcore.far.tier import FarStatus
 from tests.conftest import Backend
 from tests.runtime.far.adversary import HandClock, far, make_engine, run
 from tests.runtime.far.test_far_engine import one
+
+
+class Ticking(HandClock):
+    """A clock that advances by a step each time it is read."""
+
+    def __init__(self, step: float) -> None:
+        super().__init__()
+        self._step = step
+
+    def monotonic(self) -> float:
+        self.now += self._step
+        return self.now
+
+
+@pytest.mark.parametrize("step", [0.0, 0.001, 0.03, 0.07, 0.15])
+def test_each_late_find_is_a_failure_whenever_the_clock_is_read(
+    backend_of_engine: Backend, step: float
+) -> None:
+    tier = ManualTier()
+    engine = make_engine("full", backend_of_engine, tier, Ticking(step))
+    num_pages = (len(one().prompt) - 1) // 16
+    engine.add_request(one())
+    run(engine, tier)  # from here on the tier is known to have the pages, and nothing is stored
+    for number in range(1, NUM_FAILURES_MAX + 1):
+        assert far(engine).is_up
+        engine.manager.reset_prefix_cache()
+        engine.add_request(one())
+        run(engine, tier, lambda: None)
+        assert far(engine).counts.pages["find", "timeout"] == number * num_pages
+    assert not far(engine).is_up
 
 
 def test_a_page_is_stored_again_while_a_late_store_still_has_its_slot(
