@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pages in a real server of Redis: full, stopped, killed, and behind a proxy that corrupts them."""
 
-import random
 import signal
 import sys
 import time
@@ -205,29 +204,3 @@ def test_a_proxy_that_harms_pages_changes_no_answer(server: Redis) -> None:
     assert proxy.num_faults > 0
     far(engine).close()
     proxy.close()
-
-
-@pytest.mark.slow
-def test_ten_thousand_transfers_beside_faults_change_no_answer() -> None:
-    """A proxy corrupts one piece in twenty; the server is stopped or killed now and then."""
-    draw = random.Random(1)
-    with redis() as server:
-        proxy = Proxy(server.port, seed=2, share=0.05)
-        engine = make_engine(proxy.port)
-        while sum(far(engine).counts.pages.values()) < 10_000:
-            ask(engine)
-            if not far(engine).is_up:
-                far(engine).flush(0.1)
-                time.sleep(0.2)
-            if draw.random() < 0.01:
-                server.send(signal.SIGSTOP)
-                ask(engine)
-                server.send(signal.SIGCONT)
-            if draw.random() < 0.01:
-                server.kill()
-                ask(engine)
-                server.start()
-        assert far(engine).counts.num_loaded > 100
-        assert proxy.num_faults > 100
-        far(engine).close()
-        proxy.close()
