@@ -83,32 +83,40 @@ class KVCacheManager(Queries):
         self._allocate: Any = compat.allocate_slots
         self.mamba_shared_prefix_checkpoint = False
         if self._states is not None and has_parts(kv_cache_config, config, dcp_world_size):
-            flagged = use_eagle or any(g.is_eagle_group for g in kv_cache_config.kv_cache_groups)
-            keeps = enable_mamba_shared_prefix_checkpoint and flagged
-            self.mamba_shared_prefix_checkpoint = keeps and not self._num_prefilled_again
-            self.parts = Parts(
-                compat,
-                self._states,
-                drops=use_eagle,
-                num_lookahead=lookahead,
-                keeps_junctions=self.mamba_shared_prefix_checkpoint,
-            )
-            self._allocate = self.parts.allocate_slots
-        self.log_stats = log_stats
-        self.num_kv_cache_groups = len(config.groups)
+            keeps = enable_mamba_shared_prefix_checkpoint
+            self._serve_parts(self._states, use_eagle, lookahead, keeps)
         self.num_withdrawn = 0
         self.watermark_blocks = int(watermark * config.num_blocks)
-        self.prefix_cache_stats = PrefixCacheStats() if log_stats else None
         self.events = Events(compat, specs, lookahead) if enable_kv_cache_events else None
-        self.block_pool = BlockPool(self, hash_block_size)
-        self.coordinator = Coordinator(self, specs)
-        self.empty_kv_cache_blocks = Blocks(((),) * len(config.groups), self.block_pool.block)
+        self._show(log_stats, hash_block_size, specs)
         self._windows = Windows(compat) if config.has_windows else None
         self._zeroing = Zeroing(specs, wanted=kv_cache_config.needs_kv_cache_zeroing)
         self._in_step = False
         self._loading = set[str]()  # requests of the last step that load
         if self.events is None and not self._num_prefilled_again:
             vars(self)["cache_blocks"] = compat.cache_blocks  # called for each request of a step
+
+    def _show(self, log_stats: bool, hash_block_size: int, specs: list[Any]) -> None:
+        """Set what vLLM's scheduler reads besides the methods."""
+        self.log_stats = log_stats
+        self.prefix_cache_stats = PrefixCacheStats() if log_stats else None
+        self.num_kv_cache_groups = len(specs)
+        self.block_pool = BlockPool(self, hash_block_size)
+        self.coordinator = Coordinator(self, specs)
+        self.empty_kv_cache_blocks = Blocks(((),) * len(specs), self.block_pool.block)
+
+    def _serve_parts(self, states: States, use_eagle: bool, lookahead: int, keeps: bool) -> None:
+        """Serve hits inside blocks. lookahead: tokens that a block's hash covers after it. keeps:
+        whether states are kept where prompts part, if EAGLE reads a group.
+        """
+        groups = self.kv_cache_config.kv_cache_groups
+        flagged = use_eagle or any(group.is_eagle_group for group in groups)
+        keeps = keeps and flagged and not self._num_prefilled_again
+        self.mamba_shared_prefix_checkpoint = keeps
+        self.parts = Parts(
+            self.compat, states, drops=use_eagle, num_lookahead=lookahead, keeps_junctions=keeps
+        )
+        self._allocate = self.parts.allocate_slots
 
     # Look-ups.
 

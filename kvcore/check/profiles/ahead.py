@@ -209,14 +209,6 @@ RUN_AHEAD: dict[str, Profile] = {
         backend="rust",
         shows=SHOWS,
     ),
-    "ahead-fork-full": Profile(
-        "forks of two requests of four tokens while output is to come, with cuts",
-        world(4, 2, 4, 2, "truncate", "cancel", **{**FLYING, "without": LEFT}),
-        *(14_104_279, 51_353_471),
-        slow=True,
-        backend="rust",
-        shows=SHOWS,
-    ),
     "ahead-leave": Profile(
         "requests removed while output is to come",
         world(2, 1, 3, 1, "cancel", **{**FLYING, "without": ("fork", "reset_prefix_cache")}),
