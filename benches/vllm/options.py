@@ -73,6 +73,8 @@ def read_options(arguments: Sequence[str] | None = None) -> Options:
     )
     given = parser.parse_args(arguments)
     modes = given.modes.split(",")
+    if given.shadow and given.modes == ",".join(MODES):
+        modes = [mode for mode in modes if not MODES[mode].has_parts]  # rules.py has no such rule
     unknown = set(modes) - set(MODES)
     if unknown:
         parser.error(f"no modes are called {', '.join(sorted(unknown))}")

@@ -83,3 +83,14 @@ def test_keys_of_parts_are_made_once_each(monkeypatch: pytest.MonkeyPatch) -> No
             manager.take_batch()
         # 1,000 tokens have 500 ends; each small call asks for one key before its own.
         assert made[size] <= 700
+
+
+def test_a_block_with_parts_alone_is_asked_for_by_its_longest_one(backend: Backend) -> None:
+    manager = tailed(backend, groups=(Group(8),))
+    serve(manager, "a", PROMPT)
+    assert manager.get_block_key(1) is None
+    step(manager)
+    key = manager.get_block_key(1)
+    assert key == manager.state().device.tails.keys(1)[-1]
+    assert manager.get_cached_block(key) == 1
+    assert (hit(manager, PROMPT), manager.has_key(1)) == (6, True)
