@@ -71,6 +71,13 @@ FAR: dict[str, Profile] = {
         slow=True,
         not_shown=NO_REFUSAL,
     ),
+    "far-blocks-flight": Profile(
+        "a far tier with two faults, two slots, blocks of two tokens, and a batch in flight",
+        far_world(2, 1, 4, TWO, groups=(FULL,), max_in_flight=1),
+        269810,
+        1269719,
+        slow=True,
+    ),
     "far-pairs": Profile(
         "a far tier with one fault, one slot and two requests",
         far_world(2, 2, 2, ONE),

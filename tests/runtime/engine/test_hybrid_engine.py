@@ -84,8 +84,9 @@ class Life:
         if seed % 2:
             config = attrs.evolve(config, hash_block_size=4)
         if seed >= IN_ORDER:
-            publish = self.pick.choice(["scheduled", "completed"])
-            config = attrs.evolve(config, max_in_flight=1, publish=publish)
+            config = attrs.evolve(config, max_in_flight=1)
+        if seed % 4 == 1:
+            config = attrs.evolve(config, publish="completed")
         self.engine = Engine(self.model, config, options)
         self.seen: Counter[str] = Counter()
 
