@@ -43,10 +43,10 @@ class DecodedTokens:
         self._core, self._steps, self.empty_kv_cache_blocks = core, steps, empty
         self._known, self._has_key = known, steps.has_key
         self._block_divisor = config.hash_block_size if config.has_tails else gcd(*sizes)
-        self._length_limit = config.length_limit
+        # No token takes the fast path if its block may have to be replaced for its tail keys.
+        self._length_limit = 0 if config.has_tails else config.length_limit
         self._num_groups, self._is_one = len(sizes), len(sizes) == 1
         self._publishes = config.publish == "scheduled"
-        self._has_tails = config.has_tails
         self._keeps_all = not any(each.is_windowed or each.is_cross for each in config.groups)
         # Then a token that begins a block takes one more in each group, and no more happens.
         keeps_same = self._keeps_all and config.duplicates == "keep"
@@ -55,8 +55,6 @@ class DecodedTokens:
 
     def append(self, request: Any) -> KVCacheBlocks | None:
         """Schedule a decoding request's next token; None, without it, if there is more to do."""
-        if self._has_tails:  # a block with keys inside may have to be replaced
-            return None
         try:
             known, num_tokens = self._known[name := request.request_id], request.num_tokens
             start, num_ahead, token = known.num_computed, known.num_ahead, 0

@@ -139,16 +139,15 @@ class KVCacheManager(DecodedTokens):
             and new_computed_blocks is None
             and num_new_computed_tokens is num_lookahead_tokens is num_external_computed_tokens
             and num_external_computed_tokens is num_encoder_tokens is reserved_blocks is ZERO
-            and delay_cache_blocks is full_sequence_must_fit is False
-            and checkpoint is None
+            and delay_cache_blocks is full_sequence_must_fit is (checkpoint is not None) is False
             and (grown := self.append(request))
         ):
             return grown
-        counts = TokenCounts(
-            num_new=read_count("num_new_tokens", num_new_tokens),
-            num_hit=read_count("num_new_computed_tokens", num_new_computed_tokens),
-            num_external=read_count("num_external_computed_tokens", num_external_computed_tokens),
-            num_lookahead=read_count("num_lookahead_tokens", num_lookahead_tokens),
+        counts = read_counts(
+            num_new_tokens,
+            num_new_computed_tokens,
+            num_external_computed_tokens,
+            num_lookahead_tokens,
         )
         looked_up = self.enable_caching and not skips_reading(request)
         hit = read_hit(new_computed_blocks, counts.num_hit, looked_up=looked_up)
@@ -337,3 +336,18 @@ class KVCacheManager(DecodedTokens):
             if whole is not Verdict.OK:
                 return self._core.allocate_slots(seen.name, num_rest, full_sequence_must_fit=True)
         return CoreBlocks(())
+
+
+def read_counts(
+    num_new_tokens: object,
+    num_new_computed_tokens: object,
+    num_external_computed_tokens: object,
+    num_lookahead_tokens: object,
+) -> TokenCounts:
+    """Check the counts of an allocation."""
+    return TokenCounts(
+        num_new=read_count("num_new_tokens", num_new_tokens),
+        num_hit=read_count("num_new_computed_tokens", num_new_computed_tokens),
+        num_external=read_count("num_external_computed_tokens", num_external_computed_tokens),
+        num_lookahead=read_count("num_lookahead_tokens", num_lookahead_tokens),
+    )

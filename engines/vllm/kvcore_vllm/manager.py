@@ -84,16 +84,11 @@ class KVCacheManager(Queries):
         self.mamba_shared_prefix_checkpoint = False
         if self._states is not None and has_parts(kv_cache_config, config, dcp_world_size):
             flagged = use_eagle or any(g.is_eagle_group for g in kv_cache_config.kv_cache_groups)
-            keeps = enable_mamba_shared_prefix_checkpoint and flagged
-            self.mamba_shared_prefix_checkpoint = keeps and not self._num_prefilled_again
-            self.parts = Parts(
-                compat,
-                self._states,
+            self._find_parts(
                 drops=use_eagle,
                 num_lookahead=lookahead,
-                keeps_junctions=self.mamba_shared_prefix_checkpoint,
+                keeps_junctions=enable_mamba_shared_prefix_checkpoint and flagged,
             )
-            self._allocate = self.parts.allocate_slots
         self.log_stats = log_stats
         self.num_kv_cache_groups = len(config.groups)
         self.num_withdrawn = 0
@@ -109,6 +104,19 @@ class KVCacheManager(Queries):
         self._loading = set[str]()  # requests of the last step that load
         if self.events is None and not self._num_prefilled_again:
             vars(self)["cache_blocks"] = compat.cache_blocks  # called for each request of a step
+
+    def _find_parts(self, *, drops: bool, num_lookahead: int, keeps_junctions: bool) -> None:
+        """Let hits end inside blocks."""
+        assert self._states is not None
+        self.mamba_shared_prefix_checkpoint = keeps_junctions and not self._num_prefilled_again
+        self.parts = Parts(
+            self.compat,
+            self._states,
+            drops=drops,
+            num_lookahead=num_lookahead,
+            keeps_junctions=self.mamba_shared_prefix_checkpoint,
+        )
+        self._allocate = self.parts.allocate_slots
 
     # Look-ups.
 

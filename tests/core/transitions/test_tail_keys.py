@@ -90,7 +90,9 @@ def test_a_block_with_parts_alone_is_asked_for_by_its_longest_one(backend: Backe
     serve(manager, "a", PROMPT)
     assert manager.get_block_key(1) is None
     step(manager)
-    key = manager.get_block_key(1)
-    assert key == manager.state().device.tails.keys(1)[-1]
+    held, key = manager.state().device.tails, manager.get_block_key(1)
+    assert held is not None
+    assert key is not None
+    assert key == held.keys(1)[-1]
     assert manager.get_cached_block(key) == 1
     assert (hit(manager, PROMPT), manager.has_key(1)) == (6, True)
