@@ -327,7 +327,7 @@ class KVCacheManager(Recordable, Questions, Timed):
         return self._core.get_block_key(block)
 
     def get_cached_block(self, key: bytes) -> int | None:
-        """Return the device block of a key, or None. Raises InvalidKey. Changes nothing."""
+        """Return the block of a key or tail key, or None. Raises InvalidKey. Changes nothing."""
         check_kind("key", key, bytes)
         return self._core.get_cached_block(key)
 
