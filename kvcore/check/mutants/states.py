@@ -261,7 +261,7 @@ def m_state_keyed_before_its_token(patcher: Patcher) -> None:
 
 
 @mutant(
-    "states-ahead",
+    "states-ahead-three",
     "GROUP-AGREE",
     costs="less is findable, and only with three tokens to come, what is found is right",
 )
