@@ -60,8 +60,9 @@ __all__ = [
 NO_KEYS: Sequence[bytes] = ()
 NOT_IN_KEYS = (
     *("lora_request", "lora_id", "lora_int_id", "prompt_embeds", "cache_salt"),
-    *("mm_data", "mm_features", "mm_hashes", "mm_inputs", "mm_positions", "mm_placeholders"),
-    *("multi_modal_data", "multi_modal_hashes", "multi_modal_inputs", "multi_modal_placeholders"),
+    *("mm_data", "mm_features", "mm_hashes", "mm_inputs", "mm_kwargs", "mm_positions"),
+    *("mm_placeholders", "multi_modal_data", "multi_modal_hashes", "multi_modal_inputs"),
+    *("multi_modal_placeholders", "prompt_adapter_request"),
 )
 """Names, in requests or their dict `inputs`, of inputs that no key of this manager covers; a value
 of None, 0 or an empty container means that the request has no such input.
