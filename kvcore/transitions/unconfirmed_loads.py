@@ -191,7 +191,7 @@ def _withdraw(tx: Transaction, load: UnconfirmedLoad) -> UnconfirmedLoad:
 
     Parts of a block that end at or before the end stay findable.
     """
-    unit, left = tx.config.hash_block_size, list[tuple[int, int]]()
+    unit, left = tx.config.hash_block_size, dict[tuple[int, int], None]()
     for block, end in load.blocks:
         if end > load.end:
             kept = _kept_tails(tx, load, block, end)
@@ -199,8 +199,8 @@ def _withdraw(tx: Transaction, load: UnconfirmedLoad) -> UnconfirmedLoad:
             spoilt = [key for key in tx.device.tail_keys(block) if key not in kept]
             tx.device.withdraw_tails(block, spoilt)
             end = load.end // unit * unit
-        if end > load.first and tx.device.has_key(block) and (block, end) not in left:
-            left.append((block, end))
+        if end > load.first and tx.device.has_key(block):
+            left[block, end] = None
     return replace(load, blocks=tuple(left))
 
 

@@ -191,7 +191,7 @@ pub(crate) fn spoil_loads(state: &mut State, rows: &[Row], num_tokens: u32) {
 ///
 /// Parts of a block that end at or before the end stay findable.
 fn withdraw(state: &mut State, load: &mut UnconfirmedLoad) {
-    let mut left = Vec::new();
+    let (mut left, mut met) = (Vec::new(), HashSet::new());
     for (block, mut end) in std::mem::take(&mut load.blocks) {
         if end > load.end {
             let kept = kept_tails(state, load, (block, end));
@@ -202,7 +202,7 @@ fn withdraw(state: &mut State, load: &mut UnconfirmedLoad) {
             device.withdraw_tails(block, &spoilt, effects);
             end = load.end / state.hash_block_size * state.hash_block_size;
         }
-        if end > load.first && state.device.has_key(block) && !left.contains(&(block, end)) {
+        if end > load.first && state.device.has_key(block) && met.insert((block, end)) {
             left.push((block, end));
         }
     }
