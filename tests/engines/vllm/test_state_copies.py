@@ -71,7 +71,8 @@ class Worker:
         return begun
 
     def _compute(self, begun: dict[str, int], counts: dict[str, int], requests: Any) -> None:
-        raise NotImplementedError
+        """Check what a step reads, and write what it computes."""
+        raise NotImplementedError  # each kind of group has a worker of its own
 
 
 class AttentionWorker(Worker):
