@@ -57,7 +57,6 @@ __all__ = [
     "hash_request_tokens",
 ]
 
-NO_KEYS: Sequence[bytes] = ()
 NOT_IN_KEYS = (
     *("lora_request", "lora_id", "lora_int_id", "prompt_embeds", "cache_salt"),
     *("mm_data", "mm_features", "mm_hashes", "mm_inputs", "mm_kwargs", "mm_positions"),
@@ -212,7 +211,7 @@ class KVCacheManager:
         end = start + num_tokens
         needed = -(-end // size) - len(blocks)
         num_free = self._backing.blocks.num_free("device") if needed > 0 else 0
-        first, keys, text = 0, NO_KEYS, None
+        first, keys, text = 0, list[bytes](), None
         if self.enable_caching:
             tokens, content = request.all_token_ids, blocks[-1].content
             text = content and content[0]
