@@ -113,6 +113,8 @@ impl Clone for Ghost {
         self.tables.clone_from(&source.tables);
         self.marks.clone_from(&source.marks);
         self.loads.clone_from(&source.loads);
+        self.epoch = source.epoch;
+        self.nodes.clear();
     }
 }
 

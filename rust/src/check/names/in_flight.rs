@@ -17,11 +17,12 @@ use crate::oracle::schedule::writes::Write;
 use crate::pool::block_pool::BlockPool;
 use crate::state::batch_records::{UnconfirmedLoad, in_order};
 use crate::state::state::State;
+use crate::types::clone_in_place::clone_in_place;
 use crate::types::commands::{Command, Commands, Tier};
 use crate::types::ids::{BlockId, Row};
 
 /// A taken batch that is not finished.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub(crate) struct Pending {
     pub(crate) number: u64,
     /// None are left once it is executed.
@@ -46,6 +47,10 @@ pub(crate) struct Pending {
     /// Those in which the requests began that write, if later than the first.
     pub(crate) epochs: Vec<(Row, u32)>,
 }
+
+clone_in_place!(Pending {
+    number, commands, writes, nodes, used, before, executed, tokens, texts, feeds, epoch, epochs,
+});
 
 /// Tokens of requests, by row.
 pub(crate) type Texts = Vec<(Row, Numbers)>;
@@ -88,7 +93,7 @@ pub(crate) struct Unreported {
 }
 
 /// A state, the batches in flight, and what the executed ones left in memory.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub(crate) struct Node {
     pub(crate) state: State,
     /// Oldest first.
@@ -107,6 +112,11 @@ pub(crate) struct Node {
     /// feeds from them.
     pub(crate) texts: Texts,
 }
+
+// Every edge begins with a copy, so it keeps the room.
+clone_in_place!(Node {
+    state, pending, memory, schedule, started, filled, unreported, outputs, texts,
+});
 
 impl Node {
     /// Return a state with nothing in flight. memory: holds nothing.

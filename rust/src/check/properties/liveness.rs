@@ -8,6 +8,7 @@
 //! if none does are requests preempted, one of them kept at a time. Twin:
 //! kvcore/check/properties/liveness.py.
 
+use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
@@ -50,6 +51,21 @@ pub const RUN_PROPERTIES: [(&str, RunChecker); 6] = [
     ("L-ADMIT", admit_fitting),
 ];
 
+thread_local! {
+    /// Copies that are done with: their room is used again.
+    static SPARE: RefCell<Vec<State>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Return what some calls on a copy of a state give; the copy is thrown away.
+fn on_copy<T>(state: &State, make: impl FnOnce(&mut State) -> T) -> T {
+    let spare = SPARE.with_borrow_mut(Vec::pop);
+    let mut copy = spare.unwrap_or_else(|| state.clone());
+    copy.clone_from(state);
+    let value = make(&mut copy);
+    SPARE.with_borrow_mut(|spare| spare.push(copy));
+    value
+}
+
 /// Fails with the first property that counts and does not hold of the runs that start in a state.
 pub fn check(world: &World, state: &State, checks: &Checks) -> Result<(), Violation> {
     for (name, holds) in RUN_PROPERTIES {
@@ -67,15 +83,18 @@ fn drain(world: &World, state: &State) -> Finding {
     if proved && state.config.max_in_flight == 0 && state.requests().next().is_some() {
         return Ok(());
     }
-    let mut state = state.clone();
-    settle(&mut state)?;
-    drop_named_pins(&mut state)?;
-    drop_pins(&mut state)?;
-    for row in rows(&state).collect::<Vec<Row>>() {
-        send_away(&mut state, row)?;
+    on_copy(state, drained)
+}
+
+fn drained(state: &mut State) -> Finding {
+    settle(state)?;
+    drop_named_pins(state)?;
+    drop_pins(state)?;
+    for row in rows(state).collect::<Vec<Row>>() {
+        send_away(state, row)?;
     }
-    settle(&mut state)?;
-    for (tier, pool) in pools(&state) {
+    settle(state)?;
+    for (tier, pool) in pools(state) {
         let (free, usable) = (pool.num_free(), pool.num_usable());
         if free != usable {
             return Err(format!("{free} of {usable} {tier} blocks are free without requests"));
@@ -85,10 +104,10 @@ fn drain(world: &World, state: &State) -> Finding {
     if num_operations + num_batches > 0 {
         return Err(format!("{num_operations} operations and {num_batches} batches are left"));
     }
-    if !reset_prefix_cache(&mut state) {
+    if !reset_prefix_cache(state) {
         return Err("the reset returns false without requests".to_owned());
     }
-    for (tier, pool) in pools(&state) {
+    for (tier, pool) in pools(state) {
         let mut blocks = (0..pool.num_blocks()).map(BlockId);
         if let Some(block) = blocks.find(|&block| pool.has_key(block)) {
             return Err(format!("{tier} block {} has a key after the reset", block.0));
@@ -108,22 +127,27 @@ fn deadlock_free(world: &World, state: &State) -> Finding {
     if rows.is_empty() || rows.iter().any(|&row| progresses(world, state, row)) {
         return Ok(());
     }
-    let mut settled = state.clone();
-    settle(&mut settled)?;
-    drop_pins(&mut settled)?;
-    if rows.iter().any(|&row| progresses(world, &settled, row)) {
+    if on_copy(state, |settled| goes_on(world, settled, &rows))? {
         return Ok(());
-    }
-    for &row in &rows {
-        let mut alone = settled.clone();
-        preempt_others(&mut alone, row)?;
-        settle(&mut alone)?;
-        if progresses(world, &alone, row) {
-            return Ok(());
-        }
     }
     let rows: Vec<u32> = rows.iter().map(|row| row.0).collect();
     Err(format!("no call brings rows {rows:?} a token further, whichever others are preempted"))
+}
+
+/// Finish everything, then tell whether one of these rows gets a token, if need be alone.
+fn goes_on(world: &World, settled: &mut State, rows: &[Row]) -> Result<bool, String> {
+    settle(settled)?;
+    drop_pins(settled)?;
+    let mut found = rows.iter().any(|&row| progresses(world, settled, row));
+    let mut left = rows.iter();
+    while let Some(&row) = left.next().filter(|_| !found) {
+        found = on_copy(settled, |alone| {
+            preempt_others(alone, row)?;
+            settle(alone)?;
+            Ok::<bool, String>(progresses(world, alone, row))
+        })?;
+    }
+    Ok(found)
 }
 
 /// PREEMPT-GAIN: preempting a request frees the blocks that it alone holds, at once or when a batch
@@ -139,9 +163,11 @@ fn preempt_gain(_: &World, state: &State) -> Finding {
         if held.peek().is_none() {
             continue;
         }
-        let mut after = state.clone();
-        let done = free(&mut after, &state[row].request_id).is_ok();
-        if let Some(block) = held.find(|&&block| !done || !is_in_a_queue(&after.device, block)) {
+        let left = on_copy(state, |after| {
+            let done = free(after, &state[row].request_id).is_ok();
+            held.find(|&&block| !done || !is_in_a_queue(&after.device, block))
+        });
+        if let Some(block) = left {
             let name = state[row].name();
             return Err(format!("preempting {name} leaves its block {} held", block.0));
         }
@@ -186,7 +212,7 @@ pub(crate) fn admit_never(_: &World, state: &State) -> Finding {
             continue;
         }
         let slot_request = SlotRequest::new(i64::from(num_tokens));
-        let value = allocate_slots(&mut state.clone(), &request.request_id, &slot_request);
+        let value = on_copy(state, |state| allocate_slots(state, &request.request_id, &slot_request));
         let is_right = match &value {
             Ok(Err(refused)) => (refused.reason == Reason::Never) == never,
             _ => !never,
@@ -215,7 +241,7 @@ fn admit_fitting(_: &World, state: &State) -> Finding {
         if done || request.num_loading > 0 || !can_grow_to(state, request.num_tokens(), 0) {
             continue;
         }
-        let value = schedule_all(&mut state.clone(), row);
+        let value = on_copy(state, |state| schedule_all(state, row));
         if !matches!(value, Ok(Ok(_))) {
             return Err(format!("{} is refused by an empty pool: {value:?}", request.name()));
         }
@@ -341,18 +367,19 @@ fn progresses(world: &World, state: &State, row: Row) -> bool {
     }
     let name: &str = &request.request_id;
     if request.status() == Status::Swapped {
-        return matches!(swap_in(&mut state.clone(), &[name]), Ok(Ok(_)));
+        return on_copy(state, |state| matches!(swap_in(state, &[name]), Ok(Ok(_))));
     }
     let more = request.num_tokens() + request.num_drafts() - request.num_computed;
-    if more > 0 && matches!(schedule_all(&mut state.clone(), row), Ok(Ok(_))) {
+    if more > 0 && on_copy(state, |state| matches!(schedule_all(state, row), Ok(Ok(_)))) {
         return true;
     }
     if request.num_computed < request.num_tokens() || request.num_tokens() >= world.num_tokens {
         return false;
     }
-    let mut state = state.clone();
-    state[row].drafts.clear();
-    append(&mut state, Requests::Ids(&[name]), &[0]).is_ok_and(|value| value.done > 0)
+    on_copy(state, |state| {
+        state[row].drafts.clear();
+        append(state, Requests::Ids(&[name]), &[0]).is_ok_and(|value| value.done > 0)
+    })
 }
 
 /// Tell whether a request has tokens to come that an empty pool could hold.

@@ -276,8 +276,8 @@ impl FlightModel {
 
     /// Hand in the output of a batch for a request. Fails with OUTPUT-ONCE.
     pub(crate) fn hand_in(&mut self, node: &Node, output: &Output) -> Result<Node, Violation> {
-        let (start, mut after) = (&node.state, node.clone());
-        after.schedule = node.resumed();
+        let (start, mut after) = (&node.state, self.copy_of(node));
+        after.schedule.resume(start);
         let (known, to_come) = {
             let request = &start[output.row];
             (request.num_tokens(), request.num_output_placeholders())

@@ -52,9 +52,9 @@ pub struct CoreModel {
     pub(crate) ghost: Ghost,
     base_schedule: Schedule,
     pub(crate) assumed: Result<(), Violation>,
-    moves: Vec<Move>,
+    pub(crate) moves: Vec<Move>,
     /// Paths that are done with.
-    spare: Vec<Path>,
+    pub(crate) spare: Vec<Path>,
     pub(crate) writes: Vec<Write>,
     /// Whether calls are kept for a story.
     pub(crate) recording: bool,
@@ -101,7 +101,9 @@ impl CoreModel {
         self.calls.clear();
         self.base_schedule.assume(start);
         self.assumed = self.base.assume(start, &self.base_schedule, &mut self.prefixes);
-        let mut paths = vec![self.empty_path(start)];
+        let schedule = std::mem::take(&mut self.base_schedule);
+        let mut paths = vec![self.path_from(start, &schedule)];
+        self.base_schedule = schedule;
         for left in (0..self.world.moves_per_batch).rev() {
             let mut longer = Vec::new();
             for path in &paths {
@@ -124,12 +126,12 @@ impl CoreModel {
     }
 
     /// Return the path of no move.
-    fn empty_path(&mut self, start: &State) -> Path {
+    pub(crate) fn path_from(&mut self, start: &State, schedule: &Schedule) -> Path {
         let Some(mut path) = self.spare.pop() else {
-            return Path::new(start.clone(), self.base_schedule.clone());
+            return Path::new(start.clone(), schedule.clone());
         };
         path.state.clone_from(start);
-        path.schedule.clone_from(&self.base_schedule);
+        path.schedule.clone_from(schedule);
         path.names.clear();
         path.calls.clear();
         path.changed = false;

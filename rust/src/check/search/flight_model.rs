@@ -42,6 +42,9 @@ pub struct FlightModel {
     ghost: Ghost,
     /// Holds what a state counts on.
     wanted: Ghost,
+    /// Nodes and states that are done with.
+    spare: Vec<Node>,
+    spare_states: Vec<State>,
     num_edges: u32,
 }
 
@@ -50,7 +53,19 @@ impl FlightModel {
     #[must_use]
     pub fn new(core: CoreModel, checks: &Checks, arena: Arena) -> Self {
         let ghost = Ghost::checking(&core.world.config, checks);
-        FlightModel { core, arena, wanted: ghost.clone(), ghost, num_edges: 0 }
+        let (spare, spare_states) = (Vec::new(), Vec::new());
+        FlightModel { core, arena, wanted: ghost.clone(), ghost, spare, spare_states, num_edges: 0 }
+    }
+
+    /// Return a copy of a node, in the room of one that is done with.
+    pub(crate) fn copy_of(&mut self, node: &Node) -> Node {
+        match self.spare.pop() {
+            Some(mut copy) => {
+                copy.clone_from(node);
+                copy
+            }
+            None => node.clone(),
+        }
     }
 
     /// Visit everything that can happen next.
@@ -103,8 +118,8 @@ impl FlightModel {
         full: bool,
         visit: &mut Visit<'_, FlightModel>,
     ) -> Result<(), Stop> {
-        let schedule = node.resumed();
-        let mut paths = vec![Path::new(node.state.clone(), schedule)];
+        let mut paths = vec![self.core.path_from(&node.state, &node.schedule)];
+        paths[0].schedule.resume(&node.state);
         for left in (0..self.core.world.moves_per_batch).rev() {
             let mut longer = Vec::new();
             for path in &paths {
@@ -117,13 +132,17 @@ impl FlightModel {
                     let Some(made) = self.core.run_guarded(made)? else { continue };
                     let names = made.names.clone();
                     self.edge_of(&names, visit, |model| model.fill(node, Some(&made), full))?;
-                    if left > 0 {
-                        longer.push(made);
+                    match left {
+                        0 => self.core.spare.push(made),
+                        _ => longer.push(made),
                     }
                 }
+                self.core.moves = found;
             }
+            self.core.spare.append(&mut paths);
             paths = longer;
         }
+        self.core.spare.append(&mut paths);
         Ok(())
     }
 
@@ -156,9 +175,9 @@ impl FlightModel {
     /// Let some moves fill the open batch, and take it if it is not empty and there is room.
     fn fill(&mut self, node: &Node, path: Option<&Path>, full: bool) -> Result<Node, Violation> {
         let start = &node.state;
-        let mut after = node.clone();
+        let mut after = self.copy_of(node);
         match path {
-            None => after.schedule = node.resumed(),
+            None => after.schedule.resume(start),
             Some(path) => {
                 after.state.clone_from(&path.state);
                 after.schedule.clone_from(&path.schedule);
@@ -204,7 +223,7 @@ impl FlightModel {
 
     /// Run the oldest batch that waits: its commands, then its forward pass.
     fn execute(&mut self, node: &Node, ending: &Ending) -> Result<Node, Violation> {
-        let (mut after, failing) = (node.clone(), ending.failing);
+        let (mut after, failing) = (self.copy_of(node), ending.failing);
         let mut device = Device::recall(node, node.waiting().next());
         let texts = device.texts();
         let waiting = after.pending.iter().position(|batch| !batch.executed);
@@ -251,8 +270,11 @@ impl FlightModel {
 
     /// Make a call on the state of a node that is no part of a path.
     pub(crate) fn call(&mut self, node: &mut Node, call: &Call) -> Result<(), Violation> {
-        let (before, mut unheard) = (node.state.clone(), Schedule::default());
-        self.core.call(&before, &mut node.state, &mut unheard, call).map(|_| ())
+        let mut before = self.spare_states.pop().unwrap_or_else(|| self.core.empty.clone());
+        before.clone_from(&node.state);
+        let called = self.core.call(&before, &mut node.state, &mut Schedule::default(), call);
+        self.spare_states.push(before);
+        called.map(|_| ())
     }
 
     /// Let batches in flight forget removed requests.
@@ -372,6 +394,10 @@ impl Walk for FlightModel {
     }
 
     fn forget(&mut self, packed: &[u8]) {
-        self.arena.drop_node(packed);
+        self.spare.extend(self.arena.drop_node(packed));
+    }
+
+    fn reuse(&mut self, node: Node) {
+        self.spare.push(node);
     }
 }

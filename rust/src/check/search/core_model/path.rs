@@ -97,6 +97,9 @@ pub(crate) trait Walk: Send + Sized {
 
     /// Forget a packed node whose edges were walked.
     fn forget(&mut self, _packed: &[u8]) {}
+
+    /// Use the room of a node that is not kept again.
+    fn reuse(&mut self, _node: Self::Node<'_>) {}
 }
 
 /// Walk again with the calls kept, without counting; return the calls up to the end of the walk.
@@ -133,6 +136,8 @@ impl<W: Walk> Model for W {
                 model.check(&reached)?;
                 let shown = shown(W::state(&reached));
                 sink.keep(Edge { number, name }, shown, &model.pack(reached));
+            } else {
+                model.reuse(reached);
             }
             Ok(())
         });

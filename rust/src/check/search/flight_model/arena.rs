@@ -36,12 +36,11 @@ impl Arena {
         self.kept().nodes.get(&number_of(packed)).cloned()
     }
 
-    /// Forget a node that was explored.
-    pub(crate) fn drop_node(&self, packed: &[u8]) {
+    /// Forget a node that was explored; return it, unless another worker reads it.
+    pub(crate) fn drop_node(&self, packed: &[u8]) -> Option<Node> {
         let number = number_of(packed);
-        if number > 0 {
-            self.kept().nodes.remove(&number);
-        }
+        let dropped = if number > 0 { self.kept().nodes.remove(&number) } else { None };
+        dropped.and_then(Arc::into_inner)
     }
 
     fn kept(&self) -> MutexGuard<'_, Kept> {

@@ -16,8 +16,8 @@ impl FlightModel {
         failure: Unreported,
         name: Name,
     ) -> Result<Node, Violation> {
-        let mut after = node.clone();
-        after.schedule = node.resumed();
+        let mut after = self.copy_of(node);
+        after.schedule.resume(&node.state);
         let call = Call::Rewind { names: vec![name], num_tokens: failure.first };
         let Node { state, schedule, .. } = &mut after;
         let outcome = self.core.call(&node.state, state, schedule, &call)?;
@@ -34,7 +34,7 @@ impl FlightModel {
 
     /// Complete the oldest batch.
     pub(crate) fn complete(&mut self, node: &Node) -> Result<Node, Violation> {
-        let mut after = node.clone();
+        let mut after = self.copy_of(node);
         let batch = node.pending[0].number;
         self.call(&mut after, &Call::Complete { batch })?;
         let merges = after.state.effects.commands.len() > node.state.effects.commands.len();
@@ -48,7 +48,7 @@ impl FlightModel {
 
     /// Take back a batch and all later ones; unexecuted ones never run.
     pub(crate) fn cancel(&mut self, node: &Node, number: u64) -> Result<Node, Violation> {
-        let mut after = node.clone();
+        let mut after = self.copy_of(node);
         self.call(&mut after, &Call::Cancel { batch: number })?;
         let gone = node.pending.iter().filter(|batch| batch.number >= number);
         let counts = gone.flat_map(|batch| batch.before.iter().copied());
@@ -80,7 +80,7 @@ impl FlightModel {
         number: u32,
         done: bool,
     ) -> Result<Node, Violation> {
-        let mut after = node.clone();
+        let mut after = self.copy_of(node);
         let mut schedule = node.resumed();
         let call = Call::CompleteOperation { operation: number, done };
         self.call(&mut after, &call)?;
