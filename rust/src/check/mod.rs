@@ -17,7 +17,6 @@ use std::sync::Arc;
 use crate::check::names::fingerprints::Keys;
 use crate::check::search::core_model::CoreModel;
 use crate::check::search::flight_model::FlightModel;
-use crate::check::search::flight_model::arena::Arena;
 use crate::check::search::report::Report;
 use crate::check::search::search::{Limits, Progress, explore};
 use crate::check::world::model::Findings;
@@ -53,8 +52,7 @@ pub fn check_world(
     if world.config.max_in_flight == 0 && world.num_output_placeholders == 0 {
         return Ok(weighed(explore(&mut models, limits, watch)));
     }
-    let arena = Arena::default();
-    let in_flight = |core| FlightModel::new(core, &checks, arena.clone());
+    let in_flight = |core| FlightModel::new(core, &checks);
     let mut models: Vec<FlightModel> = models.into_iter().map(in_flight).collect();
     Ok(weighed(explore(&mut models, limits, watch)))
 }

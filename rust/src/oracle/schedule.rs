@@ -20,30 +20,30 @@ use crate::types::violation::Violation;
 
 /// What an engine knows of a request beside the state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-struct Known {
+pub(crate) struct Known {
     /// The count that the request must have; None if there is no request.
-    computed: Option<u32>,
+    pub(crate) computed: Option<u32>,
     /// What its cross-attention tables hold.
-    encoder: Option<Encoder>,
+    pub(crate) encoder: Option<Encoder>,
     /// Where its unfinished load begins.
-    loading: Option<u32>,
+    pub(crate) loading: Option<u32>,
     /// The first token of its first failed load.
-    failed: Option<u32>,
+    pub(crate) failed: Option<u32>,
     /// The count before its first slots in the open batch, if it has some.
-    before: Option<u32>,
+    pub(crate) before: Option<u32>,
 }
 
 /// The writes of the open batch, and the computed count that each request must have.
 #[derive(Debug, Default)]
 pub struct Schedule {
     /// By row.
-    known: Vec<Known>,
-    writes: Vec<Write>,
-    num_encoders: u32,
+    pub(crate) known: Vec<Known>,
+    pub(crate) writes: Vec<Write>,
+    pub(crate) num_encoders: u32,
     /// The rows whose requests were freed, or removed, by the calls that were followed.
-    left: Vec<(Row, bool)>,
+    pub(crate) left: Vec<(Row, bool)>,
     /// Those whose requests were cut, or scheduled again below their last token.
-    cut: Vec<Row>,
+    pub(crate) cut: Vec<Row>,
 }
 
 // Every edge begins with a copy, so it keeps the room.

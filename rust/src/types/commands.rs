@@ -133,10 +133,10 @@ impl Command {
 /// Commands in the order of their making, as rows of kind, a, b, c, d; keys apart.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Commands {
-    rows: Vec<[i32; 5]>,
-    keys: Vec<u8>,
+    pub(crate) rows: Vec<[i32; 5]>,
+    pub(crate) keys: Vec<u8>,
     /// Whether any of them moves content, so that order can matter: in most batches none does.
-    moves_content: bool,
+    pub(crate) moves_content: bool,
 }
 
 clone_in_place!(Commands { rows, keys, moves_content });

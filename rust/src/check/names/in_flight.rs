@@ -49,7 +49,18 @@ pub(crate) struct Pending {
 }
 
 clone_in_place!(Pending {
-    number, commands, writes, nodes, used, before, executed, tokens, texts, feeds, epoch, epochs,
+    number,
+    commands,
+    writes,
+    nodes,
+    used,
+    before,
+    executed,
+    tokens,
+    texts,
+    feeds,
+    epoch,
+    epochs,
 });
 
 /// Tokens of requests, by row.
@@ -115,7 +126,15 @@ pub(crate) struct Node {
 
 // Every edge begins with a copy, so it keeps the room.
 clone_in_place!(Node {
-    state, pending, memory, schedule, started, filled, unreported, outputs, texts,
+    state,
+    pending,
+    memory,
+    schedule,
+    started,
+    filled,
+    unreported,
+    outputs,
+    texts,
 });
 
 impl Node {

@@ -6,6 +6,8 @@
 //! with anything rare (operations, batches in flight, extra keys, a policy's order) is its
 //! canonical bytes.
 
+pub(crate) mod packed_node;
+
 use crate::codec::decode::decode;
 use crate::codec::encode::encode;
 use crate::oracle::calls::Name;
@@ -79,7 +81,7 @@ pub(crate) fn unpack(
 }
 
 /// Recompute how far requests can grow by their count alone, so that edges take this path as well.
-fn settle_all(state: &mut State) {
+pub(crate) fn settle_all(state: &mut State) {
     for row in (0..state.requests.len() as u32).map(Row) {
         let request = state.requests[row.index()].as_ref();
         let runs = |each: &RequestState| each.holds_blocks() && each.num_loading == 0;

@@ -212,7 +212,8 @@ pub(crate) fn admit_never(_: &World, state: &State) -> Finding {
             continue;
         }
         let slot_request = SlotRequest::new(i64::from(num_tokens));
-        let value = on_copy(state, |state| allocate_slots(state, &request.request_id, &slot_request));
+        let value =
+            on_copy(state, |state| allocate_slots(state, &request.request_id, &slot_request));
         let is_right = match &value {
             Ok(Err(refused)) => (refused.reason == Reason::Never) == never,
             _ => !never,

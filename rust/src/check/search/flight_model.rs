@@ -7,10 +7,8 @@
 //! is executed or cancelled. What a forward pass reads is checked when it is executed. In every
 //! node, when all that was taken is executed on a copy, all that the state counts on must be there;
 //! and what a batch in flight uses must not be free (CMD-INFLIGHT). A cancel drops commands that
-//! were not executed, so nothing is concluded from those that say who owns what. Nodes wait as they
-//! are, under a number, in arena.rs. Twin: kvcore/check/search/flight_model.py.
+//! were not executed, so nothing is concluded from those that say who owns what. Twin: kvcore/check/search/flight_model.py.
 
-pub(crate) mod arena;
 pub(crate) mod flight_ends;
 
 use crate::check::names::canonical::renaming::Renaming;
@@ -18,11 +16,11 @@ use crate::check::names::in_flight::flight_name;
 use crate::check::names::in_flight::{
     Node, Unreported, fills, in_flight, keep_live, keep_reportable, reporters, taken, unused_wait,
 };
+use crate::check::names::packed::packed_node::{pack_node, unpack_node};
 use crate::check::properties::outcomes::check_events;
 use crate::check::search::ahead_model::device::{Device, Ending, oldest};
 use crate::check::search::core_model::path::{Path, Stop, Visit, Walk};
 use crate::check::search::core_model::{CoreModel, caught};
-use crate::check::search::flight_model::arena::Arena;
 use crate::check::search::report::Notes;
 use crate::check::world::model::Fingerprint;
 use crate::oracle::calls::Call;
@@ -38,7 +36,6 @@ use crate::types::violation::{Checks, Violation};
 /// The nodes of a world with batches in flight, for one worker.
 pub struct FlightModel {
     pub(crate) core: CoreModel,
-    arena: Arena,
     ghost: Ghost,
     /// Holds what a state counts on.
     wanted: Ghost,
@@ -49,12 +46,12 @@ pub struct FlightModel {
 }
 
 impl FlightModel {
-    /// Return the model of the world of a core model; arena: one for all workers.
+    /// Return the model of the world of a core model.
     #[must_use]
-    pub fn new(core: CoreModel, checks: &Checks, arena: Arena) -> Self {
+    pub fn new(core: CoreModel, checks: &Checks) -> Self {
         let ghost = Ghost::checking(&core.world.config, checks);
         let (spare, spare_states) = (Vec::new(), Vec::new());
-        FlightModel { core, arena, wanted: ghost.clone(), ghost, spare, spare_states, num_edges: 0 }
+        FlightModel { core, wanted: ghost.clone(), ghost, spare, spare_states, num_edges: 0 }
     }
 
     /// Return a copy of a node, in the room of one that is done with.
@@ -332,8 +329,13 @@ impl Walk for FlightModel {
     }
 
     fn walk(&mut self, packed: &[u8], visit: &mut Visit<'_, FlightModel>) -> Result<(), Stop> {
-        let Some(node) = self.arena.unpack(packed) else { return Ok(()) };
-        caught(|| self.walk_from(&node, visit))
+        let ghost = &self.ghost;
+        let made = || Node::new(self.core.empty.clone(), ghost.clone());
+        let mut node = self.spare.pop().unwrap_or_else(made);
+        unpack_node(packed, &mut node)?;
+        let walked = caught(|| self.walk_from(&node, visit));
+        self.spare.push(node);
+        walked
     }
 
     fn fingerprint(&mut self, node: &Node) -> Result<Fingerprint, Violation> {
@@ -390,11 +392,9 @@ impl Walk for FlightModel {
     }
 
     fn pack(&mut self, node: Node) -> Vec<u8> {
-        self.arena.pack(node)
-    }
-
-    fn forget(&mut self, packed: &[u8]) {
-        self.spare.extend(self.arena.drop_node(packed));
+        let packed = pack_node(&node);
+        self.spare.push(node);
+        packed
     }
 
     fn reuse(&mut self, node: Node) {

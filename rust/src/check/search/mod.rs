@@ -5,6 +5,7 @@ pub mod actions;
 pub(crate) mod ahead_model;
 pub mod core_model;
 pub(crate) mod flight_model;
+pub(crate) mod frontier;
 pub mod moves;
 pub(crate) mod other_output;
 pub mod report;

@@ -16,13 +16,12 @@ use rustc_hash::FxBuildHasher;
 
 use crate::check::names::fingerprints::Visited;
 use crate::check::search::core_model::CoreModel;
+use crate::check::search::frontier::{Level, Nodes, PIECE};
 use crate::check::search::report::{End, Notes, Report, Shown, Story};
 use crate::check::world::model::{Broken, Edge, Findings, Fingerprint, Model, Sink};
 
 /// Nodes that are explored before what they lead to is added.
-const ROUND: usize = 2048;
-/// Nodes that a worker takes at once.
-const PIECE: usize = 64;
+const ROUND: usize = 32 * PIECE;
 
 /// How far a search goes; None: as far as there is something.
 #[derive(Debug, Clone, Copy, Default)]
@@ -86,51 +85,12 @@ pub fn checker(model: &mut CoreModel, max_states: Option<u64>) -> Vec<Findings> 
     found
 }
 
-/// Packed nodes, one after the other.
-#[derive(Debug, Default)]
-pub struct Level {
-    data: Vec<u8>,
-    /// Where each node ends.
-    ends: Vec<usize>,
-}
-
-impl Level {
-    /// Count the nodes.
-    #[must_use]
-    pub fn len(&self) -> usize {
-        self.ends.len()
-    }
-
-    /// Tell whether there is none.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.ends.is_empty()
-    }
-
-    /// Return a node.
-    #[must_use]
-    pub fn node(&self, place: usize) -> &[u8] {
-        let start = if place == 0 { 0 } else { self.ends[place - 1] };
-        &self.data[start..self.ends[place]]
-    }
-
-    /// Add a node.
-    pub fn push(&mut self, node: &[u8]) {
-        self.data.extend_from_slice(node);
-        self.ends.push(self.data.len());
-    }
-
-    fn num_bytes(&self) -> usize {
-        self.data.capacity() + self.ends.capacity() * size_of::<usize>()
-    }
-}
-
 /// What one piece of a level leads to.
 #[derive(Default)]
 struct Piece {
     /// The place of the parent in the level, the edge, and what the node shows.
     found: Vec<(usize, Edge, Shown)>,
-    nodes: Level,
+    nodes: Nodes,
     num_edges: u64,
     /// The place of the parent, and what broke there.
     broken: Option<(usize, Broken)>,
@@ -179,7 +139,7 @@ impl Search {
         level.push(&node);
         self.report.depths.push(1);
         let mut first_state = 0;
-        while !level.is_empty() {
+        while level.len() > 0 {
             if limits.max_depth.is_some_and(|most| self.report.depths.len() as u32 > most) {
                 self.report.num_waiting = level.len() as u64;
                 return Ok(End::Depth);
@@ -308,8 +268,8 @@ fn explore_round<M: Model>(
                 return done;
             }
             let start = first + number * PIECE;
-            let places = start..end.min(start + PIECE);
-            done.push((number, explore_piece(model, visited, level, places)));
+            let nodes = level.piece(start / PIECE);
+            done.push((number, explore_piece(model, visited, &nodes, start)));
         }
     };
     let mut pieces: Vec<(usize, (Piece, Notes))> = match models {
@@ -329,14 +289,15 @@ fn explore_round<M: Model>(
 fn explore_piece<M: Model>(
     model: &mut M,
     visited: &Visited,
-    level: &Level,
-    places: std::ops::Range<usize>,
+    nodes: &Nodes,
+    first: usize,
 ) -> (Piece, Notes) {
     let (mut piece, mut notes) = (Piece::default(), Notes::default());
     let mut met = HashSet::default();
-    for parent in places {
+    for place in 0..nodes.len() {
+        let parent = first + place;
         let mut sink = Collector { visited, piece: &mut piece, met: &mut met, parent };
-        if let Err(broken) = model.edges(level.node(parent), &mut notes, &mut sink) {
+        if let Err(broken) = model.edges(nodes.node(place), &mut notes, &mut sink) {
             piece.broken = Some((parent, broken));
             break;
         }

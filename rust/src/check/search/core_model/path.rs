@@ -95,9 +95,6 @@ pub(crate) trait Walk: Send + Sized {
     /// Return the node as bytes.
     fn pack(&mut self, node: Self::Node<'_>) -> Vec<u8>;
 
-    /// Forget a packed node whose edges were walked.
-    fn forget(&mut self, _packed: &[u8]) {}
-
     /// Use the room of a node that is not kept again.
     fn reuse(&mut self, _node: Self::Node<'_>) {}
 }
@@ -143,7 +140,6 @@ impl<W: Walk> Model for W {
         });
         std::mem::swap(self.record().0, notes);
         let Err(Stop::Broken(violation)) = walked else {
-            self.forget(node);
             return Ok(());
         };
         let (again, calls) = recorded(self, node, &mut |model, _, reached| {
