@@ -106,11 +106,12 @@ pub(crate) fn wrong_config(name: &str, value: Borrowed<'_, '_, PyAny>, reason: &
     })
 }
 
-/// Make the exception for an item that is not a token.
-pub(crate) fn wrong_token(value: &Bound<'_, PyAny>, position: usize) -> PyErr {
+/// Make the exception for an item that is not a token, where tokens are at least `least`.
+pub(crate) fn wrong_token(value: &Bound<'_, PyAny>, position: usize, least: i32) -> PyErr {
     misuse(value.py(), "InvalidToken", |fields| {
         fields.set_item("value", value)?;
-        fields.set_item("position", position)
+        fields.set_item("position", position)?;
+        fields.set_item("least", least)
     })
 }
 
