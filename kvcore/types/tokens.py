@@ -16,6 +16,7 @@ from typing import Any
 
 from kvcore.types.arguments import read_int
 from kvcore.types.errors import (
+    ConcurrentCall,
     EmptyTokens,
     InvalidToken,
     UnknownRow,
@@ -91,6 +92,8 @@ def _read_buffer(tokens: Any, argument: tuple[str, str]) -> list[int]:
     name, expected = argument
     try:
         tokens = tokens.numpy() if hasattr(tokens, "numpy") else tokens
+    except ConcurrentCall:
+        raise
     except Exception as error:  # a tensor that is not on the CPU, or whose dtype numpy lacks
         raise WrongArgument(name=name, expected=expected, value=tokens) from error
     try:

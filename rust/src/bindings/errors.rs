@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Converts the twin's errors to Python: the class of the same name with the same fields.
 
+use pyo3::exceptions::PyException;
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyBytes, PyDict, PyString};
 
 use crate::bindings::classes::Classes;
+use crate::bindings::manager::Manager;
 use crate::legacy::blocks::tiers::Misuse;
 use crate::types::commands::Tier;
 use crate::types::errors::{Error, Field};
@@ -15,6 +17,8 @@ pub(crate) const APART: i64 = 1 << 40;
 /// The arguments of a call that have no machine form.
 #[derive(Default)]
 pub(crate) struct Given<'py> {
+    /// The manager that the call changes.
+    manager: Option<Bound<'py, Manager>>,
     /// The first id that is not a name; "" stands in for it.
     pub(crate) unnamed: Option<Bound<'py, PyAny>>,
     /// Stand-ins and their arguments.
@@ -22,6 +26,17 @@ pub(crate) struct Given<'py> {
 }
 
 impl<'py> Given<'py> {
+    /// The arguments of a call that changes this manager.
+    pub(crate) fn of(manager: &Bound<'py, Manager>) -> Self {
+        Given { manager: Some(manager.clone()), ..Given::default() }
+    }
+
+    /// Lend the manager while an argument runs code of its own, which may query it but not change
+    /// it. Raises ConcurrentCall.
+    pub(crate) fn reading(&self) -> PyResult<Option<PyRef<'py, Manager>>> {
+        self.manager.as_ref().map(Manager::shown).transpose()
+    }
+
     /// The first id that is not a name.
     pub(crate) fn unnamed(&self) -> Option<&Bound<'py, PyAny>> {
         self.unnamed.as_ref()
@@ -118,6 +133,14 @@ pub(crate) fn wrong_token(value: &Bound<'_, PyAny>, position: usize, least: i32)
 /// Make the exception for an item that is not a request's row.
 pub(crate) fn wrong_row(row: &Bound<'_, PyAny>) -> PyErr {
     misuse(row.py(), "UnknownRow", |fields| fields.set_item("row", row))
+}
+
+/// Whether an error that an argument raised ends the call: it ends the program, or says that the
+/// argument would have changed the manager.
+pub(crate) fn ends_call(py: Python<'_>, error: &PyErr) -> bool {
+    let class = Classes::get(py).and_then(|each| each.errors.bind(py).getattr("ConcurrentCall"));
+    !error.is_instance_of::<PyException>(py)
+        || class.is_ok_and(|class| error.value(py).is_instance(&class).unwrap_or(false))
 }
 
 /// The exception of this class with these fields, which are objects of Python.

@@ -39,7 +39,8 @@ impl Manager {
         slf: &Bound<'py, Self>,
         request_id: IdArg<'_, 'py>,
     ) -> PyResult<PyHit<'py>> {
-        let hit = if Self::shown(slf)?.tape.is_some() {
+        // A look-up that an argument of another call makes is not recorded.
+        let hit = if Self::shown(slf)?.tape.is_some() && slf.try_borrow_mut().is_ok() {
             let look_up = |state: &mut State, name: &str| get_computed_blocks(state, name);
             Self::change_one(slf, GET_COMPUTED_BLOCKS, request_id, look_up)?
         } else {

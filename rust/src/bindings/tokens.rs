@@ -10,15 +10,15 @@
 use std::ffi::CStr;
 
 use pyo3::buffer::{Element, PyUntypedBuffer};
-use pyo3::exceptions::{PyException, PyTypeError};
+use pyo3::exceptions::PyTypeError;
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{
-    PyBool, PyBytes, PyDict, PyFrozenSet, PyInt, PyMemoryView, PySet, PyString, PyTuple,
+    PyBool, PyBytes, PyDict, PyFrozenSet, PyInt, PyIterator, PyMemoryView, PySet, PyString, PyTuple,
 };
 
 use crate::bindings::arguments::{TokensArg, excused, items, listed};
-use crate::bindings::errors::{raise, wrong_argument, wrong_row, wrong_token};
+use crate::bindings::errors::{Given, ends_call, raise, wrong_argument, wrong_row, wrong_token};
 use crate::bindings::lists::{Tokens, exact_ids};
 use crate::record::fields::ReadTokens;
 use crate::types::errors::Error;
@@ -37,13 +37,24 @@ const ROWS: Argument = Argument("requests", "a list of ids or a buffer of rows")
 /// with InvalidToken for a value outside [0, 2**32), UnsupportedBuffer for another shape or format,
 /// WrongArgument for what is neither.
 pub(crate) fn read_tokens(tokens: TokensArg<'_, '_>, argument: &Argument) -> PyResult<Tokens> {
-    read_signed(tokens, argument).taken(|| false)
+    read_signed(&Given::default(), tokens, argument).taken(|| false)
 }
 
 /// Do the same for requests that may have ids from -2**31 on.
-pub(crate) fn read_signed(tokens: TokensArg<'_, '_>, argument: &Argument) -> Signed {
+pub(crate) fn read_signed<'py>(
+    given: &Given<'py>,
+    tokens: TokensArg<'_, 'py>,
+    argument: &Argument,
+) -> Signed {
     let mut unsigned = None;
-    Signed { tokens: read_any(tokens, argument, &mut unsigned, None), unsigned }
+    let tokens = match exact_ids(tokens.0) {
+        Some(ids) => Ok(ids),
+        None => {
+            let read = |_reading| read_any(tokens, argument, &mut unsigned, None);
+            given.reading().and_then(read)
+        }
+    };
+    Signed { tokens, unsigned }
 }
 
 /// Tokens that were read where ids below 0 are allowed, and the first InvalidToken where they are
@@ -120,15 +131,24 @@ fn read_any<'py>(
 }
 
 /// Convert the error of an argument that cannot be read, such as a tensor that is not on the CPU or
-/// whose dtype numpy lacks. An error that ends the program is passed on.
+/// whose dtype numpy lacks. An error that ends the call is passed on.
 fn refused(error: PyErr, argument: &Argument, tokens: Borrowed<'_, '_, PyAny>) -> PyErr {
     let py = tokens.py();
-    if !error.is_instance_of::<PyException>(py) {
+    if ends_call(py, &error) {
         return error;
     }
     let wrong = wrong_argument(argument.0, argument.1, tokens);
     wrong.set_cause(py, Some(error));
     wrong
+}
+
+/// Read an iterator, which may call the manager, into a deque; return any other value as it is.
+pub(crate) fn read_once<'py>(values: TokensArg<'_, 'py>) -> PyResult<Bound<'py, PyAny>> {
+    if values.0.cast::<PyIterator>().is_err() {
+        return Ok(values.0.to_owned());
+    }
+    let py = values.0.py();
+    py.import("collections")?.getattr("deque")?.call1((values.0,))
 }
 
 /// The requests that a call names.
@@ -141,8 +161,11 @@ pub(crate) enum Named<'py> {
 
 /// The requests that anything but a list or tuple names. Fails as `read_tokens` does, and with
 /// UnknownRequest for what is no row.
-pub(crate) fn read_named<'py>(requests: TokensArg<'_, 'py>) -> PyResult<Named<'py>> {
-    let py = requests.0.py();
+pub(crate) fn read_named<'py>(
+    given: &Given<'py>,
+    requests: TokensArg<'_, 'py>,
+) -> PyResult<Named<'py>> {
+    let (py, _reading) = (requests.0.py(), given.reading()?);
     let (mut ids, mut unsigned) = (None, None);
     let tokens = read_any(requests, &ROWS, &mut unsigned, Some(&mut ids));
     let rows = Signed { tokens, unsigned }.taken(|| false).map_err(|wrong| {
@@ -266,11 +289,7 @@ where
 
 /// Convert a value to an id. If it is below 0, return its bits. unsigned: as in `read_any`. wrong:
 /// makes InvalidToken where this is the least id.
-fn id_of(
-    value: i128,
-    unsigned: &mut Option<PyErr>,
-    wrong: impl Fn(i32) -> PyErr,
-) -> PyResult<u32> {
+fn id_of(value: i128, unsigned: &mut Option<PyErr>, wrong: impl Fn(i32) -> PyErr) -> PyResult<u32> {
     if let Ok(id) = u32::try_from(value) {
         return Ok(id);
     }
