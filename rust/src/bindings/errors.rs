@@ -6,7 +6,6 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyBytes, PyDict, PyString};
 
 use crate::bindings::classes::Classes;
-use crate::bindings::manager::Manager;
 use crate::legacy::blocks::tiers::Misuse;
 use crate::types::commands::Tier;
 use crate::types::errors::{Error, Field};
@@ -14,11 +13,17 @@ use crate::types::errors::{Error, Field};
 /// The distance between the stand-ins of one call; the twin adds less than half of it to one.
 pub(crate) const APART: i64 = 1 << 40;
 
+/// What a call changes, lent to be read as long as this lives.
+pub(crate) trait Lent {}
+
+/// Lend an object. Raises ConcurrentCall.
+pub(crate) type Lend = for<'py> fn(&Bound<'py, PyAny>) -> PyResult<Box<dyn Lent + 'py>>;
+
 /// The arguments of a call that have no machine form.
 #[derive(Default)]
 pub(crate) struct Given<'py> {
-    /// The manager that the call changes.
-    manager: Option<Bound<'py, Manager>>,
+    /// What the call changes, and how it is lent.
+    pub(crate) changed: Option<(Bound<'py, PyAny>, Lend)>,
     /// The first id that is not a name; "" stands in for it.
     pub(crate) unnamed: Option<Bound<'py, PyAny>>,
     /// Stand-ins and their arguments.
@@ -26,15 +31,10 @@ pub(crate) struct Given<'py> {
 }
 
 impl<'py> Given<'py> {
-    /// The arguments of a call that changes this manager.
-    pub(crate) fn of(manager: &Bound<'py, Manager>) -> Self {
-        Given { manager: Some(manager.clone()), ..Given::default() }
-    }
-
-    /// Lend the manager while an argument runs code of its own, which may query it but not change
-    /// it. Raises ConcurrentCall.
-    pub(crate) fn reading(&self) -> PyResult<Option<PyRef<'py, Manager>>> {
-        self.manager.as_ref().map(Manager::shown).transpose()
+    /// Lend what the call changes while an argument runs code of its own, which may query it but
+    /// not change it. Raises ConcurrentCall.
+    pub(crate) fn reading(&self) -> PyResult<Option<Box<dyn Lent + 'py>>> {
+        self.changed.as_ref().map(|(changed, lend)| lend(changed)).transpose()
     }
 
     /// The first id that is not a name.

@@ -144,10 +144,11 @@ fn refused(error: PyErr, argument: &Argument, tokens: Borrowed<'_, '_, PyAny>) -
 
 /// Read an iterator, which may call the manager, into a deque; return any other value as it is.
 pub(crate) fn read_once<'py>(values: TokensArg<'_, 'py>) -> PyResult<Bound<'py, PyAny>> {
-    if values.0.cast::<PyIterator>().is_err() {
+    let py = values.0.py();
+    let is_iterator = values.0.cast::<PyIterator>().is_ok();
+    if !is_iterator || !values.0.hasattr(intern!(py, "__iter__"))? {
         return Ok(values.0.to_owned());
     }
-    let py = values.0.py();
     py.import("collections")?.getattr("deque")?.call1((values.0,))
 }
 
