@@ -11,7 +11,7 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
-from typing import IO
+from typing import Any
 
 MOST = 2**31 - 1
 COMPLETING = "_ARGCOMPLETE"
@@ -23,7 +23,7 @@ class CommandParser(argparse.ArgumentParser):
     ignores that.
     """
 
-    def _print_message(self, message: str, file: IO[str] | None = None) -> None:
+    def _print_message(self, message: str, file: Any = None) -> None:
         if message and file is sys.stdout:
             file.write(message)
         else:
