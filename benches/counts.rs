@@ -8,13 +8,13 @@ use std::hint::black_box;
 
 use kvcore::state::state::{State, make_state};
 use kvcore::transitions::allocate::allocate_slots;
-use kvcore::transitions::append::{Requests, append};
+use kvcore::transitions::append::{Requests, append, columns_grown, places_grown};
 use kvcore::transitions::batches::take_batch_into;
 use kvcore::transitions::epochs::advance_epoch;
 use kvcore::transitions::fork::fork;
 use kvcore::transitions::free::free;
 use kvcore::transitions::queries::get_computed_blocks;
-use kvcore::transitions::requests::{add_request, remove_request};
+use kvcore::transitions::requests::{add_request, add_tokens, remove_request};
 use kvcore::transitions::slot_request::SlotRequest;
 use kvcore::types::commands::Batch;
 use kvcore::types::config::Config;
@@ -25,7 +25,7 @@ use kvcore::types::values::{Output, Request};
 const BLOCK_SIZE: u32 = 16;
 /// Blocks of all prompts.
 const PROMPTS_BLOCKS: u32 = 2_048;
-const CALLS: [&str; 11] = [
+const CALLS: [&str; 18] = [
     "add",
     "look_up",
     "allocate",
@@ -33,7 +33,14 @@ const CALLS: [&str; 11] = [
     "append",
     "append_ahead",
     "append_256",
-    "append_states",
+    "append_1024",
+    "append_ahead_256",
+    "append_ahead_1024",
+    "append_to_come_256",
+    "append_to_come_1024",
+    "append_grown_256",
+    "append_grown_1024",
+    "append_states_256",
     "fork",
     "free",
     "advance",
@@ -64,10 +71,11 @@ impl Bench {
     fn new(blocks: u32, call: &str) -> Bench {
         let mut config = Config::new(blocks, BLOCK_SIZE, b"bench");
         config.hashing = Hashing::Xxh3;
-        if call == "append_states" {
+        if call.contains("states") {
             config.groups.push(Group { kind: Kind::State, ..Group::new(BLOCK_SIZE) });
         }
-        let running = if ["append_256", "append_states"].contains(&call) { 256 } else { 32 };
+        let number = call.rsplit('_').next().and_then(|last| last.parse().ok());
+        let running: u32 = number.unwrap_or(32);
         let prompts = |first: u32| (first..first + running).map(|each| prompt(each, running));
         let mut bench = Bench {
             state: make_state(config).expect("the sizes are right"),
@@ -90,8 +98,7 @@ impl Bench {
     /// Measure one call, after the calls that prepare it.
     fn run(&mut self, call: &str) {
         let before = CALLS.iter().take_while(|&&before| before != call);
-        let alone = ["append_ahead", "append_256", "append_states"];
-        before.filter(|before| !alone.contains(before)).for_each(|before| self.call(before));
+        before.filter(|before| !before.starts_with("append_")).for_each(|before| self.call(before));
         if call == "append" {
             // The first calls move each prompt to a column with room for more.
             self.call(call);
@@ -106,7 +113,7 @@ impl Bench {
             }
             self.call("take_batch");
         }
-        if call == "append_ahead" {
+        if call.starts_with("append_ahead") {
             for id in &self.ids {
                 let slot_request =
                     SlotRequest { num_output_placeholders: 1, ..SlotRequest::new(1) };
@@ -119,7 +126,23 @@ impl Bench {
         if call == "advance" {
             self.call("take_batch");
         }
-        measured(self, call);
+        if call.starts_with("append_to_come") {
+            (0..2 * BLOCK_SIZE).for_each(|step| {
+                measured(self, call);
+                self.fill(step);
+            });
+        } else {
+            measured(self, call);
+        }
+    }
+
+    /// Hand in the tokens that the batch before the last sampled, one for each request.
+    fn fill(&mut self, step: u32) {
+        for (id, row) in self.ids.iter().zip(&self.rows) {
+            let (token, batch) = ([1_000 * row + step], Some(self.batch.number as i64 - 1));
+            let output = Output { batch, ..Output::from(&token[..]) };
+            add_tokens(&mut self.state, id, output).expect("the batch sampled it");
+        }
     }
 
     fn call(&mut self, call: &str) {
@@ -139,14 +162,23 @@ impl Bench {
                     allocate_slots(state, id, &slot_request).expect("the arguments are right");
                 assert!(got.is_ok(), "the pool has room");
             }),
-            // Ahead, the batch before the last sampled each token, which fills a placeholder.
-            "append" | "append_ahead" | "append_256" | "append_states" => {
+            call if call.starts_with("append_to_come") => {
+                append(state, Requests::Rows(rows), Output::default()).expect("the rows are known");
+                take_batch_into(state, batch).expect("no batch is in flight");
+            }
+            call if call.starts_with("append") => {
                 for step in 0..2 * BLOCK_SIZE {
                     tokens.clear();
                     tokens.extend(rows.iter().map(|row| 1_000 * row + step));
-                    let number = (call == "append_ahead").then_some(batch.number as i64 - 1);
+                    // Ahead, the batch before the last sampled each token, which fills a
+                    // placeholder.
+                    let ahead = call.starts_with("append_ahead");
+                    let number = ahead.then_some(batch.number as i64 - 1);
                     let output = Output { batch: number, ..Output::from(&tokens[..]) };
                     append(state, Requests::Rows(rows), output).expect("the rows are known");
+                    if call.starts_with("append_grown") {
+                        black_box(columns_grown(&places_grown(state, rows, 0)));
+                    }
                     take_batch_into(state, batch).expect("no batch is in flight");
                 }
             }

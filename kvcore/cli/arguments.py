@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads the command lines of the commands: numbers, and shell completion.
+"""Reads the command lines of the commands: numbers, help texts, and shell completion.
 
 For completions, a shell sets _ARGCOMPLETE and runs the command; `parse` then prints them and ends
 the process (https://kislyuk.github.io/argcomplete).
@@ -9,11 +9,25 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 from collections.abc import Sequence
+from typing import Any
 
 MOST = 2**31 - 1
 COMPLETING = "_ARGCOMPLETE"
 """Set by the shell: the number of words before the arguments."""
+
+
+class CommandParser(argparse.ArgumentParser):
+    """A parser whose help and version end as any other output if they cannot be written: argparse
+    ignores that.
+    """
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        if message and file is sys.stdout:
+            file.write(message)
+        else:
+            super()._print_message(message, file)
 
 
 def parse(

@@ -16,7 +16,7 @@ from importlib import metadata
 from typing import Any
 
 import kvcore
-from kvcore.cli.arguments import COMPLETING, parse
+from kvcore.cli.arguments import COMPLETING, CommandParser, parse
 from kvcore.cli.pipes import ends_cleanly, holding_interrupts
 
 GROUP = "kvcore.commands"
@@ -82,7 +82,7 @@ def _completed_command(names: list[str]) -> str | None:
 
 def _make_parser(names: list[str]) -> argparse.ArgumentParser:
     lines = [f"  {name:<10}{DOES.get(name, '')}".rstrip() for name in names]
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="kvcore",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         description="Block manager for the key-value cache of LLM engines.",

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, TypeVar
 import attrs
 
 from kvcore import _twin
-from kvcore.cli.arguments import MOST, count, positive
+from kvcore.cli.arguments import MOST, CommandParser, count, positive
 from kvcore.replay.configuration import make_config, read_groups
 from kvcore.replay.request_trace import STDIN
 from kvcore.replay.results import BackendName, Options
@@ -64,7 +64,7 @@ class Arguments:
 
 def make_parser() -> argparse.ArgumentParser:
     """Build the parser of the command."""
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="kvcore replay",
         description="Replay a recorded workload on the real manager, in virtual time.",
         epilog="Exit code: 0 replayed, 1 --apply found wrong content, 2 bad arguments or a bad "

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 import attrs
 
-from kvcore.cli.arguments import count, natural, parse, positive
+from kvcore.cli.arguments import CommandParser, count, natural, parse, positive
 from kvcore.cli.pipes import ends_cleanly
 from kvcore.replay import trace_facts
 from kvcore.replay.command import FINE, STOPPED, USAGE_ERROR
@@ -79,7 +79,7 @@ def _show(options: argparse.Namespace) -> int:
 
 
 def _make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="kvcore trace",
         description="Traces of requests, as `kvcore replay` reads them.",
         epilog="Exit code: 0 done, 2 bad arguments or a bad trace, 130 interrupted.",

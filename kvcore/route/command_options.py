@@ -15,7 +15,7 @@ from typing import Any, TypeVar, get_args
 import attrs
 
 from kvcore import _twin
-from kvcore.cli.arguments import MOST, count, natural, positive
+from kvcore.cli.arguments import MOST, CommandParser, count, natural, positive
 from kvcore.replay.command_options import TRACES, BadOptions, add_rate, counts
 from kvcore.replay.results import BackendName
 from kvcore.route.results import (
@@ -51,7 +51,7 @@ class Arguments:
 
 def make_parser() -> argparse.ArgumentParser:
     """Build the parser of the command."""
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="kvcore route",
         description="Replay a recorded workload on replicas behind a router, in virtual time.",
         epilog="If options have several values, all combinations are run. Exit code: 0 replayed, "

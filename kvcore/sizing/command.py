@@ -16,7 +16,7 @@ from decimal import Decimal, InvalidOperation
 
 import attrs
 
-from kvcore.cli.arguments import count, parse
+from kvcore.cli.arguments import CommandParser, count, parse
 from kvcore.cli.pipes import ends_cleanly
 from kvcore.sizing.errors import MissingField, WeightsDoNotFit
 from kvcore.sizing.models import Model, read_model
@@ -119,7 +119,7 @@ def _own_length(model: Model) -> int:
 
 
 def _make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="kvcore size",
         description="Compute how much of a model's key-value cache fits into a given memory.",
         epilog="Exit code: 0 a request of full length fits, 1 it does not, 2 bad arguments.",

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads numbers and flags passed by an engine, including scalars of numpy and torch.
 
-An object with `__index__` becomes that int. Any other object is passed on to the check of the
-number, which refuses it by name. A flag is a bool, or a scalar whose dtype is bool. Other flags,
-and arguments that are not iterable, are refused here. The twin reads its arguments in
-`rust/src/bindings/arguments.rs`.
+An object with `__index__` becomes that int; one that changes the manager meanwhile ends the call.
+Any other object is passed on to the check of the number, which refuses it by name. A flag is a
+bool, or a scalar whose dtype is bool. Other flags, and arguments that are not iterable, are refused
+here. The twin reads its arguments in `rust/src/bindings/arguments.rs`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 import attrs
 
-from kvcore.types.errors import InvalidCount, WrongArgument
+from kvcore.types.errors import ConcurrentCall, InvalidCount, WrongArgument
 from kvcore.types.extra_inputs import LoRA, MediaItem, PromptEmbeds
 from kvcore.types.values import Request
 
@@ -28,6 +28,8 @@ def read_int(value: Any) -> Any:
     """Return the int that a value stands for, or the value itself if it is not an int."""
     try:
         return int(operator.index(value))
+    except ConcurrentCall:
+        raise
     except Exception:
         return value
 
@@ -58,6 +60,8 @@ def read_bool(value: Any) -> Any:
         return value
     try:
         return bool(value) if str(value.dtype) in BOOLS and not len(value.shape) else value
+    except ConcurrentCall:
+        raise
     except Exception:
         return value
 

@@ -85,7 +85,10 @@ class EmptyTokens(KvcoreError):
 class InvalidToken(KvcoreError):
     """A token id must be in [0, 2**32), or at least -2**31 if the request has its own hashes."""
 
-    message = "token {value!r} at position {position} of the call is not an integer in [0, 2**32)"
+    message = (
+        "token {value!r} at position {position} of the call is not an integer from {least} to "
+        "4294967295"
+    )
 
 
 class UnsupportedBuffer(KvcoreError):

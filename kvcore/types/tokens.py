@@ -16,6 +16,7 @@ from typing import Any
 
 from kvcore.types.arguments import read_int
 from kvcore.types.errors import (
+    ConcurrentCall,
     EmptyTokens,
     InvalidToken,
     UnknownRow,
@@ -37,8 +38,8 @@ def read_tokens(
 
     Buffers: anything with the buffer protocol, or with a `numpy()` method (torch on the CPU).
     argument: its name and expected form, for errors. signed: whether ids from -2**31 on are
-    allowed. Raises InvalidToken for a value outside [0, 2**32), UnsupportedBuffer for another shape
-    or format, WrongArgument for any other value.
+    allowed. Raises InvalidToken for a value below 0 or -2**31, or above 2**32 - 1,
+    UnsupportedBuffer for another shape or format, WrongArgument for any other value.
     """
     values = (
         list(tokens) if isinstance(tokens, list | tuple | range) else _read_buffer(tokens, argument)
@@ -82,7 +83,7 @@ def check_tokens(values: Sequence[Any], *, signed: bool = False) -> list[int]:
         number = value if type(value) is int else read_int(value)
         is_int = isinstance(number, int) and not isinstance(value, bool)
         if not is_int or not least <= number <= MAX_TOKEN:
-            raise InvalidToken(position=position, value=value)
+            raise InvalidToken(position=position, value=value, least=least)
         checked.append(number & MAX_TOKEN)
     return checked
 
@@ -91,6 +92,8 @@ def _read_buffer(tokens: Any, argument: tuple[str, str]) -> list[int]:
     name, expected = argument
     try:
         tokens = tokens.numpy() if hasattr(tokens, "numpy") else tokens
+    except ConcurrentCall:
+        raise
     except Exception as error:  # a tensor that is not on the CPU, or whose dtype numpy lacks
         raise WrongArgument(name=name, expected=expected, value=tokens) from error
     try:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from kvcore import _twin
-from kvcore.cli.arguments import natural, parse
+from kvcore.cli.arguments import CommandParser, natural, parse
 from kvcore.cli.pipes import ends_cleanly
 from kvcore.replay.records.command import DIFFERENT, EQUAL, USAGE_ERROR, to_text
 from kvcore.replay.report_text import counted
@@ -46,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def make_parser() -> argparse.ArgumentParser:
     """Build the parser of the command."""
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="kvcore view",
         description="Write a record as one page, which shows the pool after any step and the life "
         "of each request and block. The page needs no network.",

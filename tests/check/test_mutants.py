@@ -60,6 +60,56 @@ def test_seeded_bug_is_found_by_its_property_alone(mutant: Mutant, name: str) ->
     assert len(kill.calls) <= LONGEST_RUN
 
 
+RUN_AHEAD = {
+    "a position without a token has a key": ("m_placeholder_hashed",),
+    "a block has a key before a batch in flight writes it": (
+        "m_completed_placeholder_hashed",
+        "m_late_token_publishes_what_is_in_flight",
+    ),
+    "a batch begins behind drafts that were rejected": ("m_rejected_keeps_count",),
+    "a window is trimmed for positions to come": ("m_window_moves_with_positions_to_come",),
+    "a copy is judged from the known tokens": ("m_copies_from_the_known_tokens_on",),
+    "a child shares positions to come": ("m_child_counts_positions_to_come",),
+    "output of an older life is taken": (
+        "m_scheduled_anew_takes_old_output",
+        "m_cut_takes_old_output",
+        "m_stale_output_taken",
+    ),
+    "a swapped request keeps the token that is sampled again": ("m_swap_keeps_to_come",),
+    "a row is given again in the same batch": ("m_row_given_at_once",),
+    "a token is appended that cannot have been sampled": ("m_append_in_open_batch",),
+    "a filled block has no key": ("m_fill_publishes_no_block",),
+    "a table column misses a copy": ("m_grown_misses_copy",),
+}
+"""Without a rule of engines that run ahead -> the seeded bugs that show what breaks."""
+AHEAD_ROWS = (72, 73, 74, 75, 76, 77, 78, 80, 88, 89, 93)
+"""Rows of the catalogue whose bugs are of the time between a plan and its output."""
+BY_NAME = {str(each): each for each in MUTANTS}
+OF_ROWS = [str(each) for each in MUTANTS if not set(AHEAD_ROWS).isdisjoint(each.rows)]
+NUM_STATES_MAX = 700
+"""Most states until a bug is found that takes less than a second on one core."""
+
+
+@pytest.mark.parametrize(
+    "name", sorted({*OF_ROWS, *(n for each in RUN_AHEAD.values() for n in each)})
+)
+def test_bug_of_running_ahead_is_found_in_a_second(name: str) -> None:
+    mutant = BY_NAME[name]
+    kills = [hunt(mutant, mutant.world, {each}) for each in mutant.broken]
+    assert [kill.found for kill in kills] == list(mutant.broken)
+    assert max(len(kill.calls) for kill in kills) < 10
+    assert max(kill.num_states for kill in kills) <= NUM_STATES_MAX
+
+
+def test_every_row_of_running_ahead_has_a_seeded_bug() -> None:
+    found = by_row(MUTANTS)
+    assert [row for row in AHEAD_ROWS if not found[row]] == []
+
+
+def test_the_bug_of_rejected_drafts_has_a_named_world() -> None:
+    assert BY_NAME["m_rejected_keeps_count"].profile == "ahead-drafts"
+
+
 @pytest.mark.parametrize("mutant", [each for each in MUTANTS if each.trace], ids=str)
 def test_bug_that_only_costs_hits_fails_its_trace(mutant: Mutant) -> None:
     story = trace_file.read_trace(TRACES[str(mutant.trace)])

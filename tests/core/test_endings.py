@@ -5,14 +5,17 @@ from __future__ import annotations
 
 import codecs
 import json
+import os
 import signal
 import subprocess
 import sys
 from functools import cache
+from importlib import metadata
 from pathlib import Path
 
 import pytest
 
+from kvcore.cli.main import GROUP
 from kvcore.cli.pipes import CANNOT_WRITE, INTERRUPTED, ends_cleanly, holding_interrupts
 from kvcore.replay.request_trace import TraceReader
 from kvcore.sizing import read_model
@@ -29,6 +32,12 @@ COMMANDS = [
     ("check", "--blocks", "2", "--requests", "1", "--tokens", "2"),
     ("simulate", "--runs", "1", "--steps", "5"),
 ]
+UNBUFFERED = "PYTHONUNBUFFERED"
+HELP = [(), ("--help",), ("--version",)] + [
+    (name, "--help")
+    for name in sorted({point.name for point in metadata.entry_points(group=GROUP)})
+]
+FULL = pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no device that is full")
 
 
 @cache
@@ -38,8 +47,13 @@ def requests() -> bytes:
     return made.stdout
 
 
-def start(*words: str, out: str) -> str:
-    """Return what a command that writes to a file prints on standard error; it fails with 2."""
+def start(*words: str, out: str, unbuffered: bool = False) -> str:
+    """Return what a command that writes to a file prints on standard error; it fails with 2.
+
+    unbuffered: each print writes to the file at once.
+    """
+    environment = {name: value for name, value in os.environ.items() if name != UNBUFFERED}
+    environment |= {UNBUFFERED: "1"} if unbuffered else {}
     with Path(out).open("w") as file:
         done = subprocess.run(
             [sys.executable, "-m", "kvcore", *words],
@@ -47,16 +61,27 @@ def start(*words: str, out: str) -> str:
             stdout=file,
             stderr=subprocess.PIPE,
             cwd=ROOT,
+            env=environment,
             check=False,
         )
     assert done.returncode == CANNOT_WRITE
     return done.stderr.decode()
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no device that is full")
+@FULL
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
 def test_an_output_that_is_full_is_one_sentence(words: tuple[str, ...]) -> None:
     assert start(*words, out="/dev/full") == "kvcore: the output: No space left on device\n"
+
+
+@FULL
+@pytest.mark.parametrize("words", HELP, ids=" ".join)
+def test_a_help_that_cannot_be_written_is_an_error_at_the_first_print(
+    words: tuple[str, ...],
+) -> None:
+    # argparse ignores an error of its own prints, and nothing is left to flush.
+    printed = start(*words, out="/dev/full", unbuffered=True)
+    assert printed == "kvcore: the output: No space left on device\n"
 
 
 def test_an_interrupt_that_nothing_reports_is_one_word(capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,11 +7,15 @@ import sys
 import threading
 from array import array
 from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from kvcore import Config, KVCacheManager, Request
+from kvcore import Config, KVCacheManager, Request, Verdict
 from kvcore.errors import ConcurrentCall
+from kvcore.record.recorder import Recorder
+from kvcore.replay.records.rerun import rerun
 from tests.conftest import Backend
 from tests.helpers.stories import add, make
 
@@ -100,7 +104,6 @@ def test_a_call_meets_one_that_another_thread_makes(backend: Backend) -> None:
     assert list(manager.state().requests["a"].tokens) == [0, 1, 2]
 
 
-@PYTHON
 def test_an_argument_changes_nothing_while_it_is_read(backend: Backend) -> None:
     # What the inner call did would be lost when the outer one ends.
     manager = make(backend)
@@ -115,6 +118,102 @@ def test_an_argument_changes_nothing_while_it_is_read(backend: Backend) -> None:
         manager.add_tokens("a", tokens())
     assert manager.encode() == before
     manager.add_tokens("a", [7])
+
+
+class CallsBack:
+    """A number, flag or tensor that calls a manager when it is read."""
+
+    dtype, shape = "bool", ()
+
+    def __init__(self, call: Callable[[], object]) -> None:
+        self.call = call
+
+    def __index__(self) -> int:
+        self.call()
+        return 1
+
+    def __bool__(self) -> bool:
+        return bool(self.__index__())
+
+
+class TensorCallsBack(CallsBack):
+    def numpy(self) -> list[int]:
+        return [self.__index__()]
+
+
+Read = Callable[[KVCacheManager, CallsBack], object]
+READ: list[Read] = [
+    lambda m, each: m.add_request(Request("c", [each])),
+    lambda m, each: m.add_tokens("a", [each]),
+    lambda m, each: m.add_tokens("a", TensorCallsBack(each.call)),
+    lambda m, each: m.add_tokens("a", [7], num_rejected=each),  # type: ignore[arg-type]
+    lambda m, each: m.add_tokens("a", [7], batch=each),  # type: ignore[arg-type]
+    lambda m, each: m.add_drafts("a", [each]),
+    lambda m, each: m.accept("a", each),  # type: ignore[arg-type]
+    lambda m, each: m.append(["a"], [each]),
+    lambda m, each: m.append(TensorCallsBack(each.call), [7]),
+    lambda m, each: m.append(["a"], [7], batch=each),  # type: ignore[arg-type]
+    lambda m, each: m.allocate_slots("a", each),  # type: ignore[arg-type]
+    lambda m, each: m.allocate_slots("a", 1, num_lookahead_tokens=each),  # type: ignore[arg-type]
+    lambda m, each: m.allocate_slots("a", 1, delay_cache_blocks=each),  # type: ignore[arg-type]
+    lambda m, each: m.cache_blocks("a", each),  # type: ignore[arg-type]
+    lambda m, each: m.truncate("a", each),  # type: ignore[arg-type]
+    lambda m, each: m.unschedule("a", each),  # type: ignore[arg-type]
+    lambda m, each: m.rewind(["a"], each),  # type: ignore[arg-type]
+    lambda m, each: m.remove_skipped_blocks("a", each),  # type: ignore[arg-type]
+    lambda m, each: m.load("a", each),  # type: ignore[arg-type]
+    lambda m, each: m.store([each]),  # type: ignore[list-item]
+    lambda m, each: m.pin([each]),  # type: ignore[list-item]
+    lambda m, each: m.unpin([each]),  # type: ignore[list-item]
+    lambda m, each: m.evict_blocks([each]),  # type: ignore[list-item]
+    lambda m, each: m.pin_prefix("name", "a", each),  # type: ignore[arg-type]
+    lambda m, each: m.advance_epoch(each),  # type: ignore[arg-type]
+    lambda m, each: m.complete(each),  # type: ignore[arg-type]
+    lambda m, each: m.cancel(each),  # type: ignore[arg-type]
+    lambda m, each: m.complete_operation(each, done=True),  # type: ignore[arg-type]
+    lambda m, each: m.tick(each),  # type: ignore[arg-type]
+]
+
+
+@pytest.mark.parametrize("read", READ)
+def test_a_number_that_changes_the_manager_ends_the_call(backend: Backend, read: Read) -> None:
+    def retained() -> KVCacheManager:
+        made = make(backend, eviction="retention")
+        add(made, "a", [0, 1])
+        made.allocate_slots("a", 2)
+        made.take_batch()
+        return made
+
+    manager = retained()
+    before, calls = manager.encode(), []
+
+    def change() -> None:
+        calls.append(manager.num_tokens("a"))
+        add(manager, "b", [1])
+
+    with pytest.raises(ConcurrentCall) as caught:
+        read(manager, CallsBack(change))
+    assert str(caught.value) == ConcurrentCall.message
+    assert calls == [2], "an argument may ask"
+    assert manager.encode() == before
+
+
+def test_a_query_takes_a_number_that_changes_the_manager(backend: Backend) -> None:
+    manager = make(backend)
+    add(manager, "a", [0, 1])
+    each: Any = CallsBack(lambda: add(manager, "b", [1]))
+    assert manager.can_allocate("a", each) is Verdict.OK
+    assert set(manager.state().requests) == {"a", "b"}
+
+
+def test_a_recorded_call_reads_an_argument_that_looks_up(backend: Backend, tmp_path: Path) -> None:
+    manager = make(backend)
+    add(manager, "a", [0, 1])
+    manager.start_recording(Recorder(tmp_path / "record"))
+    count: Any = CallsBack(lambda: manager.get_computed_blocks("a"))
+    assert manager.allocate_slots("a", count)
+    manager.stop_recording()
+    assert rerun(tmp_path / "record", [backend]).difference is None
 
 
 @RUST

@@ -143,7 +143,7 @@ def test_a_value_that_is_no_token_is_named(
 ) -> None:
     error = error_of(backend, tokens)
     assert type(error) is InvalidToken
-    assert error.fields == {"position": position, "value": value}
+    assert error.fields == {"position": position, "value": value, "least": 0}
 
 
 @pytest.mark.parametrize(

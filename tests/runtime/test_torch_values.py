@@ -33,7 +33,7 @@ def test_tensors_that_hold_no_tokens_are_refused(backend: Backend) -> None:
         (torch.tensor([[1, 2]]), UnsupportedBuffer(name="tokens", format="l", dimensions=2)),
         (torch.tensor([1.0]), UnsupportedBuffer(name="tokens", format="f", dimensions=1)),
         (torch.tensor(3), UnsupportedBuffer(name="tokens", format="l", dimensions=0)),
-        (torch.tensor([4, -2]), InvalidToken(value=-2, position=1)),
+        (torch.tensor([4, -2]), InvalidToken(value=-2, position=1, least=0)),
         (torch.tensor([], dtype=torch.int32), EmptyTokens(request="b")),
     ):
         with unchanged(manager), pytest.raises(type(error)) as caught:

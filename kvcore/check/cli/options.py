@@ -17,7 +17,7 @@ from kvcore.check.profiles.profile import SWAPS, Profile, world
 from kvcore.check.profiles.registry import PROFILES
 from kvcore.check.search.scope import BACKENDS
 from kvcore.check.world.world import BASIC_CALLS, Symmetry, World
-from kvcore.cli.arguments import natural, positive
+from kvcore.cli.arguments import CommandParser, natural, positive
 from kvcore.types.config import EVICTIONS
 from kvcore.types.groups import Group
 
@@ -41,7 +41,7 @@ class BadOptions(ValueError):
     """The options cannot be combined; the message says why in one sentence."""
 
 
-class Parser(argparse.ArgumentParser):
+class Parser(CommandParser):
     """A parser that reports errors in one sentence."""
 
     def error(self, message: str) -> NoReturn:

@@ -137,7 +137,7 @@ def m_cut_takes_old_output(patcher: Patcher) -> None:
     patcher.replace(RequestState, "awaiting_none", lambda request, _: request)
 
 
-@mutant(AHEAD_REJECTED, "COMPUTED-RULE", unnamed="in the named ones its run is two calls longer")
+@mutant("ahead-drafts", "COMPUTED-RULE", shows=AHEAD_REJECTED)
 def m_rejected_keeps_count(patcher: Patcher) -> None:
     """A batch that was planned behind drafts is remembered to begin behind rejected ones, too."""
     patcher.replace(requests, "shift_starts", lambda *_: None)

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from kvcore import _twin
-from kvcore.cli.arguments import parse
+from kvcore.cli.arguments import CommandParser, parse
 from kvcore.cli.pipes import ends_cleanly
 from kvcore.explain.explanation import Explanation
 from kvcore.record.reader import is_record
@@ -72,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def make_parser() -> argparse.ArgumentParser:
     """Build the parser of the command."""
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="kvcore explain",
         description="Replay a workload, and explain why tokens were computed that an unlimited "
         "cache would have had.",
@@ -92,7 +92,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 def make_record_parser() -> argparse.ArgumentParser:
     """Build the parser of the command for a record, which contains its pool's configuration."""
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="kvcore explain",
         description="Make the calls of a record again, and explain why tokens were computed that "
         "an unlimited cache would have had.",

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 import attrs
 
 from kvcore import _twin
-from kvcore.cli.arguments import natural, parse
+from kvcore.cli.arguments import CommandParser, natural, parse
 from kvcore.cli.page_parts import end, head, paragraph, to_rows
 from kvcore.codec.decode import decode
 from kvcore.record.reader import segment_files
@@ -137,7 +137,7 @@ def to_text(done: Rerun) -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="kvcore replay",
         description="Make the calls of a record again, and compare every outcome.",
     )

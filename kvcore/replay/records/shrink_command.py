@@ -16,7 +16,7 @@ from pathlib import Path
 from kvcore import _twin
 from kvcore.check.simulate.as_trace import trace_text
 from kvcore.check.simulate.runs import Failure
-from kvcore.cli.arguments import natural, parse
+from kvcore.cli.arguments import CommandParser, natural, parse
 from kvcore.manager import KVCacheManager
 from kvcore.record.recorder import Recorder
 from kvcore.replay.records.attempt import CALL_SECONDS, LOOK_UP, Going
@@ -100,7 +100,7 @@ def _report(line: str) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="kvcore shrink",
         description="Reduce a failing record to the shortest trace that still fails.",
     )

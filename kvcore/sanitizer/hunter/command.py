@@ -20,7 +20,7 @@ from typing import Any
 
 import attrs
 
-from kvcore.cli.arguments import count, natural, parse, positive
+from kvcore.cli.arguments import CommandParser, count, natural, parse, positive
 from kvcore.cli.pipes import ends_cleanly
 from kvcore.sanitizer.hunter.adapter import KNOWN, NotInstalled
 from kvcore.sanitizer.hunter.hunt import SKIPPED_SHARE_MAX, Tally
@@ -52,7 +52,7 @@ def _terminated(number: int, frame: FrameType | None) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="kvcore sanitize",
         description="Drive an engine's own scheduler with a fake model and check what it reads.",
         epilog="Exit code: 0 nothing was found, 1 a finding, 2 the engine is missing or has an "

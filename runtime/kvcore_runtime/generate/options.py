@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from kvcore.cli.arguments import CommandParser
 from kvcore_runtime.generate import prompts as prompts_file
 
 TINY_PROMPTS = Path(__file__).with_name("tiny_prompts.jsonl")
@@ -45,7 +46,7 @@ NEUTRAL = frozenset(
 
 def make_parser() -> argparse.ArgumentParser:
     """Build the parser; options that --tiny changes are None if not given."""
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="kvcore generate",
         description="Answer prompts with a model whose cache lies in blocks that kvcore manages.",
         epilog=prompts_file.__doc__,

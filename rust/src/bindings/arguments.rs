@@ -5,13 +5,13 @@
 //! number) does not end the call here, since the twin may find another error first. It is replaced
 //! by a stand-in that the twin must refuse; the fields of the error then have the argument itself.
 
-use pyo3::exceptions::{PyException, PyOverflowError};
+use pyo3::exceptions::PyOverflowError;
 use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::{PyBool, PyBytes, PyList, PyTuple};
+use pyo3::types::{PyBool, PyBytes, PyInt, PyList, PyTuple};
 use smallvec::SmallVec;
 
-use crate::bindings::errors::{APART, Given, raise, wrong_argument, wrong_config};
+use crate::bindings::errors::{APART, Given, ends_call, raise, wrong_argument, wrong_config};
 use crate::bindings::lists::exact_ids;
 use crate::pool::priority_eviction::PoolEviction;
 use crate::transitions::slot_request::RequestedHit;
@@ -137,7 +137,28 @@ impl<'py> Given<'py> {
         if let Some(ids) = exact_ids(blocks.0) {
             return Ok(ids.into_iter().map(i64::from).collect());
         }
+        let _reading = self.reading()?;
         items(blocks.0)?.iter_borrowed().map(|block| self.block(block)).collect()
+    }
+
+    /// Whether a flag is set; WrongArgument for anything but a bool, or a scalar whose dtype is
+    /// bool.
+    pub(crate) fn flag(&self, name: &str, object: FlagArg<'_, 'py>) -> PyResult<bool> {
+        if let Ok(flag) = object.0.cast::<PyBool>() {
+            return Ok(flag.is_true());
+        }
+        let _reading = self.reading()?;
+        let read = || -> PyResult<Option<bool>> {
+            let dtype = object.0.getattr("dtype")?.str()?;
+            let is_flag = ["bool", "torch.bool"].contains(&dtype.to_str()?);
+            let is_scalar = object.0.getattr("shape")?.len()? == 0;
+            if is_flag && is_scalar { object.0.is_truthy().map(Some) } else { Ok(None) }
+        };
+        match read() {
+            Ok(Some(flag)) => Ok(flag),
+            Err(error) if ends_call(object.0.py(), &error) => Err(error),
+            _ => Err(wrong_argument(name, "a bool", object.0)),
+        }
     }
 
     /// Read a hit, without checking it.
@@ -145,6 +166,7 @@ impl<'py> Given<'py> {
         if hit.0.is_none() {
             return Ok(None);
         }
+        let _reading = self.reading()?;
         let py = hit.0.py();
         let mut blocks = Vec::new();
         for group in items(
@@ -161,6 +183,8 @@ impl<'py> Given<'py> {
     /// `read_int` in kvcore/types/arguments.py.
     fn integer(&mut self, value: Borrowed<'_, 'py, PyAny>) -> PyResult<Option<i64>> {
         let py = value.py();
+        let own = !value.is_exact_instance_of::<PyInt>(); // code, that of its `__index__`
+        let _reading = if own { self.reading()? } else { None };
         let (negative, object) = match value.extract::<i64>() {
             Ok(number) if number.unsigned_abs() < FAR.unsigned_abs() / 2 => {
                 return Ok(Some(number));
@@ -185,27 +209,9 @@ impl<'py> Given<'py> {
     }
 }
 
-/// Ignore an error that an argument raised while it was read, but not one that ends the program.
+/// Ignore an error that an argument raised while it was read, but not one that ends the call.
 pub(crate) fn excused<T>(py: Python<'_>, error: PyErr) -> PyResult<Option<T>> {
-    if error.is_instance_of::<PyException>(py) { Ok(None) } else { Err(error) }
-}
-
-/// Whether a flag is set; WrongArgument for anything but a bool, or a scalar whose dtype is bool.
-pub(crate) fn flag(name: &str, object: FlagArg<'_, '_>) -> PyResult<bool> {
-    if let Ok(flag) = object.0.cast::<PyBool>() {
-        return Ok(flag.is_true());
-    }
-    let read = || -> PyResult<Option<bool>> {
-        let dtype = object.0.getattr("dtype")?.str()?;
-        let is_flag = ["bool", "torch.bool"].contains(&dtype.to_str()?);
-        let is_scalar = object.0.getattr("shape")?.len()? == 0;
-        if is_flag && is_scalar { object.0.is_truthy().map(Some) } else { Ok(None) }
-    };
-    match read() {
-        Ok(Some(flag)) => Ok(flag),
-        Err(error) if !error.is_instance_of::<PyException>(object.0.py()) => Err(error),
-        _ => Err(wrong_argument(name, "a bool", object.0)),
-    }
+    if ends_call(py, &error) { Err(error) } else { Ok(None) }
 }
 
 /// The items of a list or tuple; None for anything else.

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Converts the twin's errors to Python: the class of the same name with the same fields.
 
+use pyo3::exceptions::PyException;
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyBytes, PyDict, PyString};
 
@@ -12,9 +13,17 @@ use crate::types::errors::{Error, Field};
 /// The distance between the stand-ins of one call; the twin adds less than half of it to one.
 pub(crate) const APART: i64 = 1 << 40;
 
+/// What a call changes, lent to be read as long as this lives.
+pub(crate) trait Lent {}
+
+/// Lend an object. Raises ConcurrentCall.
+pub(crate) type Lend = for<'py> fn(&Bound<'py, PyAny>) -> PyResult<Box<dyn Lent + 'py>>;
+
 /// The arguments of a call that have no machine form.
 #[derive(Default)]
 pub(crate) struct Given<'py> {
+    /// What the call changes, and how it is lent.
+    pub(crate) changed: Option<(Bound<'py, PyAny>, Lend)>,
     /// The first id that is not a name; "" stands in for it.
     pub(crate) unnamed: Option<Bound<'py, PyAny>>,
     /// Stand-ins and their arguments.
@@ -22,6 +31,12 @@ pub(crate) struct Given<'py> {
 }
 
 impl<'py> Given<'py> {
+    /// Lend what the call changes while an argument runs code of its own, which may query it but
+    /// not change it. Raises ConcurrentCall.
+    pub(crate) fn reading(&self) -> PyResult<Option<Box<dyn Lent + 'py>>> {
+        self.changed.as_ref().map(|(changed, lend)| lend(changed)).transpose()
+    }
+
     /// The first id that is not a name.
     pub(crate) fn unnamed(&self) -> Option<&Bound<'py, PyAny>> {
         self.unnamed.as_ref()
@@ -106,17 +121,26 @@ pub(crate) fn wrong_config(name: &str, value: Borrowed<'_, '_, PyAny>, reason: &
     })
 }
 
-/// Make the exception for an item that is not a token.
-pub(crate) fn wrong_token(value: &Bound<'_, PyAny>, position: usize) -> PyErr {
+/// Make the exception for an item that is not a token, where tokens are at least `least`.
+pub(crate) fn wrong_token(value: &Bound<'_, PyAny>, position: usize, least: i32) -> PyErr {
     misuse(value.py(), "InvalidToken", |fields| {
         fields.set_item("value", value)?;
-        fields.set_item("position", position)
+        fields.set_item("position", position)?;
+        fields.set_item("least", least)
     })
 }
 
 /// Make the exception for an item that is not a request's row.
 pub(crate) fn wrong_row(row: &Bound<'_, PyAny>) -> PyErr {
     misuse(row.py(), "UnknownRow", |fields| fields.set_item("row", row))
+}
+
+/// Whether an error that an argument raised ends the call: it ends the program, or says that the
+/// argument would have changed the manager.
+pub(crate) fn ends_call(py: Python<'_>, error: &PyErr) -> bool {
+    let class = Classes::get(py).and_then(|each| each.errors.bind(py).getattr("ConcurrentCall"));
+    !error.is_instance_of::<PyException>(py)
+        || class.is_ok_and(|class| error.value(py).is_instance(&class).unwrap_or(false))
 }
 
 /// The exception of this class with these fields, which are objects of Python.

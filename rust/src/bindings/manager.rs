@@ -3,7 +3,8 @@
 //! Its methods are in `methods.rs` and `queries.rs`.
 //!
 //! A call reads its arguments, runs one transition and makes its result. The state is borrowed for
-//! the transition alone, in which no Python runs. A call of many tokens lets other threads run
+//! the transition alone, in which no Python runs; while an argument runs code of its own, that code
+//! may query the manager, but not change it. A call of many tokens lets other threads run
 //! meanwhile; one that finds the state borrowed raises ConcurrentCall.
 
 use pyo3::prelude::*;
@@ -124,7 +125,7 @@ impl Manager {
         request_id: IdArg<'_, '_>,
         transition: impl FnOnce(&mut State, &str) -> Result<T, Error>,
     ) -> PyResult<T> {
-        let mut given = Given::default();
+        let mut given = Given::of(this);
         let name = given.name(request_id.0);
         let fields = [Argument::Request(name)];
         let call = Call::new(opcode, &fields);
@@ -139,7 +140,7 @@ impl Manager {
         count: CountArg<'_, 'py>,
         transition: impl FnOnce(&mut State, &str, i64) -> Result<(), Error>,
     ) -> PyResult<()> {
-        let mut given = Given::default();
+        let mut given = Given::of(this);
         let (name, number) = (given.name(request_id.0), given.count(count)?);
         let fields = [Argument::Request(name), Argument::Number(number)];
         let call = Call::new(opcode, &fields);
@@ -153,7 +154,7 @@ impl Manager {
         number: CountArg<'_, 'py>,
         transition: impl FnOnce(&mut State, i64) -> Result<(), Error>,
     ) -> PyResult<()> {
-        let mut given = Given::default();
+        let mut given = Given::of(this);
         let number = given.count(number)?;
         let fields = [Argument::Number(number)];
         Self::change(this, &given, Call::new(opcode, &fields), |state| transition(state, number))
@@ -166,7 +167,7 @@ impl Manager {
         block_ids: BlocksArg<'_, '_>,
         transition: impl FnOnce(&mut State, &[i64]) -> Result<T, Error>,
     ) -> PyResult<T> {
-        let mut given = Given::default();
+        let mut given = Given::of(this);
         let blocks = given.blocks(block_ids)?;
         let fields = [Argument::Blocks(&blocks)];
         let call = Call::new(opcode, &fields);
@@ -180,7 +181,7 @@ impl Manager {
         request_ids: IdsArg<'_, 'py>,
         transition: impl FnOnce(&mut State, &[&str]) -> Result<Admitted<Swapped>, Error>,
     ) -> PyResult<PyMoved<'py>> {
-        let mut given = Given::default();
+        let mut given = Given::of(this);
         let ids: Vec<_> = items(request_ids.0)?.iter().collect();
         let names = given.names(&ids);
         let fields = [Argument::Requests(Requests::Ids(&names))];
@@ -340,12 +341,12 @@ impl Manager {
     ) -> PyResult<PyAppended<'py>> {
         let named = match held(requests.0) {
             Some(ids) => Ok(ids),
-            None => match read_named(requests)? {
+            None => match read_named(given, requests)? {
                 Named::Ids(ids) => Ok(ids.iter().collect()),
                 Named::Rows(rows) => Err(rows),
             },
         };
-        let tokens_read = tokens.map(|tokens| read_signed(tokens, &TOKENS));
+        let tokens_read = tokens.map(|tokens| read_signed(given, tokens, &TOKENS));
         let done = match named {
             Ok(ids) => {
                 let names = given.names(&ids);

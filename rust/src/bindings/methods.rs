@@ -10,11 +10,11 @@ use pyo3::prelude::*;
 
 use crate::bindings::arguments::{
     BlocksArg, ConfigArg, CountArg, FlagArg, HashesArg, IdArg, IdsArg, MaybeCount, RequestArg,
-    TokensArg, flag, items,
+    TokensArg, items,
 };
 use crate::bindings::errors::{CallError, Given, raise};
 use crate::bindings::manager::Manager;
-use crate::bindings::tokens::{TOKENS, read_signed};
+use crate::bindings::tokens::{TOKENS, read_once, read_signed};
 use crate::bindings::values::{
     PyAppended, PyBatch, PyEvents, PyMoved, PyNames, PyNumbers, PyStats,
 };
@@ -73,9 +73,9 @@ impl Manager {
         num_rejected: MaybeCount<'_, 'py>,
         batch: Option<CountArg<'_, 'py>>,
     ) -> PyResult<()> {
-        let mut given = Given::default();
+        let mut given = Given::of(slf);
         let name = given.name(request_id.0);
-        let tokens = read_signed(tokens, &TOKENS);
+        let tokens = read_signed(&given, tokens, &TOKENS);
         let num_rejected = given.maybe_count(num_rejected)?.unwrap_or(0);
         let batch = given.maybe_count(MaybeCount(batch))?;
         let note = |manager: &mut Self, tokens: ReadTokens<'_>, (): &()| {
@@ -99,7 +99,7 @@ impl Manager {
         request_id: IdArg<'_, '_>,
         hashes: HashesArg<'_, '_>,
     ) -> PyResult<()> {
-        let (mut given, hashes) = (Given::default(), arguments::hashes(hashes)?);
+        let (mut given, hashes) = (Given::of(slf), arguments::hashes(hashes)?);
         let name = given.name(request_id.0);
         let fields = [Argument::Request(name), Argument::Hashes(&hashes)];
         let call = Call::new(calls::ADD_BLOCK_HASHES, &fields);
@@ -113,9 +113,9 @@ impl Manager {
         request_id: IdArg<'_, '_>,
         tokens: TokensArg<'_, '_>,
     ) -> PyResult<()> {
-        let mut given = Given::default();
+        let mut given = Given::of(slf);
         let name = given.name(request_id.0);
-        let tokens = read_signed(tokens, &TOKENS);
+        let tokens = read_signed(&given, tokens, &TOKENS);
         let note = |manager: &mut Self, tokens: ReadTokens<'_>, (): &()| {
             let fields = [Argument::Request(name), Argument::Tokens(tokens)];
             manager.begin(slf.py(), &Call::new(calls::ADD_DRAFTS, &fields));
@@ -153,13 +153,16 @@ impl Manager {
         tokens: Option<TokensArg<'_, 'py>>,
         batch: Option<CountArg<'_, 'py>>,
     ) -> PyResult<PyAppended<'py>> {
-        let mut given = Given::default();
+        let mut given = Given::of(slf);
         let batch = given.maybe_count(MaybeCount(batch))?;
         if let Some(tokens) = tokens
             && let Some(done) = Self::append_one(slf, &given, [requests.0, tokens.0], batch)?
         {
             return Ok(done);
         }
+        let (requests, tokens) = (read_once(requests)?, tokens.map(read_once).transpose()?);
+        let requests = TokensArg(requests.as_borrowed());
+        let tokens = tokens.as_ref().map(|tokens| TokensArg(tokens.as_borrowed()));
         Self::append_all(slf, &mut given, requests, tokens, batch)
     }
 
@@ -186,7 +189,7 @@ impl Manager {
         parent_id: IdArg<'_, 'py>,
         child_id: IdArg<'_, 'py>,
     ) -> PyResult<u32> {
-        let mut given = Given::default();
+        let mut given = Given::of(slf);
         let (parent, child) = (given.name(parent_id.0), given.name(child_id.0));
         let fields = [Argument::Request(parent), Argument::Child(child)];
         let call = Call::new(calls::FORK, &fields);
@@ -220,7 +223,7 @@ impl Manager {
         request_ids: IdsArg<'_, 'py>,
         num_computed_tokens: CountArg<'_, 'py>,
     ) -> PyResult<PyNames<'py>> {
-        let mut given = Given::default();
+        let mut given = Given::of(slf);
         let ids: Vec<_> = items(request_ids.0)?.iter().collect();
         let names = given.names(&ids);
         let count = given.count(num_computed_tokens)?;
@@ -296,7 +299,7 @@ impl Manager {
         slf: &Bound<'py, Self>,
         epoch: Option<CountArg<'_, 'py>>,
     ) -> PyResult<u32> {
-        let mut given = Given::default();
+        let mut given = Given::of(slf);
         let number = given.maybe_count(MaybeCount(epoch))?;
         let options = [number.map(Argument::Number)];
         let call = Call::new(calls::ADVANCE_EPOCH, &[]).with(Options::Given(&options));
@@ -320,8 +323,8 @@ impl Manager {
         operation: CountArg<'_, 'py>,
         done: FlagArg<'_, 'py>,
     ) -> PyResult<()> {
-        let mut given = Given::default();
-        let (number, done) = (given.count(operation)?, flag("done", done)?);
+        let mut given = Given::of(slf);
+        let (number, done) = (given.count(operation)?, given.flag("done", done)?);
         let (fields, options) = ([Argument::Number(number)], [Argument::flag(done)]);
         let call = Call::new(calls::COMPLETE_OPERATION, &fields).with(Options::Given(&options));
         Self::change(slf, &given, call, |state| complete_operation(state, number, done))

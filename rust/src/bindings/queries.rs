@@ -8,7 +8,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
 use crate::bindings::arguments::{BlockArg, IdArg};
-use crate::bindings::errors::{Given, raise};
+use crate::bindings::errors::{Given, Lend, Lent, raise};
 use crate::bindings::manager::Manager;
 use crate::bindings::tiers::read_key;
 use crate::bindings::values;
@@ -27,6 +27,20 @@ use crate::types::commands::Command;
 use crate::types::keys::{Key, fold_key};
 
 /// A number of commands, blocks, and blocks with folded keys.
+impl Lent for PyRef<'_, Manager> {}
+
+impl<'py> Given<'py> {
+    /// The arguments of a call that changes this manager.
+    pub(crate) fn of(manager: &Bound<'py, Manager>) -> Self {
+        let changed = Some((manager.as_any().clone(), lend as Lend));
+        Given { changed, ..Given::default() }
+    }
+}
+
+fn lend<'py>(manager: &Bound<'py, PyAny>) -> PyResult<Box<dyn Lent + 'py>> {
+    Ok(Box::new(Manager::shown(manager.cast()?)?))
+}
+
 type Changes = (usize, Vec<u32>, Vec<(u32, u64)>);
 /// For each group a flag per key, and the folded keys, little-endian.
 type Marks<'py> = Vec<(Bound<'py, PyBytes>, Bound<'py, PyBytes>)>;
@@ -39,7 +53,8 @@ impl Manager {
         slf: &Bound<'py, Self>,
         request_id: IdArg<'_, 'py>,
     ) -> PyResult<PyHit<'py>> {
-        let hit = if Self::shown(slf)?.tape.is_some() {
+        // A look-up that an argument of another call makes is not recorded.
+        let hit = if Self::shown(slf)?.tape.is_some() && slf.try_borrow_mut().is_ok() {
             let look_up = |state: &mut State, name: &str| get_computed_blocks(state, name);
             Self::change_one(slf, GET_COMPUTED_BLOCKS, request_id, look_up)?
         } else {

@@ -19,11 +19,12 @@ use crate::types::values::Request;
 
 /// Make a request known; returns its row.
 pub(crate) fn add(manager: &Bound<'_, Manager>, request: RequestArg<'_, '_>) -> PyResult<u32> {
-    let (mut given, py) = (Given::default(), request.0.py());
+    let (mut given, py) = (Given::of(manager), request.0.py());
+    let reading = given.reading()?;
     let id = request.0.getattr(intern!(py, "request_id"))?;
     let request_id = given.name(id.as_borrowed());
     let tokens = request.0.getattr(intern!(py, "tokens"))?;
-    let tokens = read_signed(TokensArg(tokens.as_borrowed()), &TOKENS);
+    let tokens = read_signed(&given, TokensArg(tokens.as_borrowed()), &TOKENS);
     let own = request.0.getattr(intern!(py, "block_hashes"))?;
     let own_hashes = (!own.is_none()).then(|| hashes(HashesArg(own.as_borrowed())));
     let block_hashes = own_hashes.transpose()?;
@@ -43,6 +44,7 @@ pub(crate) fn add(manager: &Bound<'_, Manager>, request: RequestArg<'_, '_>) -> 
         skip_reading_prefix_cache,
         retention,
     };
+    drop(reading);
     let note = |manager: &mut Manager, tokens: ReadTokens<'_>, request: &Request<'_>| {
         let fields = [Argument::New(request, tokens)];
         manager.begin(py, &Call::new(ADD_REQUEST, &fields));

@@ -26,7 +26,7 @@ impl Manager {
         request_id: IdArg<'_, 'py>,
         retention: RetentionArg<'_, 'py>,
     ) -> PyResult<()> {
-        let (mut given, pieces) = (Given::default(), pieces(retention)?);
+        let (mut given, pieces) = (Given::of(slf), pieces(retention)?);
         let name = given.name(request_id.0);
         let fields = [Argument::Request(name), Argument::Retention(&pieces)];
         let call = Call::new(calls::EXTEND_RETENTION, &fields);
@@ -42,7 +42,7 @@ impl Manager {
         request_id: IdArg<'_, 'py>,
         num_tokens: CountArg<'_, 'py>,
     ) -> PyResult<u32> {
-        let mut given = Given::default();
+        let mut given = Given::of(slf);
         let (name, id) = (given.name(name.0), given.name(request_id.0));
         let count = given.count(num_tokens)?;
         let fields = [Argument::Pin(name), Argument::Request(id), Argument::Number(count)];
@@ -53,7 +53,7 @@ impl Manager {
     /// Let go of what a pin holds.
     #[pyo3(signature = (name))]
     fn unpin_prefix<'py>(slf: &Bound<'py, Self>, name: IdArg<'_, 'py>) -> PyResult<()> {
-        let mut given = Given::default();
+        let mut given = Given::of(slf);
         let name = given.name(name.0);
         let fields = [Argument::Pin(name)];
         let call = Call::new(calls::UNPIN_PREFIX, &fields);

@@ -3,7 +3,7 @@
 
 use pyo3::prelude::*;
 
-use crate::bindings::arguments::{CountArg, FlagArg, HitArg, IdArg, flag};
+use crate::bindings::arguments::{CountArg, FlagArg, HitArg, IdArg};
 use crate::bindings::errors::Given;
 use crate::bindings::manager::Manager;
 use crate::bindings::values;
@@ -19,7 +19,9 @@ use crate::transitions::transfers::load;
 macro_rules! slot_method {
     (
         $(#[$doc:meta])*
-        fn $method:ident($slf:ident, $given:ident, $id:ident, $slot_request:ident) -> $value:ty
+        fn $method:ident(
+            $slf:ident, $given:ident = $new:expr, $id:ident, $slot_request:ident
+        ) -> $value:ty
         $body:block
     ) => {
         #[pymethods]
@@ -45,7 +47,7 @@ macro_rules! slot_method {
                 full_sequence_must_fit: FlagArg<'_, 'py>,
                 checkpoint: FlagArg<'_, 'py>,
             ) -> PyResult<$value> {
-                let mut $given = Given::default();
+                let mut $given = $new;
                 let $id = $given.name(request_id.0);
                 let $slot_request = SlotRequest {
                     num_new_tokens: $given.count(num_new_tokens)?,
@@ -55,9 +57,10 @@ macro_rules! slot_method {
                     num_encoder_tokens: $given.count(num_encoder_tokens)?,
                     reserved_blocks: $given.count(reserved_blocks)?,
                     num_output_placeholders: $given.count(num_output_placeholders)?,
-                    delay_cache_blocks: flag("delay_cache_blocks", delay_cache_blocks)?,
-                    full_sequence_must_fit: flag("full_sequence_must_fit", full_sequence_must_fit)?,
-                    checkpoint: flag("checkpoint", checkpoint)?,
+                    delay_cache_blocks: $given.flag("delay_cache_blocks", delay_cache_blocks)?,
+                    full_sequence_must_fit: $given
+                        .flag("full_sequence_must_fit", full_sequence_must_fit)?,
+                    checkpoint: $given.flag("checkpoint", checkpoint)?,
                     loads: false,
                 };
                 $body
@@ -68,7 +71,7 @@ macro_rules! slot_method {
 
 slot_method! {
     /// Schedule the next tokens of a request; returns the blocks that its tables grew by.
-    fn allocate_slots(slf, given, id, slot_request) -> PyAdmitted<'py> {
+    fn allocate_slots(slf, given = Given::of(slf), id, slot_request) -> PyAdmitted<'py> {
         let fields = [Argument::Request(id), Argument::Number(slot_request.num_new_tokens)];
         let options = Options::Slots(&slot_request);
         let call = Call::new(ALLOCATE_SLOTS, &fields).with(options);
@@ -80,7 +83,7 @@ slot_method! {
 
 slot_method! {
     /// What `allocate_slots` would say to the same arguments. Changes nothing.
-    fn can_allocate(slf, given, id, slot_request) -> PyVerdict<'py> {
+    fn can_allocate(slf, given = Given::default(), id, slot_request) -> PyVerdict<'py> {
         let verdict = Self::query(slf, &given, |state| can_allocate(state, id, &slot_request))?;
         values::verdict(slf.py(), verdict)
     }
@@ -119,13 +122,13 @@ impl Manager {
         reserved_blocks: CountArg<'_, 'py>,
         full_sequence_must_fit: FlagArg<'_, 'py>,
     ) -> PyResult<PyTaken<'py>> {
-        let mut given = Given::default();
+        let mut given = Given::of(slf);
         let name = given.name(request_id.0);
         let slot_request = SlotRequest {
             num_external_computed_tokens: given.count(num_tokens)?,
             hit: given.hit(hit)?,
             reserved_blocks: given.count(reserved_blocks)?,
-            full_sequence_must_fit: flag("full_sequence_must_fit", full_sequence_must_fit)?,
+            full_sequence_must_fit: given.flag("full_sequence_must_fit", full_sequence_must_fit)?,
             ..SlotRequest::default()
         };
         let count = slot_request.num_external_computed_tokens;

@@ -10,15 +10,15 @@
 use std::ffi::CStr;
 
 use pyo3::buffer::{Element, PyUntypedBuffer};
-use pyo3::exceptions::{PyException, PyTypeError};
+use pyo3::exceptions::PyTypeError;
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{
-    PyBool, PyBytes, PyDict, PyFrozenSet, PyInt, PyMemoryView, PySet, PyString, PyTuple,
+    PyBool, PyBytes, PyDict, PyFrozenSet, PyInt, PyIterator, PyMemoryView, PySet, PyString, PyTuple,
 };
 
 use crate::bindings::arguments::{TokensArg, excused, items, listed};
-use crate::bindings::errors::{raise, wrong_argument, wrong_row, wrong_token};
+use crate::bindings::errors::{Given, ends_call, raise, wrong_argument, wrong_row, wrong_token};
 use crate::bindings::lists::{Tokens, exact_ids};
 use crate::record::fields::ReadTokens;
 use crate::types::errors::Error;
@@ -37,25 +37,37 @@ const ROWS: Argument = Argument("requests", "a list of ids or a buffer of rows")
 /// with InvalidToken for a value outside [0, 2**32), UnsupportedBuffer for another shape or format,
 /// WrongArgument for what is neither.
 pub(crate) fn read_tokens(tokens: TokensArg<'_, '_>, argument: &Argument) -> PyResult<Tokens> {
-    read_signed(tokens, argument).taken(|| false)
+    read_signed(&Given::default(), tokens, argument).taken(|| false)
 }
 
 /// Do the same for requests that may have ids from -2**31 on.
-pub(crate) fn read_signed(tokens: TokensArg<'_, '_>, argument: &Argument) -> Signed {
-    let mut below_zero = None;
-    Signed { tokens: read_any(tokens, argument, &mut below_zero, None), below_zero }
+pub(crate) fn read_signed<'py>(
+    given: &Given<'py>,
+    tokens: TokensArg<'_, 'py>,
+    argument: &Argument,
+) -> Signed {
+    let mut unsigned = None;
+    let tokens = match exact_ids(tokens.0) {
+        Some(ids) => Ok(ids),
+        None => {
+            let read = |_reading| read_any(tokens, argument, &mut unsigned, None);
+            given.reading().and_then(read)
+        }
+    };
+    Signed { tokens, unsigned }
 }
 
-/// Tokens that were read, and the error of the first id below 0.
+/// Tokens that were read where ids below 0 are allowed, and the first InvalidToken where they are
+/// not.
 pub(crate) struct Signed {
     tokens: PyResult<Tokens>,
-    below_zero: Option<PyErr>,
+    unsigned: Option<PyErr>,
 }
 
 impl Signed {
-    /// The tokens, if ids below 0 are allowed or there are none.
+    /// The tokens, if all are allowed. allowed: whether ids below 0 are.
     pub(crate) fn taken(self, allowed: impl FnOnce() -> bool) -> PyResult<Tokens> {
-        match self.below_zero {
+        match self.unsigned {
             Some(error) if !allowed() => Err(error),
             _ => self.tokens,
         }
@@ -63,7 +75,7 @@ impl Signed {
 
     /// The tokens as they were read, and whether ids below 0 are among them.
     pub(crate) fn shown(&self) -> ReadTokens<'_> {
-        Some((self.tokens.as_ref().ok()?, self.below_zero.is_some()))
+        Some((self.tokens.as_ref().ok()?, self.unsigned.is_some()))
     }
 
     /// The number of tokens; 0 if they cannot be read.
@@ -72,12 +84,12 @@ impl Signed {
     }
 }
 
-/// Read tokens from any object. below_zero: receives the error of the first id below 0. ids:
-/// receives the items of an iterable that contains a str; there are no tokens then.
+/// Read tokens from any object. unsigned: receives the first InvalidToken where ids below 0 are not
+/// allowed. ids: receives the items of an iterable that contains a str; there are no tokens then.
 fn read_any<'py>(
     tokens: TokensArg<'_, 'py>,
     argument: &Argument,
-    below_zero: &mut Option<PyErr>,
+    unsigned: &mut Option<PyErr>,
     ids: Option<&mut Option<Bound<'py, PyTuple>>>,
 ) -> PyResult<Tokens> {
     let tokens = tokens.0;
@@ -86,20 +98,20 @@ fn read_any<'py>(
         return Ok(ids);
     }
     if let Some(items) = listed(tokens) {
-        return read_items(&items, below_zero);
+        return read_items(&items, unsigned);
     }
     if let Ok(buffer) = PyUntypedBuffer::get(&tokens) {
-        return match read_native(py, &buffer, below_zero)? {
+        return match read_native(py, &buffer, unsigned)? {
             Some(values) => Ok(values),
-            None => read_view(&PyMemoryView::from(&tokens)?, argument, below_zero),
+            None => read_view(&PyMemoryView::from(&tokens)?, argument, unsigned),
         };
     }
     if let Some(method) = tokens.getattr_opt(intern!(py, "numpy"))? {
         let read = method.call0().map_err(|error| refused(error, argument, tokens))?;
-        return read_any(TokensArg(read.as_borrowed()), argument, below_zero, None);
+        return read_any(TokensArg(read.as_borrowed()), argument, unsigned, None);
     }
     match PyMemoryView::from(&tokens) {
-        Ok(view) => read_view(&view, argument, below_zero),
+        Ok(view) => read_view(&view, argument, unsigned),
         Err(error) if !error.is_instance_of::<PyTypeError>(py) => {
             Err(refused(error, argument, tokens))
         }
@@ -111,7 +123,7 @@ fn read_any<'py>(
                     *ids = Some(items);
                     Ok(Tokens::new())
                 }
-                _ => read_items(&items, below_zero),
+                _ => read_items(&items, unsigned),
             }
         }
         Err(_) => Err(wrong_argument(argument.0, argument.1, tokens)),
@@ -119,15 +131,25 @@ fn read_any<'py>(
 }
 
 /// Convert the error of an argument that cannot be read, such as a tensor that is not on the CPU or
-/// whose dtype numpy lacks. An error that ends the program is passed on.
+/// whose dtype numpy lacks. An error that ends the call is passed on.
 fn refused(error: PyErr, argument: &Argument, tokens: Borrowed<'_, '_, PyAny>) -> PyErr {
     let py = tokens.py();
-    if !error.is_instance_of::<PyException>(py) {
+    if ends_call(py, &error) {
         return error;
     }
     let wrong = wrong_argument(argument.0, argument.1, tokens);
     wrong.set_cause(py, Some(error));
     wrong
+}
+
+/// Read an iterator, which may call the manager, into a deque; return any other value as it is.
+pub(crate) fn read_once<'py>(values: TokensArg<'_, 'py>) -> PyResult<Bound<'py, PyAny>> {
+    let py = values.0.py();
+    let is_iterator = values.0.cast::<PyIterator>().is_ok();
+    if !is_iterator || !values.0.hasattr(intern!(py, "__iter__"))? {
+        return Ok(values.0.to_owned());
+    }
+    py.import("collections")?.getattr("deque")?.call1((values.0,))
 }
 
 /// The requests that a call names.
@@ -140,11 +162,14 @@ pub(crate) enum Named<'py> {
 
 /// The requests that anything but a list or tuple names. Fails as `read_tokens` does, and with
 /// UnknownRequest for what is no row.
-pub(crate) fn read_named<'py>(requests: TokensArg<'_, 'py>) -> PyResult<Named<'py>> {
-    let py = requests.0.py();
-    let (mut ids, mut below_zero) = (None, None);
-    let tokens = read_any(requests, &ROWS, &mut below_zero, Some(&mut ids));
-    let rows = Signed { tokens, below_zero }.taken(|| false).map_err(|wrong| {
+pub(crate) fn read_named<'py>(
+    given: &Given<'py>,
+    requests: TokensArg<'_, 'py>,
+) -> PyResult<Named<'py>> {
+    let (py, _reading) = (requests.0.py(), given.reading()?);
+    let (mut ids, mut unsigned) = (None, None);
+    let tokens = read_any(requests, &ROWS, &mut unsigned, Some(&mut ids));
+    let rows = Signed { tokens, unsigned }.taken(|| false).map_err(|wrong| {
         let item = || {
             let fields = wrong.value(py).getattr("fields")?;
             fields.get_item("position")?;
@@ -162,7 +187,7 @@ pub(crate) fn read_named<'py>(requests: TokensArg<'_, 'py>) -> PyResult<Named<'p
 fn read_native(
     py: Python<'_>,
     buffer: &PyUntypedBuffer,
-    below_zero: &mut Option<PyErr>,
+    unsigned: &mut Option<PyErr>,
 ) -> PyResult<Option<Tokens>> {
     let Some(signed) = Format::read(buffer.format()).map(|format| format.signed) else {
         return Ok(None);
@@ -171,8 +196,8 @@ fn read_native(
         return Ok(None);
     }
     match (signed, buffer.item_size()) {
-        (false, 1) => copy::<u8>(py, buffer, below_zero),
-        (false, 2) => copy::<u16>(py, buffer, below_zero),
+        (false, 1) => copy::<u8>(py, buffer, unsigned),
+        (false, 2) => copy::<u16>(py, buffer, unsigned),
         (false, 4) => match buffer.as_typed::<u32>() {
             Ok(values) => {
                 let mut column = Vec::with_capacity(room_for(values.item_count()));
@@ -182,11 +207,11 @@ fn read_native(
             }
             Err(_) => Ok(None),
         },
-        (false, _) => copy::<u64>(py, buffer, below_zero),
-        (true, 1) => copy::<i8>(py, buffer, below_zero),
-        (true, 2) => copy::<i16>(py, buffer, below_zero),
-        (true, 4) => copy::<i32>(py, buffer, below_zero),
-        (true, _) => copy::<i64>(py, buffer, below_zero),
+        (false, _) => copy::<u64>(py, buffer, unsigned),
+        (true, 1) => copy::<i8>(py, buffer, unsigned),
+        (true, 2) => copy::<i16>(py, buffer, unsigned),
+        (true, 4) => copy::<i32>(py, buffer, unsigned),
+        (true, _) => copy::<i64>(py, buffer, unsigned),
     }
 }
 
@@ -194,14 +219,14 @@ fn read_native(
 fn copy<T>(
     py: Python<'_>,
     buffer: &PyUntypedBuffer,
-    below_zero: &mut Option<PyErr>,
+    unsigned: &mut Option<PyErr>,
 ) -> PyResult<Option<Tokens>>
 where
     T: Element + Into<i128>,
     u32: TryFrom<T>,
 {
     match buffer.as_typed::<T>() {
-        Ok(values) => narrow(py, values.to_vec(py)?.iter().copied(), below_zero).map(Some),
+        Ok(values) => narrow(py, values.to_vec(py)?.iter().copied(), unsigned).map(Some),
         Err(_) => Ok(None),
     }
 }
@@ -210,7 +235,7 @@ where
 fn read_view(
     view: &Bound<'_, PyMemoryView>,
     argument: &Argument,
-    below_zero: &mut Option<PyErr>,
+    unsigned: &mut Option<PyErr>,
 ) -> PyResult<Tokens> {
     let py = view.py();
     let shown: String = view.getattr("format")?.extract()?;
@@ -226,7 +251,7 @@ fn read_view(
         ($kind:ty) => {{
             let read = if little { <$kind>::from_le_bytes } else { <$kind>::from_ne_bytes };
             let (items, _) = bytes.as_chunks();
-            narrow(py, items.iter().map(|item| read(*item)), below_zero)
+            narrow(py, items.iter().map(|item| read(*item)), unsigned)
         }};
     }
     match (signed, view.getattr("itemsize")?.extract()?) {
@@ -245,7 +270,7 @@ fn read_view(
 fn narrow<T>(
     py: Python<'_>,
     values: impl Iterator<Item = T> + Clone,
-    below_zero: &mut Option<PyErr>,
+    unsigned: &mut Option<PyErr>,
 ) -> PyResult<Tokens>
 where
     T: Copy + Into<i128>,
@@ -255,29 +280,22 @@ where
     if !values.clone().fold(true, |all, value| all & fits(value)) {
         let mut column = Tokens::new();
         for (position, value) in values.map(Into::<i128>::into).enumerate() {
-            let wrong = || wrong_token(PyInt::new(py, value).as_any(), position);
-            column.push(id_of(value, below_zero, wrong)?);
+            let wrong = |least| wrong_token(PyInt::new(py, value).as_any(), position, least);
+            column.push(id_of(value, unsigned, wrong)?);
         }
         return Ok(column);
     }
     Ok(with_room(values.map(|value| u32::try_from(value).unwrap_or_default())))
 }
 
-/// Convert a value to an id. If it is below 0, return its bits, and keep the error of the first
-/// one.
-fn id_of(
-    value: i128,
-    below_zero: &mut Option<PyErr>,
-    wrong: impl FnOnce() -> PyErr,
-) -> PyResult<u32> {
-    match (u32::try_from(value), i32::try_from(value)) {
-        (Ok(id), _) => Ok(id),
-        (_, Ok(signed)) => {
-            below_zero.get_or_insert_with(wrong);
-            Ok(signed.cast_unsigned())
-        }
-        _ => Err(wrong()),
+/// Convert a value to an id. If it is below 0, return its bits. unsigned: as in `read_any`. wrong:
+/// makes InvalidToken where this is the least id.
+fn id_of(value: i128, unsigned: &mut Option<PyErr>, wrong: impl Fn(i32) -> PyErr) -> PyResult<u32> {
+    if let Ok(id) = u32::try_from(value) {
+        return Ok(id);
     }
+    unsigned.get_or_insert_with(|| wrong(0));
+    i32::try_from(value).map(i32::cast_unsigned).map_err(|_| wrong(i32::MIN))
 }
 
 /// Collect the values with spare capacity, as for prompts.
@@ -287,14 +305,14 @@ fn with_room(values: impl Iterator<Item = u32>) -> Tokens {
     column.into()
 }
 
-fn read_items(items: &Bound<'_, PyTuple>, below_zero: &mut Option<PyErr>) -> PyResult<Tokens> {
+fn read_items(items: &Bound<'_, PyTuple>, unsigned: &mut Option<PyErr>) -> PyResult<Tokens> {
     let mut values = Tokens::with_capacity(items.len());
     for (position, item) in items.iter_borrowed().enumerate() {
         let py = item.py();
         let read = || item.extract::<i64>().map(Some).or_else(|error| excused(py, error));
         let value = if is_integer(item) { read()?.unwrap_or(i64::MAX) } else { i64::MAX };
-        let wrong = || wrong_token(&item, position);
-        values.push(id_of(value.into(), below_zero, wrong)?);
+        let wrong = |least| wrong_token(&item, position, least);
+        values.push(id_of(value.into(), unsigned, wrong)?);
     }
     Ok(values)
 }

@@ -7,6 +7,7 @@ use pyo3::types::{PyByteArray, PyBytes, PyDict, PyTuple};
 use crate::bindings::classes::Classes;
 use crate::bindings::errors::Given;
 use crate::legacy::blocks::by_table::Moves;
+use crate::transitions::append::columns_grown;
 use crate::types::commands::Batch;
 use crate::types::event_log::EventLog;
 use crate::types::ids::BlockId;
@@ -178,9 +179,8 @@ pub(crate) fn appended<'py>(
 ) -> PyResult<PyAppended<'py>> {
     let class = Classes::get(py)?.appended.bind(py);
     let refusal = far.refused.as_ref().map(|refusal| refused(py, refusal)).transpose()?;
-    let column = |at: usize| grown.iter().flat_map(move |row| row[at].to_le_bytes());
-    let columns: Vec<u8> = (0..4).flat_map(column).collect();
-    Ok(PyAppended(class.call1((far.done, refusal, PyBytes::new(py, &columns)))?))
+    let columns = PyBytes::new(py, &columns_grown(grown));
+    Ok(PyAppended(class.call1((far.done, refusal, columns))?))
 }
 
 /// What `can_allocate` says.

@@ -52,14 +52,15 @@ clone_in_place! {
         /// The accepted tokens.
         pub(crate) tokens: Vec<u32>,
         pub(crate) num_computed: u32,
-        /// Number of tokens up to which appends change only the count (`fast_path.rs`); not
-        /// encoded.
+        /// Computed count up to which appends change only that count (`fast_path.rs`); not encoded.
         pub(crate) quiet_until: u32,
         /// The state's num_pins when that number was determined; inverted if the next of these
         /// appends also gives back a state.
         pub(crate) quiet_since: u64,
         /// The first batch whose output still belongs to it.
         pub(crate) output_from: u64,
+        /// Number of tokens up to which the same holds.
+        pub(crate) quiet_tokens: u32,
         /// The hashes of its full blocks, at the config's hash_block_size; computed from the
         /// tokens, or supplied by the engine.
         pub(crate) block_hashes: Vec<BlockHash>,

@@ -213,6 +213,14 @@ pub fn places_grown(state: &State, rows: &[u32], first: usize) -> Vec<[u32; 4]> 
     places_set(&state.effects.commands, first).map(place).collect()
 }
 
+/// Return these places as four columns of little-endian numbers, one behind the other.
+#[must_use]
+pub fn columns_grown(places: &[[u32; 4]]) -> Vec<u8> {
+    let mut columns = Vec::with_capacity(4 * places.len());
+    (0..4).for_each(|at| columns.extend(places.iter().map(|row| row[at].to_le_bytes())));
+    columns.into_flattened()
+}
+
 /// Find the rows of ids. Fails as the append would for the requests before the first unknown one.
 fn find_rows(
     state: &State,

@@ -100,10 +100,6 @@ pub fn add_tokens<'a>(
     state[row].settle_awaited();
     if to_come > 0 {
         publish_filled(state, row, num_known);
-        let request = &mut state[row];
-        // The token that fills the next block comes with an earlier slot now (`fast_path.rs`).
-        let filled = to_come - request.num_output_placeholders();
-        request.quiet_until = request.quiet_until.saturating_sub(filled);
     }
     state.settle_waiting(row);
     Ok(())

@@ -82,7 +82,7 @@ impl Command {
             Command::SwapIn { .. } => (9, "SwapIn"),
             Command::Store { .. } => (10, "Store"),
             Command::Load { .. } => (11, "Load"),
-            Command::SetTable { .. } => (12, "SetTable"),
+            Command::SetTable { .. } => (SET_TABLE, "SetTable"),
             Command::CutTable { .. } => (13, "CutTable"),
         }
     }
@@ -279,6 +279,9 @@ fn row(values: [u32; 4]) -> [i32; 4] {
     values.map(|value| value as i32)
 }
 
+/// The kind of `SetTable` in the columns; its values are in the order of the command's fields.
+const SET_TABLE: i32 = 12;
+
 /// Return the command of one row of the columns; the inverse of `to_row`. Fails with the kind or
 /// key that is none.
 pub fn from_row(kind: i32, values: [i32; 4], keys: &[u8]) -> Result<Command, String> {
@@ -301,7 +304,7 @@ pub fn from_row(kind: i32, values: [i32; 4], keys: &[u8]) -> Result<Command, Str
         9 => Command::SwapIn { host_block: block, block: second },
         10 => Command::Store { operation: a, block: second, key: key(c)? },
         11 => Command::Load { operation: a, key: key(b)?, block: BlockId(c) },
-        12 => Command::SetTable { row: Row(a), group_id: b, position: c, block: BlockId(d) },
+        SET_TABLE => Command::SetTable { row: Row(a), group_id: b, position: c, block: BlockId(d) },
         13 => Command::CutTable { row: Row(a), group_id: b, length: c },
         _ => return Err(format!("kind {kind}")),
     })
@@ -379,13 +382,8 @@ pub(crate) fn named_rows(commands: &Commands) -> Vec<Row> {
 /// The places of tables that the commands behind the first ones set, in order: row, group,
 /// position, block.
 pub(crate) fn places_set(commands: &Commands, start: usize) -> impl Iterator<Item = [u32; 4]> {
-    let place = |&[kind, values @ ..]: &[i32; 5]| match from_row(kind, values, &commands.keys) {
-        Ok(Command::SetTable { row, group_id, position, block }) => {
-            Some([row.0, group_id, position, block.0])
-        }
-        _ => None,
-    };
-    commands.rows[start..].iter().filter_map(place)
+    let rows = commands.rows[start..].iter().filter(|&&[kind, ..]| kind == SET_TABLE);
+    rows.map(|&[_, values @ ..]| values.map(i32::cast_unsigned))
 }
 
 #[cfg(test)]

@@ -77,8 +77,9 @@ errors! {
     /// A request needs at least one token, and an extension must add at least one.
     EmptyTokens { request: String } "request {request:?} was given no tokens";
     /// A token id must be in [0, 2**32), or at least -2**31 if the request has its own hashes.
-    InvalidToken { value: i64, position: i64 }
-        "token {value:?} at position {position} of the call is not an integer in [0, 2**32)";
+    InvalidToken { value: i64, position: i64, least: i64 }
+        "token {value:?} at position {position} of the call is not an integer from {least} to \
+         4294967295";
     /// A token buffer must be one-dimensional, contiguous, of integers of 1, 2, 4 or 8 bytes.
     UnsupportedBuffer { name: &'static str, format: String, dimensions: i64 }
         "{name}: {dimensions}-dimensional buffer of format {format} is not a row of integers";

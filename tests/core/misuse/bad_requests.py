@@ -167,15 +167,15 @@ EMPTY = [
 ]
 
 TOKENS = [
-    *_tokens(InvalidToken(value=-1, position=1), [1, -1]),
-    *_tokens(InvalidToken(value=4294967296, position=0), [2**32]),
-    *_tokens(InvalidToken(value=1.0, position=2), (1, 2, 1.0)),
-    *_tokens(InvalidToken(value=True, position=0), [True]),
-    *_tokens(InvalidToken(value="1", position=0), ["1"]),
-    *_tokens(InvalidToken(value=None, position=1), [5, None]),
-    *_tokens(InvalidToken(value=-7, position=1), array("b", [1, -7])),
-    *_tokens(InvalidToken(value=-7, position=0), array("q", [-7])),
-    *_tokens(InvalidToken(value=4294967296, position=0), array("Q", [2**32])),
+    *_tokens(InvalidToken(value=-1, position=1, least=0), [1, -1]),
+    *_tokens(InvalidToken(value=4294967296, position=0, least=0), [2**32]),
+    *_tokens(InvalidToken(value=1.0, position=2, least=0), (1, 2, 1.0)),
+    *_tokens(InvalidToken(value=True, position=0, least=0), [True]),
+    *_tokens(InvalidToken(value="1", position=0, least=0), ["1"]),
+    *_tokens(InvalidToken(value=None, position=1, least=0), [5, None]),
+    *_tokens(InvalidToken(value=-7, position=1, least=0), array("b", [1, -7])),
+    *_tokens(InvalidToken(value=-7, position=0, least=0), array("q", [-7])),
+    *_tokens(InvalidToken(value=4294967296, position=0, least=0), array("Q", [2**32])),
     *_tokens(UnsupportedBuffer(name="tokens", format="d", dimensions=1), array("d", [1.0])),
     *_tokens(
         UnsupportedBuffer(name="tokens", format="B", dimensions=2),

@@ -26,6 +26,7 @@ from tests.helpers.misuse import check_error
 from tests.helpers.stories import make, serve, step, unchanged
 
 PROMPT = [3, 1, 2, 7, 5]
+LEAST = -(2**31)
 
 PLAIN: list[Any] = [
     PROMPT,
@@ -62,7 +63,7 @@ def test_the_largest_token_is_taken_and_the_next_is_not(backend: Backend) -> Non
     for tokens in ([2**32], array("q", [2**32])):
         with unchanged(manager), pytest.raises(InvalidToken) as caught:
             manager.add_request(Request("a", tokens))
-        check_error(caught.value, InvalidToken(value=4294967296, position=0))
+        check_error(caught.value, InvalidToken(value=4294967296, position=0, least=0))
 
 
 @pytest.mark.parametrize(
@@ -74,7 +75,7 @@ def test_an_id_below_zero_needs_hashes_of_the_engines_own(tokens: Any, backend: 
     manager, hashes = make(backend), [b"1" * 32]
     with unchanged(manager), pytest.raises(InvalidToken) as caught:
         manager.add_request(Request("plain", tokens))
-    check_error(caught.value, InvalidToken(value=-1, position=0))
+    check_error(caught.value, InvalidToken(value=-1, position=0, least=0))
     manager.add_request(Request("own", tokens, block_hashes=hashes))
     manager.add_request(Request("plain", [1, 2, 3]))
     manager.add_tokens("own", [7, numpy.int64(-2)])
@@ -86,18 +87,45 @@ def test_an_id_below_zero_needs_hashes_of_the_engines_own(tokens: Any, backend: 
         for call in (manager.add_tokens, manager.add_drafts):
             with pytest.raises(InvalidToken) as caught:
                 call("plain", iter([0, -1]))
-            check_error(caught.value, InvalidToken(value=-1, position=1))
+            check_error(caught.value, InvalidToken(value=-1, position=1, least=0))
             with pytest.raises(InvalidToken) as caught:
                 call("own", [-(2**31) - 1])
-            check_error(caught.value, InvalidToken(value=-(2**31) - 1, position=0))
+            check_error(caught.value, InvalidToken(value=-(2**31) - 1, position=0, least=LEAST))
             with pytest.raises(InvalidToken) as caught:
                 call("plain", [-1, "x"])
-            check_error(caught.value, InvalidToken(value=-1, position=0))
+            check_error(caught.value, InvalidToken(value=-1, position=0, least=0))
             with pytest.raises(InvalidToken) as caught:
                 call("own", [-1, "x"])
-            check_error(caught.value, InvalidToken(value="x", position=1))
+            check_error(caught.value, InvalidToken(value="x", position=1, least=LEAST))
     manager.add_drafts("own", [-1])
     assert list(manager.state().requests["own"].drafts) == [2**32 - 1]
+
+
+@pytest.mark.parametrize("wrong", [[LEAST - 1], [2**32], array("q", [2**32]), ["x"]], ids=repr)
+def test_the_message_names_the_ids_that_the_call_takes(wrong: Any, backend: Backend) -> None:
+    def texts(*hashes: bytes) -> set[str]:
+        manager, name = make(backend), "a"
+        manager.add_request(Request(name, [1, 2], block_hashes=hashes or None))
+        manager.allocate_slots(name, 2)
+        step(manager)
+        found = set()
+        new = Request("new", wrong, block_hashes=hashes or None)
+        with unchanged(manager):
+            for call in (
+                lambda: manager.add_request(new),
+                lambda: manager.add_tokens(name, wrong),
+                lambda: manager.append([name], wrong),
+                lambda: manager.append(array("i", [0]), wrong),
+                lambda: manager.add_drafts(name, wrong),
+            ):
+                with pytest.raises(InvalidToken) as caught:
+                    call()
+                found.add(str(caught.value))
+        return found
+
+    start = f"token {wrong[0]!r} at position 0 of the call is not an integer from"
+    assert texts() == {f"{start} 0 to 4294967295"}
+    assert texts(b"1" * 32) == {f"{start} -2147483648 to 4294967295"}
 
 
 def test_append_takes_ids_below_zero_if_all_requests_brought_hashes(backend: Backend) -> None:
@@ -110,7 +138,7 @@ def test_append_takes_ids_below_zero_if_all_requests_brought_hashes(backend: Bac
         for requests in (["own", "plain"], array("i", [0, 2]), ["own", "nobody"]):
             with pytest.raises(InvalidToken) as caught:
                 manager.append(requests, [5, -1])
-            check_error(caught.value, InvalidToken(value=-1, position=1))
+            check_error(caught.value, InvalidToken(value=-1, position=1, least=0))
         with pytest.raises(UnknownRequest):
             manager.append(array("i", [0, 9]), [5, -1])
     assert manager.append(["own"], [-1]) == Appended(1)
@@ -150,7 +178,7 @@ def test_numpy_arrays_are_read_by_their_type(backend: Backend) -> None:
         (np.array([True]), UnsupportedBuffer(name="tokens", format="?", dimensions=1)),
         (np.array(3), UnsupportedBuffer(name="tokens", format="l", dimensions=0)),
         (np.array([1], dtype=">i4"), UnsupportedBuffer(name="tokens", format=">i", dimensions=1)),
-        (np.array([4, -2]), InvalidToken(value=-2, position=1)),
+        (np.array([4, -2]), InvalidToken(value=-2, position=1, least=0)),
         (np.array([], dtype=np.int32), EmptyTokens(request="b")),
     ):
         with unchanged(manager), pytest.raises(type(error)) as caught:
@@ -209,7 +237,7 @@ def test_numbers_of_other_libraries_are_tokens(backend: Backend) -> None:
     for wrong in (numpy.int64(-1), numpy.float32(1.0), numpy.bool_(True)):
         with unchanged(manager), pytest.raises(InvalidToken) as caught:
             manager.add_tokens("a", [7, wrong])
-        assert caught.value.fields == {"position": 1, "value": wrong}
+        assert caught.value.fields == {"position": 1, "value": wrong, "least": 0}
 
 
 @pytest.mark.parametrize("tokens", [{1, 2}, frozenset({1}), {1: 2}], ids=repr)

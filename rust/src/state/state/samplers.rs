@@ -88,8 +88,16 @@ impl RequestState {
             [oldest, last] if oldest.end < num_tokens => {
                 *oldest = std::mem::replace(last, Sampler { batch: open, end: next });
             }
+            [] if self.output_from < open => self.await_first(open, next),
             _ => self.await_up_to(open, next),
         }
+    }
+
+    /// The same of a request that awaits only the output of an older batch, which is not recorded.
+    #[inline(never)]
+    fn await_first(&mut self, open: u64, end: u32) {
+        let older = Sampler { batch: self.output_from, end: self.num_computed };
+        self.samplers = smallvec![older, Sampler { batch: open, end }];
     }
 
     /// The same of positions up to a count.

@@ -2,12 +2,13 @@
 //! How far a request can grow while only its count changes.
 //!
 //! Invariants: most decode tokens go to an existing slot, fill no block and move no window. After
-//! an allocation this holds up to a known count, until another request gets a share in the blocks:
-//! `fork` and every cut reset the count for the request, `pin` for all requests. A request with
-//! such a count ahead has no drafts and no unfinished loads, is on the device and, if all its
-//! tokens are known, awaits the output of one batch only; a transition that changes this resets the
-//! count too. If blocks may have tail keys, no token is quiet. Debug builds plan each such token
-//! and assert that the plan is empty.
+//! an allocation this holds up to a known computed count, for the slots, and up to a known number
+//! of tokens, for the blocks that these fill: while positions are to come, each may rise alone. It
+//! holds until another request gets a share in the blocks: `fork` and every cut reset the count for
+//! the request, `pin` for all requests. A request with such a count ahead has no drafts and no
+//! unfinished loads, is on the device and, if all its tokens are known, awaits the output of one
+//! batch only; a transition that changes this resets the count too. If blocks may have tail keys,
+//! no token is quiet. Debug builds plan each such token and assert that the plan is empty.
 
 use crate::state::state::{RequestState, State};
 use crate::transitions::plan::{Plan, plan_allocation};
@@ -19,12 +20,18 @@ use crate::types::ids::{BlockId, Row, Table};
 /// Whether the last token of a request that `append` has checked changes only its count.
 #[inline(always)] // of each request in each step
 pub(crate) fn is_known_quiet(request: &RequestState, num_pins: u64) -> bool {
-    request.num_computed < request.quiet_until && request.quiet_since == num_pins
+    is_quiet(request) && request.quiet_since == num_pins
 }
 
 /// Whether the same holds once the states before the last ones are given back.
 pub(crate) fn is_quiet_once_trimmed(request: &RequestState, num_pins: u64) -> bool {
-    request.num_computed < request.quiet_until && request.quiet_since == !num_pins
+    is_quiet(request) && request.quiet_since == !num_pins
+}
+
+#[inline(always)] // of each request in each step
+fn is_quiet(request: &RequestState) -> bool {
+    let num_tokens = request.tokens.len();
+    request.num_computed < request.quiet_until && num_tokens < request.quiet_tokens as usize
 }
 
 /// Note that the next tokens are quiet if the states before the last ones are given back by now.
@@ -32,7 +39,7 @@ pub(crate) fn note_trimmed(state: &mut State, row: Row) {
     state[row].quiet_since = quiet_since(state, row);
 }
 
-/// Note up to which count the next tokens of a request are quiet.
+/// Note up to which counts the next tokens of a request are quiet.
 pub(crate) fn note_quiet_until(state: &mut State, row: Row) {
     let request = &state[row];
     let num_computed = request.num_computed;
@@ -42,18 +49,18 @@ pub(crate) fn note_quiet_until(state: &mut State, row: Row) {
         state[row].quiet_until = 0;
         return;
     }
-    let mut until = u32::MAX;
+    let (mut until, mut tokens) = (u32::MAX, next_hash(state, row));
     for (index, group) in (0..).zip(&state.config.groups).filter(|(_, group)| !group.is_cross()) {
         until = until.min(quiet_in_group(state, row, (index, group)));
+        tokens = tokens.min(next_full(state, row, (index, group)));
         if until <= num_computed {
             break;
         }
     }
     if until > num_computed {
-        until = until.min(next_hash(state, row));
         state[row].quiet_since = quiet_since(state, row);
     }
-    state[row].quiet_until = until;
+    (state[row].quiet_until, state[row].quiet_tokens) = (until, tokens);
 }
 
 /// Return the number of pins, inverted if the next token gives back a state.
@@ -66,7 +73,7 @@ fn quiet_since(state: &State, row: Row) -> u64 {
     if state.has_states && tables.any(has_older) { !state.num_pins } else { state.num_pins }
 }
 
-/// Return that count for one group; 0 if the next token changes more than the count.
+/// Return the computed count for one group; 0 if the next token changes more than the count.
 fn quiet_in_group(state: &State, row: Row, (index, group): (usize, &Group)) -> u32 {
     let request = &state[row];
     let (table, size, local) = (&request.tables[index], group.block_size, request.num_computed);
@@ -78,25 +85,27 @@ fn quiet_in_group(state: &State, row: Row, (index, group): (usize, &Group)) -> u
     if group.is_state() {
         return until - 1; // the token at the end leaves a checkpoint
     }
-    if state.config.publishes_at_once() {
-        // The token that fills the next block publishes it, as far as tokens are not to come.
-        let filled = (request.num_cached[index] + 1).saturating_mul(size) - 1;
-        until = until.min(filled.saturating_add(request.num_output_placeholders()));
-    }
     if group.is_windowed() {
         until = until.min(next_trim(state, table, group, local));
     }
     until
 }
 
-/// The count at which the next token completes a block to hash.
+/// The number of tokens at which the next one fills a block of a group and publishes it.
+fn next_full(state: &State, row: Row, (index, group): (usize, &Group)) -> u32 {
+    if group.is_state() || !state.config.publishes_at_once() {
+        return u32::MAX;
+    }
+    (state[row].num_cached[index] + 1).saturating_mul(group.block_size) - 1
+}
+
+/// The number of tokens at which the next one completes a block to hash.
 fn next_hash(state: &State, row: Row) -> u32 {
     let request = &state[row];
     if !state.config.enable_caching || request.own_hashes {
         return u32::MAX;
     }
-    let end = (request.num_hashed(1) + 1).saturating_mul(state.hash_block_size);
-    (end - 1).saturating_add(request.num_output_placeholders())
+    (request.num_hashed(1) + 1).saturating_mul(state.hash_block_size) - 1
 }
 
 /// The count at which a group's window moves on by a block; 0 if it has moved already.
@@ -177,6 +186,7 @@ mod tests {
     use crate::transitions::pins::pin;
     use crate::transitions::requests::add_tokens;
     use crate::transitions::tests::*;
+    use crate::types::values::Output;
 
     /// Five tokens in blocks of four, scheduled and taken.
     fn running() -> (State, Row) {
@@ -221,11 +231,28 @@ mod tests {
         let ahead = SlotRequest { num_output_placeholders: 4, ..SlotRequest::new(4) };
         allocate_slots(&mut state, "a", &ahead).unwrap().unwrap();
         take_batch(&mut state).unwrap();
-        assert_eq!(state[row].quiet_until, 11);
+        assert!(is_known_quiet(&state[row], state.num_pins));
         add_tokens(&mut state, "a", &[6, 7]).unwrap();
-        assert_eq!((state[row].quiet_until, state[row].num_computed), (9, 9));
+        assert!(!is_known_quiet(&state[row], state.num_pins));
         append(&mut state, Requests::Rows(&[row.0]), &[8]).unwrap();
         assert_eq!(state[row].num_cached, [2]);
+    }
+
+    #[test]
+    fn positions_to_come_that_are_filled_in_each_step_are_quiet_inside_a_block() {
+        let (mut state, row) = running();
+        let mut quiet = Vec::new();
+        for token in 6..15 {
+            quiet.push(is_known_quiet(&state[row], state.num_pins));
+            append(&mut state, Requests::Rows(&[row.0]), Output::default()).unwrap();
+            let number = take_batch(&mut state).unwrap().number as i64 - 1;
+            let sampled = [token];
+            let output = Output { batch: Some(number), ..Output::from(&sampled) };
+            add_tokens(&mut state, "a", output).unwrap();
+        }
+        // Not quiet are the steps at 7 and 11 tokens, of which the next fills a block of four, and
+        // those at 8 and 12, whose slot is in a new block.
+        assert_eq!(quiet, [true, true, false, false, true, true, false, false, true]);
     }
 
     #[test]
