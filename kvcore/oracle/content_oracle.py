@@ -289,8 +289,9 @@ class ContentOracle(SlotStore):
                         self.put(table, index, query, (SPOILT,))
             for _, group, table in layers if each.row in spoilt else ():
                 if group.is_state:
-                    place = table[(each.end - 1) // group.block_size]
-                    self.contents[place] = (SPOILT, *self._nothing[1:])
+                    last = (each.end - each.num_drafts - 1) // group.block_size
+                    for place in table[last : last + each.num_drafts + 1]:
+                        self.contents[place] = (SPOILT, *self._nothing[1:])
 
     def _sees_spoilt(self, group: Group, table: Sequence[TierBlock], query: int) -> bool:
         size, first = group.block_size, skipped_tokens(group, query)

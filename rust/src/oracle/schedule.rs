@@ -290,8 +290,20 @@ impl Schedule {
             encoder = Some(Encoder { number, num_tokens: slots.num_encoder_tokens });
             self.at(row).encoder = encoder;
         }
-        let name = slots.name;
-        self.schedule(Write { name, row, start, loaded, end, num_slots, encoder, failed: None });
+        let (name, failed, request) = (slots.name, None, &state[row]);
+        let beyond = end.saturating_sub(request.num_tokens());
+        let num_drafts = if request.drafts.is_empty() { 0 } else { beyond };
+        self.schedule(Write {
+            name,
+            row,
+            start,
+            loaded,
+            end,
+            num_slots,
+            encoder,
+            failed,
+            num_drafts,
+        });
     }
 
     /// Process output: positions scheduled after rejected drafts move up to where these were.

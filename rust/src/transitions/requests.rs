@@ -14,12 +14,15 @@ use crate::hashing::block_hash::extend_chain;
 use crate::hashing::extra_keys::read_extra_keys;
 use crate::mutants::{Mutant, seeded};
 use crate::state::state::{RequestState, State};
+use crate::transitions::checkpoints::publish_reached;
 use crate::transitions::free::{check_leaving, cut_tables, leave_open_batch};
 use crate::transitions::in_flight::{forget_entries, shift_starts};
 use crate::transitions::output::{
     check_output, check_sampled, check_surplus, drop_positions, publish_filled,
 };
+use crate::transitions::publish::stored_bytes;
 use crate::transitions::retention::set_wishes;
+use crate::transitions::states::keep_accepted;
 use crate::transitions::tails::keys::fill_tails;
 use crate::transitions::unconfirmed_loads::forget_reporter;
 use crate::types::errors::{Error, check_count};
@@ -163,6 +166,7 @@ pub fn accept(state: &mut State, request_id: &str, num_accepted: i64) -> Result<
         return Err(Error::BeyondDrafts { request, num_scheduled, requested: num_accepted });
     }
     let (awaited, num_known) = (state[row].awaited(), state[row].num_tokens());
+    keep_accepted(state, row, num_accepted as u32);
     let mut drafts = std::mem::take(&mut state[row].drafts);
     extend(state, row, &drafts[..num_accepted as usize]);
     drafts.clear();
@@ -171,6 +175,9 @@ pub fn accept(state: &mut State, request_id: &str, num_accepted: i64) -> Result<
     request.quiet_until = 0;
     request.num_computed = request.num_accepted();
     request.set_awaited(&awaited);
+    if state.has_states && state.config.enable_caching {
+        publish_reached(state, row, num_known, stored_bytes);
+    }
     fill_tails(state, row, num_known);
     Ok(())
 }

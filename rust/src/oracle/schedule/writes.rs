@@ -33,14 +33,17 @@ pub struct Write {
     pub encoder: Option<Encoder>,
     /// The first position that a load did not bring.
     pub failed: Option<u32>,
+    /// How many positions at the end are drafts, each with a state of its own.
+    pub num_drafts: u32,
 }
 
 impl Write {
     /// The write of one token.
     #[must_use]
     pub fn of_next_token(name: Name, row: Row, start: u32) -> Self {
-        let (loaded, end) = (start, start + 1);
-        Write { name, row, start, loaded, end, num_slots: end, encoder: None, failed: None }
+        let (loaded, end, encoder, failed) = (start, start + 1, None, None);
+        let (num_slots, num_drafts) = (end, 0);
+        Write { name, row, start, loaded, end, num_slots, encoder, failed, num_drafts }
     }
 }
 
