@@ -58,10 +58,10 @@ class Pass:
 
     row: row of the block tables. nodes: identities of the prefixes, for at least `end` positions.
     loaded: slots before it are filled by a load, and queries start there; default: start.
-    num_slots: rubbish is written up to there; default: end. num_drafts: how many positions at the end
-    are drafts, each with a state of its own. failed: the first position that was not
-    loaded, None if all were. encoder: content of the cross-attention tables; encodes: whether this
-    pass fills them.
+    num_slots: rubbish is written up to there; default: end. num_drafts: how many positions at the
+    end are drafts, each with a state of its own. failed: the first position that was not loaded,
+    None if all were. encoder: content of the cross-attention tables; encodes: whether this pass
+    fills them.
     """
 
     request_id: str

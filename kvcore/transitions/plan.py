@@ -118,8 +118,7 @@ def plan_allocation(tx: Transaction, slot_request: SlotRequest) -> Plan | Refusa
     if tx.config.has_states:
         from kvcore.transitions.states import states_held  # few models have states
 
-        most += states_held(tx, request, hits, lengths.skipped)
-        most += sum(step.stays + step.num_drafts for step in steps)
+        most += states_held(tx, request, hits, lengths.skipped, steps)
     refused = refuse(tx, needed, available, most, reserve)
     if refused is not None:
         trims = plan_trims(tx, request, visible_from(tx, request, request.num_accepted))

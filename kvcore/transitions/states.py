@@ -5,10 +5,11 @@ Invariants: the state after n tokens stands at position (n - 1) // block_size, t
 table. The forward pass reads the state before the step from the block that it overwrites, so the
 commands put it there: a new block is filled by a copy or by zeros. A block that is shared or has a
 key is never overwritten. The states after scheduled drafts stand in the places behind, in the order
-of the drafts; `accept` moves the one after the last accepted draft to its place. If a step reaches a later position, its source stays in the table until
-the next trim, so that the step can be taken back. All calls of one batch are one step: the later
-ones move the block that the first one wrote to. In a state group, `num_cached` counts the null
-blocks at the start of the table. Twin: rust/src/transitions/states.rs.
+of the drafts; `accept` moves the one after the last accepted draft to its place. If a step reaches
+a later position, its source stays in the table until the next trim, so that the step can be taken
+back. All calls of one batch are one step: the later ones move the block that the first one wrote
+to. In a state group, `num_cached` counts the null blocks at the start of the table. Twin:
+rust/src/transitions/states.rs.
 """
 
 from __future__ import annotations
@@ -107,11 +108,12 @@ def states_held(
     request: RequestState,
     hits: Sequence[Sequence[int]],
     skipped: Sequence[int],
+    steps: Sequence[StateStep],
 ) -> int:
     """Return how many blocks of state groups the request holds after the trim, at least one of
-    each.
+    each, with those that the steps add.
     """
-    most = 0
+    most = sum(step.stays + step.num_drafts for step in steps)
     for group_id, group in enumerate(tx.config.groups):
         if group.is_state:
             held = (request.tables[group_id] or hits[group_id])[skipped[group_id] :]

@@ -290,20 +290,8 @@ impl Schedule {
             encoder = Some(Encoder { number, num_tokens: slots.num_encoder_tokens });
             self.at(row).encoder = encoder;
         }
-        let (name, failed, request) = (slots.name, None, &state[row]);
-        let beyond = end.saturating_sub(request.num_tokens());
-        let num_drafts = if request.drafts.is_empty() { 0 } else { beyond };
-        self.schedule(Write {
-            name,
-            row,
-            start,
-            loaded,
-            end,
-            num_slots,
-            encoder,
-            failed,
-            num_drafts,
-        });
+        let write = Write::of_next_token(slots.name, row, start).with_drafts(&state[row], end);
+        self.schedule(Write { loaded, num_slots, encoder, ..write });
     }
 
     /// Process output: positions scheduled after rejected drafts move up to where these were.
@@ -396,8 +384,8 @@ impl Schedule {
         let brought = loading || self.loads().any(|write| write.row == row);
         self.writes.retain(|write| write.row != row);
         let computed = self.computed(row);
-        let known = state[row].num_tokens();
-        let before = self.at(row).before.take().unwrap_or(computed);
+        let (known, drafts) = (state[row].num_tokens(), state[row].num_scheduled_drafts());
+        let before = self.at(row).before.take().unwrap_or(computed - drafts.min(computed));
         let resumed = |count| if resumes(state, row, count) { count } else { 0 };
         let mut most = if state[row].host_tables.is_empty() { num_tokens } else { 0 };
         let count = resumed(before.min(known));

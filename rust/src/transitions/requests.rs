@@ -14,13 +14,11 @@ use crate::hashing::block_hash::extend_chain;
 use crate::hashing::extra_keys::read_extra_keys;
 use crate::mutants::{Mutant, seeded};
 use crate::state::state::{RequestState, State};
-use crate::transitions::checkpoints::publish_reached;
 use crate::transitions::free::{check_leaving, cut_tables, leave_open_batch};
 use crate::transitions::in_flight::{forget_entries, shift_starts};
 use crate::transitions::output::{
-    check_output, check_sampled, check_surplus, drop_positions, publish_filled,
+    check_output, check_sampled, check_surplus, drop_positions, publish_accepted, publish_filled,
 };
-use crate::transitions::publish::stored_bytes;
 use crate::transitions::retention::set_wishes;
 use crate::transitions::states::keep_accepted;
 use crate::transitions::tails::keys::fill_tails;
@@ -175,9 +173,7 @@ pub fn accept(state: &mut State, request_id: &str, num_accepted: i64) -> Result<
     request.quiet_until = 0;
     request.num_computed = request.num_accepted();
     request.set_awaited(&awaited);
-    if state.has_states && state.config.enable_caching {
-        publish_reached(state, row, num_known, stored_bytes);
-    }
+    publish_accepted(state, row, num_known);
     fill_tails(state, row, num_known);
     Ok(())
 }

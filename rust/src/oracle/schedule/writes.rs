@@ -2,7 +2,7 @@
 //! What a step writes: positions of a request, and the encoder's run beside them.
 
 use crate::oracle::calls::Name;
-use crate::state::state::State;
+use crate::state::state::{RequestState, State};
 use crate::types::ids::Row;
 
 /// What a request's cross-attention tables hold: this many tokens of one encoder's run.
@@ -38,6 +38,13 @@ pub struct Write {
 }
 
 impl Write {
+    /// The write up to this end; positions behind the request's tokens are drafts if it has any.
+    #[must_use]
+    pub(crate) fn with_drafts(self, request: &RequestState, end: u32) -> Self {
+        let beyond = end.saturating_sub(request.num_tokens());
+        Write { end, num_drafts: if request.drafts.is_empty() { 0 } else { beyond }, ..self }
+    }
+
     /// The write of one token.
     #[must_use]
     pub fn of_next_token(name: Name, row: Row, start: u32) -> Self {
