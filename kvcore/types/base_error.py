@@ -158,7 +158,7 @@ class TooManyPinned(KvcoreError):
 
 
 class TooManyDrafts(KvcoreError):
-    """A state after a draft needs a place of its own, since it cannot be cut back. Two tokens to come
+    """A state cannot be cut back, so the one after a draft has its own place. Two tokens to come
     in one step are a draft and the token after it.
     """
 
