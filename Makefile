@@ -156,8 +156,8 @@ engines-sanitizer: setup ## reproduce each bug of docs/found.md in the installed
 
 engines: engines-nano engines-transformers engines-transformers-shadow engines-dynamo engines-mooncake engines-vllm-tests engines-vllm engines-vllm-shadow engines-sanitizer ## test all adapters, each under its engine (an hour)
 
-demo-hybrid: setup ## answer prompts with a tiny model that keeps recurrent states, bit for bit (seconds)
-	$(BIN)/kvcore generate --tiny --states --guard --verify --require-all $(ARGS)
+demo-hybrid: setup ## answer prompts with a tiny model that keeps recurrent states, with hits inside blocks, bit for bit (seconds)
+	$(BIN)/kvcore generate --tiny --states --block-size 48 --hash-block-size 8 --blocks 24 --host-blocks 6 --guard --verify --require-all $(ARGS)
 
 demo-ranks: setup ## run SmolLM2 on two processes, and compare its answers with those of one (two minutes)
 	$(BIN)/python -m kvcore_runtime.demos.ranks $(ARGS)
@@ -178,7 +178,7 @@ gpu-check: setup ## test and measure on a CUDA device, or say that there is none
 docs: setup ## build the documentation site into target/site and check its links
 	$(PYTHON) -m venv target/docs-venv
 	target/docs-venv/bin/pip install --quiet --require-hashes --requirement locks/docs.txt
-	target/docs-venv/bin/mkdocs build --quiet --config-file tools/site/mkdocs.yml
+	NO_MKDOCS_2_WARNING=1 target/docs-venv/bin/mkdocs build --quiet --config-file tools/site/mkdocs.yml
 
 stubs: twin ## write kvcore/_rust.pyi from the Rust bindings
 	$(BIN)/maturin generate-stubs --features stubs --out $(STUBS)

@@ -27,7 +27,8 @@ from kvcore.record.fields import LastHit
 from kvcore.record.reader import read_calls, segment_files
 from kvcore.record.recorder import Recorder
 from kvcore.record.segment import read_segment
-from kvcore.replay.loop import Loop, make_config
+from kvcore.replay.configuration import make_config
+from kvcore.replay.loop import Loop
 from kvcore.replay.records.rerun import rerun
 from kvcore.replay.records.what_if import what_if
 from kvcore.replay.request_trace import TraceReader

@@ -108,7 +108,7 @@ class Manager:
         """
     def get_block_key(self, /, block: int) -> bytes | None:
         """
-        The key of a device block, None if it has none. Changes nothing.
+        The key of a device block, or else its longest tail key, or None. Changes nothing.
         """
     def get_block_keys(self, /, request_id: str) -> tuple[tuple[bytes, ...], ...]:
         """
@@ -120,7 +120,7 @@ class Manager:
         """
     def get_cached_block(self, /, key: bytes) -> int | None:
         """
-        The device block that a key finds, None if there is none. Changes nothing.
+        The device block that a key or tail key finds, or None. Changes nothing.
         """
     def get_computed_blocks(self, /, request_id: str) -> Hit:
         """
@@ -540,7 +540,7 @@ def check_world(world: Any, /, *, symmetry: tuple[bool, bool, bool] = ..., full_
 
     symmetry: whether requests, blocks and tokens are renamed. full_keys: whether whole names are
     kept, not fingerprints. checks: the properties that count, all unless given. progress: is told
-    states, edges, depth, waiting states, seconds and bytes, now and then.
+    states, edges, depth, waiting states, seconds and bytes, from time to time.
     """
 
 def crc32c(data: bytes | bytearray, /) -> int:

@@ -214,7 +214,7 @@ class Timed:
         return self._core.pin_prefix(name, request_id, num_tokens)
 
     def unpin_prefix(self, name: str) -> None:
-        """Let go of what a pin holds; it stays cached as long as others do. Raises UnknownPin."""
+        """Release what a pin holds; it stays cached as long as other content. Raises UnknownPin."""
         self._core.unpin_prefix(name)
 
 

@@ -323,11 +323,11 @@ class KVCacheManager(Recordable, Questions, Timed):
         return self._core.has_key(block)
 
     def get_block_key(self, block: int) -> bytes | None:
-        """Return the key of a device block, None if it has none. Changes nothing."""
+        """Return a device block's key, else its longest tail key or None. Changes nothing."""
         return self._core.get_block_key(block)
 
     def get_cached_block(self, key: bytes) -> int | None:
-        """Return the device block of a key, or None. Raises InvalidKey. Changes nothing."""
+        """Return the block of a key or tail key, or None. Raises InvalidKey. Changes nothing."""
         check_kind("key", key, bytes)
         return self._core.get_cached_block(key)
 

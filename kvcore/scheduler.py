@@ -260,26 +260,26 @@ class Scheduler(Generic[S]):
             if sequence.has_new_token or sequence.num_to_come > 0:
                 continue
             start = self._manager.num_computed_tokens(sequence.sequence_id)
-            length = self._length(sequence, start)
+            length, kept = self._length(sequence, start)
             if length > 0:
-                self._allocate(sequence, start, start + length)
+                self._allocate(sequence, start, start + length, kept)
 
-    def _length(self, sequence: S, start: int) -> int:
-        """Return how many positions to compute from here: what is left of the sequence and of the
-        budget. With states a chunk stops where a hit may end, but before the last token.
+    def _length(self, sequence: S, start: int, hit: Hit | None = None) -> tuple[int, bool]:
+        """Return how many positions to compute from here, and whether the state behind them is to
+        be kept: what is left of the sequence and of the budget, with states up to where
+        `checkpoint_stop` says. hit: the one that ends here.
         """
-        end = start + min(sequence.num_tokens - start, self._budget)
-        config = self._manager.config
-        if config.has_states:
-            whole = config.block_alignment
-            stop = min(end, sequence.num_tokens - 1) // whole * whole
-            end = stop if stop > start else end
-        return end - start
+        length = min(sequence.num_tokens - start, self._budget)
+        if length > 0 and self._manager.config.has_states:
+            return self._manager.checkpoint_stop(sequence.sequence_id, length, hit)
+        return length, False
 
-    def _allocate(self, sequence: S, start: int, end: int) -> None:
-        """Schedule positions of a running sequence; preempt younger ones if necessary."""
+    def _allocate(self, sequence: S, start: int, end: int, kept: bool = False) -> None:
+        """Schedule positions of a running sequence; preempt younger ones if necessary. kept: keep
+        the state behind them.
+        """
         while True:
-            got = self._manager.allocate_slots(sequence.sequence_id, end - start)
+            got = self._manager.allocate_slots(sequence.sequence_id, end - start, checkpoint=kept)
             if not isinstance(got, Refused):
                 self._computes(sequence, start, end)
                 return
@@ -311,12 +311,16 @@ class Scheduler(Generic[S]):
                 self.loading.append(self.waiting.pop(0))
                 continue
             start = hit.num_tokens
-            length = self._length(sequence, start)
+            length, kept = self._length(sequence, start, hit)
             if length == 0:
                 return
-            reserved = self._num_reserved(hit)
             got = self._manager.allocate_slots(
-                name, length, hit, full_sequence_must_fit=True, reserved_blocks=reserved
+                name,
+                length,
+                hit,
+                full_sequence_must_fit=True,
+                reserved_blocks=self._num_reserved(hit),
+                checkpoint=kept,
             )
             if isinstance(got, Refused):
                 return

@@ -47,14 +47,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Collections of garbage are rare, and leave out modules and tests: a fifth of some folders."""
+    """Collect garbage rarely, and not in modules and tests: a fifth of some folders' time."""
     leave_out_of_collections()
     gc.set_threshold(20_000)
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
-    """Later collections leave out what the tests of a folder keep: caches, and pytest's reports."""
+    """Leave what the tests of a folder keep out of later collections: caches, pytest's reports."""
     if nextitem is not None and nextitem.path.parent != item.path.parent:
         leave_out_of_collections()
 

@@ -49,7 +49,9 @@ door. Rust alone has `mutants` (seeded bugs), `fuzz` and `bindings`, which is `_
 """
 RUST_ROOMS = [room for room in ROOMS if room != "oracle"]
 RUST_ROOMS.insert(RUST_ROOMS.index("state") + 1, "oracle")
-"""The twin's oracle reads the fields of a state, of which Python's says what it needs."""
+"""The twin's oracle reads the fields of a state. Python's declares in `state_like.py` what it
+reads, so it can stand earlier.
+"""
 
 CRATE = re.compile(r"\bcrate::((?:\w+::)*)(\{[^;]*?\}|\w+)")
 COMMENT = re.compile(r"//[^\n]*")
@@ -121,7 +123,7 @@ def upward(arrows: Arrows, rooms: Sequence[str] = ROOMS) -> list[str]:
 
 
 def cycle(arrows: Mapping[str, Iterable[str]]) -> list[str]:
-    """Modules of which each is imported by the one after it, the first by the last; or none."""
+    """Return the modules of one import cycle, or an empty list."""
     try:
         TopologicalSorter(arrows).prepare()
     except CycleError as error:

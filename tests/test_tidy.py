@@ -38,7 +38,7 @@ OTHER_STRUCTS = {
         *("OldStored", "OldRemoved", "OldCleared"),
     },
 }
-"""The structs outside those rooms: each allocation makes the first eight anew, and
+"""The structs outside those rooms: each allocation makes the first nine anew, and
 `python -m tools.structs` measures what they cost as attrs classes; msgspec makes the others from
 JSON or msgpack.
 """

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The stages that a one-line defect runs through, cheapest first, in a scratch copy of the tree.
 
-Processor time and memory are limited, because a defect may loop for ever; that counts as found.
+Processor time and memory are limited, because a defect may loop forever; that counts as found.
 Tests that do not test behaviour (style, documents, wheels) are in no stage.
 """
 

@@ -107,6 +107,16 @@ class World:
         return MODES[self.mode].is_async
 
     @property
+    def hash_block_size(self) -> int:
+        """The tokens of a block hash."""
+        return self.block_size // (1 + 3 * MODES[self.mode].has_parts)
+
+    @property
+    def attention_size(self) -> int:
+        """The tokens of a block of attention, in some runs fewer than those of a state's."""
+        return self.hash_block_size if self.seed % 3 == 0 else self.block_size
+
+    @property
     def has_drafts(self) -> bool:
         """Whether there are speculative tokens."""
         return MODES[self.mode].has_drafts
@@ -175,7 +185,7 @@ class Side:
 
     def __init__(self, kind: type[Any], world: World, config: VllmConfig, seed: int) -> None:
         shape = {"num_kv_heads": 1, "head_size": 1, "dtype": torch.float32}
-        shape["block_size"] = world.block_size
+        shape["block_size"] = world.attention_size
         groups = [KVCacheGroupSpec(["full"], FullAttentionSpec(**shape))]
         if MODES[world.mode].has_windows:
             window = SlidingWindowSpec(sliding_window=WINDOW, **shape)
@@ -197,13 +207,14 @@ class Side:
             ),
             structured_output_manager=StructuredOutputManager(config),
             block_size=world.block_size,
+            hash_block_size=world.hash_block_size,
             log_stats=True,
         )
         self.world = world
         self.seed = seed
         self.answered: list[list[int]] = []
         self.in_flight: deque[tuple[int, Any, list[list[int]]]] = deque()
-        self._hasher = get_request_block_hasher(world.block_size, sha256)
+        self._hasher = get_request_block_hasher(world.hash_block_size, sha256)
 
     def add(self, arrival: Arrival) -> None:
         """Add a request that arrives."""
@@ -345,8 +356,14 @@ def run(world: World, seed: int, num_steps: int, model: str) -> Iterator[Step]:
         vllm = own.step(number)
         try:
             ours = kvcore.step(number)
-            vllm["keys"], ours["keys"] = [], sorted(unexplained_keys(*watches, world.num_blocks))
-            yield Step(number, vllm, ours, explain(*watches))
+            has_parts = MODES[world.mode].has_parts
+            rule = explain(*watches, has_parts=has_parts)
+            if has_parts:  # more parts have keys than in vLLM
+                vllm["parts"], ours["parts"] = rule in ("given up", "other part"), False
+            else:
+                keys = sorted(unexplained_keys(*watches, world.num_blocks))
+                vllm["keys"], ours["keys"] = [], keys
+            yield Step(number, vllm, ours, rule)
             if number % STEPS_BETWEEN_CHECKS == 0:
                 kvcore.scheduler.kv_cache_manager.compat.core.check()
         except Exception as error:

@@ -14,7 +14,8 @@ class Mode:
     """The mode of a scheduler, and whether its requests are sessions with further inputs.
 
     has_windows: a group has a sliding window. has_loads: a connector loads parts of prompts, and
-    some of its loads fail. has_states: two groups have recurrent states.
+    some of its loads fail. has_states: two groups have recurrent states. has_parts: hits may end
+    inside blocks.
     """
 
     is_async: bool
@@ -23,6 +24,7 @@ class Mode:
     has_windows: bool = False
     has_loads: bool = False
     has_states: bool = False
+    has_parts: bool = False
 
 
 MODES = {
@@ -42,6 +44,7 @@ MODES = {
     "sync-states-windows": Mode(
         is_async=False, has_drafts=False, has_windows=True, has_states=True
     ),
+    "sync-parts": Mode(is_async=False, has_drafts=False, has_states=True, has_parts=True),
 }
 
 
@@ -70,6 +73,8 @@ def read_options(arguments: Sequence[str] | None = None) -> Options:
     )
     given = parser.parse_args(arguments)
     modes = given.modes.split(",")
+    if given.shadow and given.modes == ",".join(MODES):
+        modes = [mode for mode in modes if not MODES[mode].has_parts]  # rules.py has no such rule
     unknown = set(modes) - set(MODES)
     if unknown:
         parser.error(f"no modes are called {', '.join(sorted(unknown))}")

@@ -18,8 +18,10 @@ RULES = {
     "unwritten": "its request gave way in the step that schedules it, so no step writes the block",
     "unsure": "its request is over before the step that loads the block, which may still fail",
     "failed": "a load failed behind it, and the step that computes it again is not over",
+    "other part": "another block begins with the same tokens; vLLM gives such a part no key",
+    "given up": "vLLM refuses a call for copies that only keep what is cached; kvcore drops these",
 }
-"""Rule name -> why a block lost its key."""
+"""Rule name -> why a block lost its key, or a request got blocks on one side only."""
 
 FREES = ("free", "pop_blocks_for_free")
 LOOK_UPS = ("get_computed_blocks", "get_computed_blocks_for_connector")
@@ -37,6 +39,7 @@ class Watch:
     which its last allocation began to compute. lost: block without a key -> the rule, as of the
     first call after it, counted from the start of the step. taken: blocks that a request took in
     this step and that have lost no key since: they have other content from the next step on.
+    given_up: requests for which copies were given up in this step.
     """
 
     manager: Any
@@ -49,6 +52,7 @@ class Watch:
     lost: dict[int, str] = attrs.field(factory=dict)
     taken: set[int] = attrs.field(factory=set)
     scheduled: set[str] = attrs.field(factory=set)
+    given_up: set[str] = attrs.field(factory=set)
 
     def __attrs_post_init__(self) -> None:
         for name in LOOK_UPS:
@@ -62,6 +66,7 @@ class Watch:
         """Begin a step: forget lost keys of blocks that have a key again or other content."""
         self.calls.clear()
         self.scheduled.clear()
+        self.given_up.clear()
         kept = self.lost.keys() - self.taken - self.keyed(self.lost)
         self.lost = {block: self.lost[block] for block in kept}
         self.taken.clear()
@@ -87,7 +92,11 @@ class Watch:
     def _allocate(self, name: str, call: Any, request: Any, *args: Any, **options: Any) -> Any:
         request_id, counted = request.request_id, request.num_computed_tokens
         before = flat(self.manager.get_blocks(request_id)) or []
+        parts = getattr(self.manager, "parts", None)
+        num_given_up = parts.num_given_up if parts else 0
         grown = call(request, *args, **options)
+        if parts and parts.num_given_up > num_given_up:
+            self.given_up.add(request_id)
         table = flat(self.manager.get_blocks(request_id)) or []
         if counted < self.starts.get(request_id, 0):
             # A block that is computed again has no key until the step ends. Other tables are not
@@ -140,11 +149,16 @@ def flat(blocks: Any) -> list[int] | None:
     return [block for ids in blocks.get_block_ids() for block in ids if block]
 
 
-def explain(vllm: Watch, kvcore: Watch) -> str:
+def explain(vllm: Watch, kvcore: Watch, *, has_parts: bool = False) -> str:
     """Return the rule that explains the first call whose results differ, or an empty string."""
     for own, ours in zip(vllm.calls, kvcore.calls, strict=False):
         if own == ours:
             continue
+        if has_parts and own[:2] == ours[:2]:
+            if own[2] is None and own[1] in kvcore.given_up:
+                return "given up"
+            if own[0] in LOOK_UPS and len(own[2] or ()) == len(ours[2] or ()):
+                return "other part"
         if own[:2] != ours[:2] or own[2] is None or ours[2] is None:
             return ""
         return rule_of(kvcore.lost, own[2], ours[2], is_look_up=own[0] in LOOK_UPS)

@@ -42,8 +42,9 @@ class DecodedTokens:
         self.last_refusal: Refused | None = None
         self._core, self._steps, self.empty_kv_cache_blocks = core, steps, empty
         self._known, self._has_key = known, steps.has_key
-        self._block_divisor = gcd(*sizes)
-        self._length_limit = config.length_limit
+        self._block_divisor = config.hash_block_size if config.has_tails else gcd(*sizes)
+        # With tail keys a block may have to be replaced, so no token takes the fast path.
+        self._length_limit = 0 if config.has_tails else config.length_limit
         self._num_groups, self._is_one = len(sizes), len(sizes) == 1
         self._publishes = config.publish == "scheduled"
         self._keeps_all = not any(each.is_windowed or each.is_cross for each in config.groups)

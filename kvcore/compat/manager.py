@@ -125,16 +125,17 @@ class KVCacheManager(DecodedTokens):
         full_sequence_must_fit: bool = False,
         *,
         reserved_blocks: int = 0,
+        checkpoint: bool | None = None,
     ) -> KVCacheBlocks | None:
         """Schedule the next tokens of a request; return the new blocks of its tables, or None.
 
         num_new_computed_tokens, new_computed_blocks: of `get_computed_blocks`. New tokens past
-        num_tokens are drafts if `spec_token_ids` has them, else to come. The rest, and errors, are
-        those of the core, plus BehindWindow and TokensChanged.
+        num_tokens are drafts if `spec_token_ids` has them, else to come. checkpoint: no longer None
+        once it was True. The rest, and errors: the core's, plus BehindWindow and TokensChanged.
         """
         if (
             num_new_tokens == 1
-            and new_computed_blocks is None
+            and checkpoint is None is new_computed_blocks
             and num_new_computed_tokens is num_lookahead_tokens is num_external_computed_tokens
             and num_external_computed_tokens is num_encoder_tokens is reserved_blocks is ZERO
             and delay_cache_blocks is full_sequence_must_fit is False
@@ -149,8 +150,7 @@ class KVCacheManager(DecodedTokens):
         )
         looked_up = self.enable_caching and not skips_reading(request)
         hit = read_hit(new_computed_blocks, counts.num_hit, looked_up=looked_up)
-        seen = see(request)
-        self._steps.notice(seen)
+        self._steps.notice(seen := see(request))
         known = self._registry.bring(request, seen)
         span = find_span(self._core, self._steps, known, seen, counts)
         got = self._allocate(
@@ -159,11 +159,11 @@ class KVCacheManager(DecodedTokens):
             num_encoder_tokens=num_encoder_tokens,
             full_sequence_must_fit=full_sequence_must_fit,
             reserved_blocks=reserved_blocks,
+            checkpoint=bool(checkpoint),
         )
+        self.last_refusal = got if isinstance(got, Refused) else None
         if isinstance(got, Refused):
-            self.last_refusal = got
             return None
-        self.last_refusal = None
         self._steps.schedule(seen.name, (request, seen.num_tokens, seen.num_computed, span.start))
         counted = span.start if counts.num_new else seen.num_computed
         self._registry.hold(known, seen, counted, span.end)

@@ -107,10 +107,14 @@ class FarClient:
         self._stores.forget(sequence.sequence_id)
 
     def check(self) -> None:
-        """Raise AssertionError unless each slot is free or has one user (STAGING)."""
+        """Raise AssertionError unless each slot is free or has one user, and the marked ones are
+        those of unfinished operations (STAGING).
+        """
         held = [*self._link.held, *self._fetches.held, *self._stores.held]
         assert len(held) == len(set(held)), f"slots {sorted(held)} have two users"
         assert set(held) == self.staging.used, f"{self.staging.used} used, {sorted(held)} held"
+        marked, under_way = self.staging.with_marks, {*self._fetches.loading, *self._stores.copying}
+        assert marked == under_way, f"slots {sorted(marked)} marked, {sorted(under_way)} under way"
 
     def _epoch(self) -> int:
         return self._engine.manager.epoch

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable
+from functools import partial
 
 import attrs
 
@@ -104,7 +105,12 @@ class Fetches:
     def held(self) -> list[int]:
         """The slots of pages that are ready, or are being loaded."""
         pages = [slot for each in self._fetches.values() for slot in each.pages.values()]
-        return pages + [each.slot for each in self._loads.values() if each.slot is not None]
+        return pages + self.loading
+
+    @property
+    def loading(self) -> list[int]:
+        """The slots that batches have yet to load."""
+        return [each.slot for each in self._loads.values() if each.slot is not None]
 
     def is_fetching(self, sequence: FarSequence) -> bool:
         """Return whether a sequence must keep waiting; for a new one, the fetch begins."""
@@ -198,8 +204,10 @@ class Fetches:
         """Mark fetches as ready if their tickets are done, time is up, or the tier is down."""
         now = self._clock.monotonic()
         for fetch in {id(each): each for each in self._by_ticket.values()}.values():
-            if now >= fetch.deadline or not self._link.is_up:
-                self._give_up(fetch)
+            if now >= fetch.deadline:
+                self._give_up(fetch, partial(self._link.expire, now=now))
+            elif not self._link.is_up:
+                self._give_up(fetch, self._link.give_up)
         for fetch in self._fetches.values():
             if fetch.state in (FetchState.FINDING, FetchState.FETCHING) and not fetch.tickets:
                 fetch.state = FetchState.READY
@@ -234,7 +242,7 @@ class Fetches:
         fetch = self._fetches.pop(sequence.sequence_id, None)
         if fetch is None:
             return
-        self._give_up(fetch)
+        self._give_up(fetch, self._link.give_up)
         for operation in fetch.operations:
             self._loads[operation].fetch = None
         self._leave(fetch, FetchState.OVER)
@@ -298,11 +306,11 @@ class Fetches:
             fetch.tickets.add(ticket)
             self._by_ticket[ticket] = fetch
 
-    def _give_up(self, fetch: Fetch) -> None:
+    def _give_up(self, fetch: Fetch, give_up: Callable[[Ticket], None]) -> None:
         """Stop waiting for the tickets of a fetch."""
         for ticket in fetch.tickets:
             del self._by_ticket[ticket]
-            self._link.give_up(ticket)
+            give_up(ticket)
         fetch.tickets.clear()
 
     def _leave(self, fetch: Fetch, state: FetchState) -> None:

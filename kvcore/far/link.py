@@ -117,6 +117,14 @@ class TierLink:
         except Exception:  # the ticket still ends with its `Done`
             self.counts.dropped["cancel failed"] += 1
 
+    def expire(self, ticket: Ticket, now: float) -> None:
+        """Give up a ticket that has no answer in time, which is a failure of the tier."""
+        if not ticket.is_probe:
+            self.counts.pages[ticket.operation, "timeout"] += len(ticket.names)
+        self._failed(now, probe=ticket.is_probe)
+        self.give_up(ticket)
+        self._report_span(ticket, now, num_ok=0)
+
     def poll(self) -> list[Ended]:
         """Return the tickets that ended since the last call, and those given up by this one."""
         now = self._clock.monotonic()
@@ -127,10 +135,7 @@ class TierLink:
                 self._end(ticket, done.statuses, now, ended)
         for ticket in list(self._tickets.values()):
             if now >= ticket.deadline and not ticket.is_given_up:
-                self.counts.pages[ticket.operation, "timeout"] += len(ticket.names)
-                self._failed(now, probe=ticket.is_probe)
-                self.give_up(ticket)
-                self._report_span(ticket, now, num_ok=0)
+                self.expire(ticket, now)
                 ended.append(Ended(ticket, None))
         if self._breaker.is_due(now) and not self._is_probing():
             self._probe(now)

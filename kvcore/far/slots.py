@@ -36,6 +36,11 @@ class Slots:
         """The slots that are not free."""
         return frozenset(self._uses)
 
+    @property
+    def with_marks(self) -> frozenset[int]:
+        """The slots that are marked."""
+        return frozenset(each for each in self._uses if self._marks[each * MARK_SIZE])
+
     def num_free(self, use: Use) -> int:
         """Return the number of slots that `take` would give."""
         used = sum(each == use for each in self._uses.values())

@@ -68,7 +68,12 @@ class Stores:
     @property
     def held(self) -> list[int]:
         """The slots of blocks that are being copied, or were and are not handed to the tier yet."""
-        return [each.slot for each in (*self._operations.values(), *self._copied)]
+        return self.copying + [each.slot for each in self._copied]
+
+    @property
+    def copying(self) -> list[int]:
+        """The slots that batches have yet to fill."""
+        return [each.slot for each in self._operations.values()]
 
     def owns(self, operation: int) -> bool:
         """Return whether an operation is a store."""
@@ -97,6 +102,7 @@ class Stores:
     def end(self, operation: int, done: bool) -> None:
         """Note that a batch copied a block, or failed to."""
         store = self._operations.pop(operation)
+        self._staging.unmark(store.slot)  # else a later store of this key would copy into it
         if done:
             self._copied.append(store)
         else:

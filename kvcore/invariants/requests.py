@@ -72,10 +72,10 @@ def group_agree(state: State) -> Iterator[str]:
     """
     for request in state.requests.values():
         for index, table in enumerate(held_tables(request)):
-            group = state.config.groups[index]
-            count = request.num_accepted
-            if group.is_state and request.num_computed == count + 1:  # maybe of the same step
-                count = request.num_computed
+            group, count = state.config.groups[index], request.num_accepted
+            if group.is_state and request.num_computed > count:
+                place = count // group.block_size  # of the first token to come
+                count += place < len(table) and not is_null(state, request, table[place])
             last = 0 if group.is_cross else -(-count // group.block_size)
             for position in range(skipped_blocks(group, count), last):
                 if position >= len(table) or is_null(state, request, table[position]):

@@ -98,7 +98,7 @@ class BlockPool(Struct, frozen=True, gc=False):
         return 0 if self.quarantine is None else len(self.quarantine)
 
     def has_key(self, block: int) -> bool:
-        """Return whether a block has a key, be it a tail key."""
+        """Return whether a block has a key or a tail key."""
         return has_key(self, block)
 
 
@@ -217,11 +217,17 @@ class PoolTransaction(KeyedTransaction):
         """
         blocks = self._take_front(count) if self.floors is None else self._take(count, tenant)
         for block in blocks:
-            if self.has_key(block):
+            if self.keys[block] is not None or self.tails is not None:
                 self.unpublish(block)
             self.ref_counts[block] = 1
             self.effects.commands.append(Allocate(block))
         return blocks
+
+    def publish(self, block: int, key: bytes, depth: int = 0) -> None:
+        """Make a block findable under a key. depth: its place in its request's table."""
+        del depth
+        self.keys[block] = key
+        self.index.insert(key, block)
 
     def note_takers(self, blocks: Sequence[int], tenants: Sequence[int]) -> None:
         """Note for which tenant each block was taken."""

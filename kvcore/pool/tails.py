@@ -69,12 +69,12 @@ class Keyed(Protocol):
 
 
 def has_key(pool: Keyed, block: int) -> bool:
-    """Return whether a block has a key, be it a tail key."""
+    """Return whether a block has a key or a tail key."""
     return pool.keys[block] is not None or bool(pool.tails and pool.tails.keys(block))
 
 
 class KeyedTransaction:
-    """The part of `PoolTransaction` that gives keys to blocks and takes them away.
+    """The part of `PoolTransaction` that gives tail keys to blocks and takes all keys away.
 
     tails: None if no hit may end inside a block.
     """
@@ -88,14 +88,8 @@ class KeyedTransaction:
     effects: Effects
 
     def has_key(self, block: int) -> bool:
-        """Return whether a block has a key, be it a tail key."""
+        """Return whether a block has a key or a tail key."""
         return has_key(self, block)
-
-    def publish(self, block: int, key: bytes, depth: int = 0) -> None:
-        """Make a block findable under a key. depth: its place in its request's table."""
-        del depth
-        self.keys[block] = key
-        self.index.insert(key, block)
 
     def unpublish(self, block: int) -> None:
         """Forget the keys of a block, if it has any; its place in the free queue stays."""

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """How a record encodes a request that is added: its id, its tokens, and a bit set of its parts.
 
-A record by keys has none of the parts from which keys are made, but those of a tenant.
+A record by keys has none of the parts from which keys are made, except those of a tenant.
 Twin: rust/src/record/new_request.rs.
 """
 

@@ -15,8 +15,9 @@ from typing import NoReturn
 
 from kvcore.oracle.content_oracle import Pass
 from kvcore.oracle.device import DeviceSize, MakeDevice
+from kvcore.replay.configuration import make_config
 from kvcore.replay.loop import Sequence as Running
-from kvcore.replay.loop import Step, make_config
+from kvcore.replay.loop import Step
 from kvcore.replay.results import Options
 from kvcore.scheduler import ScheduledChunk
 from kvcore.types.commands import Batch

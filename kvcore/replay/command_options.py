@@ -17,7 +17,7 @@ import attrs
 
 from kvcore import _twin
 from kvcore.cli.arguments import MOST, count, positive
-from kvcore.replay.loop import make_config
+from kvcore.replay.configuration import make_config, read_groups
 from kvcore.replay.request_trace import STDIN
 from kvcore.replay.results import BackendName, Options
 from kvcore.replay.whole_file import check_writable
@@ -82,6 +82,17 @@ def add_pool(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
     add("--blocks", type=count, metavar="N", required=True, help="blocks of the pool")
     _number(group, "--block-size", "TOKENS", DEFAULTS.block_size, "tokens per block")
+    add(
+        "--model",
+        metavar="CONFIG",
+        help="config.json of a model: blocks of its layers, as `kvcore size` shows them",
+    )
+    add(
+        "--hash-block-size",
+        type=count,
+        metavar="TOKENS",
+        help="let hits end at multiples of it, inside blocks too (ends of blocks)",
+    )
     add(
         "--policy",
         choices=EVICTIONS,
@@ -181,11 +192,19 @@ def read_arguments(given: argparse.Namespace) -> Arguments:
         raise BadOptions(reason="--store-policy needs --far-blocks")
     if given.far_blocks is not None and given.apply is not None:
         raise BadOptions(reason="--apply has no far tier: omit --far-blocks")
+    inside = given.model is not None or given.hash_block_size is not None
+    for name in ("far_blocks", "apply", "explain"):
+        if inside and getattr(given, name):
+            option = "--" + name.replace("_", "-")
+            reason = f"{option} has blocks of one size that are hit whole"
+            raise BadOptions(reason=f"{reason}: omit --model and --hash-block-size")
     if given.host_blocks is not None and given.preempt != "swap":
         raise BadOptions(reason="--host-blocks needs --preempt swap")
     options = Options(
         num_blocks=given.blocks,
         block_size=given.block_size,
+        groups=() if given.model is None else read_groups(given.model, given.block_size),
+        hash_block_size=given.hash_block_size,
         policy=given.policy,
         max_running=given.max_running,
         token_budget=given.token_budget,
@@ -201,7 +220,8 @@ def read_arguments(given: argparse.Namespace) -> Arguments:
         seconds_per_decode=given.step_us[2],
     )
     for size in (given.blocks, *given.sweep):
-        make_config(attrs.evolve(options, num_blocks=size))
+        for policy in (given.policy, *given.policies):
+            make_config(attrs.evolve(options, num_blocks=size, policy=policy))
     if given.html is not None:
         _check_page(given.html, given.trace)
     return Arguments(

@@ -15,8 +15,8 @@ import attrs
 from kvcore.manager import KVCacheManager
 from kvcore.metrics import measured
 from kvcore.replay.arrivals import Arrivals
+from kvcore.replay.configuration import make_config
 from kvcore.replay.costs import MEASURED, Meter
-from kvcore.replay.errors import InvalidReplayOption
 from kvcore.replay.expand import outputs, prompt_tokens
 from kvcore.replay.far.replay_tier import ReplayTier
 from kvcore.replay.record import Record
@@ -24,9 +24,7 @@ from kvcore.replay.request_trace import TraceReader
 from kvcore.replay.results import BackendName, Options, Result, Sample
 from kvcore.replay.workload import TraceRequest
 from kvcore.scheduler import ScheduledChunk, Scheduler
-from kvcore.types.arguments import read_count
 from kvcore.types.commands import Batch
-from kvcore.types.config import Config
 from kvcore.types.errors import InvariantViolation
 from kvcore.types.values import Hit, Refused, Request
 
@@ -65,40 +63,6 @@ def replay(
     if isinstance(requests, TraceReader):
         return loop.result((requests.name, requests.num_skipped))
     return loop.result(("requests", 0))
-
-
-def make_config(options: Options) -> Config:
-    """Return the configuration of the manager for these options.
-
-    Raises InvalidConfig, InvalidCount, InvalidReplayOption.
-    """
-    for name in ("max_running", "token_budget"):
-        read_count(name, getattr(options, name), 1)
-    if options.num_requests is not None:
-        read_count("num_requests", options.num_requests, 1)
-    if options.far_blocks is not None:
-        read_count("far_blocks", options.far_blocks, 1)
-    for name in ("base_seconds", "seconds_per_prefill_token", "seconds_per_decode"):
-        value = getattr(options, name)
-        if not 0 <= value < float("inf"):
-            raise InvalidReplayOption(
-                name=name, value=value, reason="must be at least 0, and finite"
-            )
-    num_host_blocks = 0
-    if options.preempt == "swap":
-        given = options.num_host_blocks
-        num_host_blocks = options.num_blocks if given is None else given
-    elif options.preempt != "recompute":
-        reason = "must be one of recompute, swap"
-        raise InvalidReplayOption(name="preempt", value=options.preempt, reason=reason)
-    return Config(
-        options.num_blocks,
-        options.block_size,
-        num_host_blocks=num_host_blocks,
-        eviction=options.policy,
-        hashing=options.hashing,
-        hash_seed=b"kvcore replay",
-    )
 
 
 @attrs.define(eq=False)

@@ -12,10 +12,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from kvcore.replay.arrivals import Arrived
+from kvcore.replay.bounds.ideal import Ideal
+from kvcore.replay.bounds.optimum import LookUps
+from kvcore.replay.bounds.prefix_tree import PrefixTree
 from kvcore.replay.costs import NANO, Histogram, Meter
-from kvcore.replay.ideal import Ideal
-from kvcore.replay.optimum import LookUps
-from kvcore.replay.prefix_tree import PrefixTree
 from kvcore.replay.results import (
     REFUSED_MAX,
     SAMPLES_MAX,
@@ -78,8 +78,9 @@ class Record:
         self._refused: list[RefusedRequest] = []
         self._waits = Histogram()
         tree = PrefixTree()
-        self._ideal = Ideal(options.block_size, tree) if options.bounds else None
-        self._look_ups = LookUps(options.block_size, tree) if options.bounds else None
+        whole = not options.groups and options.hash_block_size is None
+        self._ideal = Ideal(config.hit_alignment, tree) if options.bounds else None
+        self._look_ups = LookUps(options.block_size, tree) if options.bounds and whole else None
 
     @property
     def cached_blocks(self) -> int:

@@ -7,6 +7,7 @@ is not shown. Times of the manager are processor time, all others virtual.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from kvcore.replay.explain.tables import cause_rows, evictor_rows
@@ -47,7 +48,7 @@ def setting(result: Result) -> str:
     options = result.options
     preempt = "recompute" if options.preempt == "recompute" else f"swap to {_host(options)}"
     return (
-        f"{counted(options.num_blocks, 'block')} of {counted(options.block_size, 'token')}, "
+        f"{counted(options.num_blocks, 'block')} of {_kept(options)}, "
         f"{options.policy}, {options.max_running:,} running at most, "
         f"{counted(options.token_budget, 'token')} per step, preempt by {preempt}, "
         f"{result.backend} core"
@@ -281,6 +282,19 @@ def _course(result: Result) -> Iterator[tuple[str, str, str]]:
             f"{each.median:,.0f}",
             f"median over time; mean {each.mean:,.1f}, most {each.most:,.0f}",
         )
+
+
+def _kept(options: Options) -> str:
+    """Return what a block keeps, and where hits end if that is not at the ends of blocks."""
+    kept = counted(options.block_size, "token")
+    if options.groups:
+        kinds = Counter((each.kind, each.block_size) for each in options.groups)
+        kept = " and ".join(
+            f"{counted(number, f'{kind} group')} of {counted(size, 'token')}"
+            for (kind, size), number in kinds.items()
+        )
+    unit = options.hash_block_size
+    return kept if unit is None else f"{kept}, hits at multiples of {unit:,}"
 
 
 def _host(options: Options) -> str:

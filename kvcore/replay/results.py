@@ -14,6 +14,7 @@ from typing import Literal
 import attrs
 
 from kvcore.types.config import EvictionName
+from kvcore.types.groups import Group
 from kvcore.types.keys import Hashing
 
 BackendName = Literal["python", "rust"]
@@ -38,19 +39,23 @@ second.
 class Options:
     """The options of a replay.
 
-    num_blocks: of the pool, the null block included. policy: `Config.eviction`. max_running:
-    requests that hold blocks on the device at a time. token_budget: tokens that a step computes at
-    most. num_known: waiting requests that the manager knows before their turn. spared: the share of
-    the pool that an admission leaves to free blocks that known requests will look up. preempt: a
-    preempted request loses its blocks ("recompute"), or they are swapped to num_host_blocks host
-    blocks (None: as many as num_blocks) while these have room. num_requests: number of requests
-    after which reading stops. bounds: count the ideal and the optimum too, whose memory grows with
+    num_blocks: of the pool, the null block included. groups: of a model, empty for one full group
+    of block_size. hash_block_size: hits end at its multiples, inside blocks too; None: at the ends
+    of blocks. policy: `Config.eviction`. max_running: requests that hold blocks on the device at a
+    time. token_budget: tokens that a step computes at most. num_known: waiting requests that the
+    manager knows before their turn. spared: the share of the pool that an admission leaves to free
+    blocks that known requests will look up. preempt: a preempted request loses its blocks
+    ("recompute"), or they are swapped to num_host_blocks host blocks (None: as many as num_blocks)
+    while these have room. num_requests: number of requests after which reading stops. bounds: count
+    the ideal and, in blocks of one size that are hit whole, the optimum; their memory grows with
     the distinct ids of the trace. far_blocks: number of blocks of a far tier, whose loads and
     stores take no time; None for no tier. store_policy: which blocks it keeps (far/far_blocks.py).
     """
 
     num_blocks: int
     block_size: int = 16
+    groups: tuple[Group, ...] = ()
+    hash_block_size: int | None = None
     policy: EvictionName = "lru"
     hashing: Hashing = "sha256"
     max_running: int = 256
@@ -134,12 +139,12 @@ class Result:
 
     requests: those read, the refused ones too. prompt_tokens: of all of them. looked_up_tokens,
     hit_tokens: of first look-ups. again_*: of the look-ups of requests that were preempted.
-    ideal_hit_tokens: hits of an unlimited cache in the same first look-ups (ideal.py).
-    optimum_hit_tokens: a bound that no policy exceeds at this pool size (optimum.py); both None
-    without `Options.bounds`. evictions: blocks that lost their content to another. preemptions: by
-    recompute and by swap; swaps: those by swap. virtual_seconds: when the last step ended.
-    far_hit_tokens: of first look-ups, after hit_tokens, loaded from the far tier; far_written:
-    blocks that it stored. Both None without a tier.
+    ideal_hit_tokens: hits of an unlimited cache in the same first look-ups (bounds/ideal.py).
+    optimum_hit_tokens: a bound that no policy exceeds at this pool size (bounds/optimum.py); both
+    None without `Options.bounds`. evictions: blocks that lost their content to another.
+    preemptions: by recompute and by swap; swaps: those by swap. virtual_seconds: when the last step
+    ended. far_hit_tokens: of first look-ups, after hit_tokens, loaded from the far tier;
+    far_written: blocks that it stored. Both None without a tier.
     """
 
     trace: str

@@ -11,9 +11,9 @@ from collections.abc import Iterable, Iterator
 
 import attrs
 
+from kvcore.replay.bounds.ideal import Ideal
+from kvcore.replay.bounds.prefix_tree import PrefixTree
 from kvcore.replay.costs import Histogram
-from kvcore.replay.ideal import Ideal
-from kvcore.replay.prefix_tree import PrefixTree
 from kvcore.replay.report_text import counted, percent, span
 from kvcore.replay.summary import share
 from kvcore.replay.workload import TraceRequest

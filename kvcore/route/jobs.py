@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator
 
 import attrs
 
+from kvcore.replay.bounds.prefix_tree import PrefixTree
 from kvcore.replay.errors import TraceFileError
-from kvcore.replay.prefix_tree import PrefixTree
 from kvcore.replay.workload import TraceRequest
 
 

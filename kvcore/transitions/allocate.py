@@ -193,7 +193,8 @@ def note_scheduled(tx: Transaction, plan: Plan) -> None:
         tx.scheduled = tx.scheduled.set(request_id, ScheduledRequest(before, num_kept))
     elif record.num_kept != num_kept:
         tx.scheduled = tx.scheduled.set(request_id, replace(record, num_kept=num_kept))
-    note_delay(tx, request_id, delayed=plan.slot_request.delay_cache_blocks)
+    if tx.config.has_tails:
+        note_delay(tx, request_id, delayed=plan.slot_request.delay_cache_blocks)
 
 
 def apply_rewrite(

@@ -25,7 +25,7 @@ from kvcore.state.table_edit import TableEdit
 from kvcore.state.transaction import Transaction, transition
 from kvcore.transitions.in_flight import lower_restored, note_published_key, num_finished
 from kvcore.transitions.publish import publish_blocks, stored
-from kvcore.transitions.tails.keys import publish_tails, settle_tails
+from kvcore.transitions.tails.keys import move_tails, publish_tails, settle_tails
 from kvcore.transitions.unconfirmed_loads import confirm_loads, note_keyed, note_owner
 from kvcore.types.arguments import read_int
 from kvcore.types.commands import Batch, close, named_rows
@@ -182,6 +182,8 @@ def _merge(tx: Transaction, merge: Merge) -> None:
         note_owner(tx, merge.request_id, [older])
     if tx.config.publish == "scheduled":
         lower_restored(tx, merge.request_id, merge.position * size)
+    if tx.config.has_tails:
+        move_tails(tx, request, (merge.group_id, merge.position), merge.block, older)
     edit = TableEdit(tx, request)
     edit.replace(merge.group_id, merge.position, older)
     tx.put(replace(request, tables=tuple(edit.tables)))

@@ -128,7 +128,8 @@ def _prefix(
     most = min(count, finished, len(request.block_hashes) * config.hash_block_size)
     length = common_length(state, request, aligned(config, most), most)
     if not length:
-        reason = f"{finished} are computed, and no whole block of them is found"
+        part = "part of a block" if config.has_tails else "whole block"
+        reason = f"{finished} are computed, and no {part} of them is found"
         if not config.enable_caching:
             reason = "prefix caching is off"
         raise NothingToPin(request=request.request_id, requested=count, reason=reason)

@@ -29,7 +29,7 @@ from kvcore.transitions.slot_request import (
     check_slot_request,
     read_slot_request,
 )
-from kvcore.transitions.tails.rewrites import Lengths, Rewrite, plan_rewrites
+from kvcore.transitions.tails.rewrites import Lengths, Rewrite, plan_tailed, writes_same
 from kvcore.transitions.window import Trim, freed_blocks, plan_trims, visible_from
 from kvcore.types.groups import Group, skipped_blocks
 from kvcore.types.values import Reason, Refused
@@ -139,6 +139,29 @@ def plan_allocation(tx: Transaction, slot_request: SlotRequest) -> Plan | Refusa
         growth=preallocate(tx, request, hits, growth, spare - for_keys),
         steps=steps,
     )
+
+
+def plan_rewrites(
+    tx: Transaction, request: RequestState, hits: tuple[tuple[int, ...], ...], lengths: Lengths
+) -> tuple[Rewrite, ...]:
+    """Return the shared or keyed blocks that the new slots will write, in table order."""
+    if tx.config.has_tails:
+        return plan_tailed(tx, request, hits, lengths)
+    rewrites = []
+    for group_id, group in enumerate(tx.config.groups):
+        if group.is_cross or group.is_state:
+            continue
+        size, table = group.block_size, request.tables[group_id]
+        first = max(lengths.local // size, lengths.skipped[group_id])
+        for position in range(first, min(len(table), -(-lengths.slots // size))):
+            block = table[position]
+            shared = tx.device.ref_counts[block] > 1
+            if shared or tx.device.keys[block] is not None:
+                copied = shared and lengths.local > position * size
+                same = not shared and writes_same(tx, request, (group_id, position), lengths)
+                flags = {"shared": shared, "copied": copied, "same": same}
+                rewrites.append(Rewrite(group_id=group_id, position=position, **flags))
+    return tuple(rewrites)
 
 
 def num_available(

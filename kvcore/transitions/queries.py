@@ -107,19 +107,24 @@ def has_key(state: State, block: int) -> bool:
 
 
 def get_block_key(state: State, block: int) -> bytes | None:
-    """Return the key of a device block, 36 bytes; None if it has none, like the null block.
-
-    Raises UnknownBlock.
+    """Return the key of a device block, 36 bytes, or else its longest tail key; None if it has
+    neither, like the null block. Raises UnknownBlock.
     """
     number = find_block(state, block)
-    return None if number is None else state.device.keys[number]
+    if number is None:
+        return None
+    tails = state.device.tails.keys(number) if state.device.tails else ()
+    return state.device.keys[number] or (tails[-1] if tails else None)
 
 
 def get_cached_block(state: State, key: bytes) -> int | None:
-    """Return the device block of a key, the first of several. Raises InvalidKey."""
+    """Return the device block of a key or tail key, the first of several. Raises InvalidKey."""
     if len(key) != KEY_SIZE:
         raise InvalidKey(size=len(key), expected=KEY_SIZE)
-    return state.device.index.firsts.get(key)
+    found = state.device.index.firsts.get(key)
+    if found is None and state.device.tails:
+        found = next(iter(state.device.tails.blocks(key)), None)
+    return found
 
 
 def num_owners(state: State, block: int) -> int:

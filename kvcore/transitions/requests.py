@@ -199,10 +199,10 @@ def remove_request(state: State, request_id: str) -> Outcome[State, None]:
         held = sum(len(table) for table in (*request.tables, *request.host_tables))
         if held:
             raise StillHoldsBlocks(request=request_id, num_blocks=held)
+        forget_reporter(tx, request_id)
         del tx.requests[request_id]
         forget_waiting(tx, request_id)
         forget_entries(tx, request_id, request.row)
-        forget_reporter(tx, request_id)
         tx.rows = tx.rows.set(request.row, None)
         tx.held_rows += ((request.row, tx.batch.number),)
 

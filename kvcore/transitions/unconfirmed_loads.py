@@ -19,6 +19,7 @@ from msgspec.structs import replace
 from kvcore.state.batch_records import Reporter, UnconfirmedLoad
 from kvcore.state.transaction import Transaction
 from kvcore.types.config import NO_LIMIT
+from kvcore.types.keys import HASH_SIZE
 
 
 def note_load(tx: Transaction, request_id: str, first: int, end: int) -> None:
@@ -116,8 +117,7 @@ def forget_reporter(tx: Transaction, request_id: str) -> None:
         left = tuple(each for each in load.reporters if each.request_id != request_id)
         end = max((each.most for each in left), default=load.first)
         if end < load.end:
-            load = replace(load, end=end)
-            _withdraw(tx, load)
+            load = _withdraw(tx, replace(load, end=end))
         if left:
             loads.append(replace(load, reporters=left))
     tx.loads = tuple(loads)
@@ -180,18 +180,47 @@ def spoil_loads(tx: Transaction, request_ids: Sequence[str], num_tokens: int) ->
     loads = []
     for load in tx.loads:
         if load.is_reported(request_ids, num_tokens):
-            load = _cut(load, max(num_tokens, load.first))
-            _withdraw(tx, load)
+            load = _withdraw(tx, _cut(load, max(num_tokens, load.first)))
         if load.end > load.first:
             loads.append(load)
     tx.loads = tuple(loads)
 
 
-def _withdraw(tx: Transaction, load: UnconfirmedLoad) -> None:
-    """Withdraw the keys of what rests on a load past its end."""
+def _withdraw(tx: Transaction, load: UnconfirmedLoad) -> UnconfirmedLoad:
+    """Withdraw the keys of what rests on a load past its end; return the load with what is left.
+
+    Parts of a block that end at or before the end stay findable.
+    """
+    unit, left = tx.config.hash_block_size, dict[tuple[int, int], None]()
     for block, end in load.blocks:
         if end > load.end:
-            tx.device.unpublish(block)
+            kept = _kept_tails(tx, load, block, end)
+            tx.device.unpublish_full(block)
+            spoilt = [key for key in tx.device.tail_keys(block) if key not in kept]
+            tx.device.withdraw_tails(block, spoilt)
+            end = load.end // unit * unit
+        if end > load.first and tx.device.has_key(block):
+            left[block, end] = None
+    return replace(load, blocks=tuple(left))
+
+
+def _kept_tails(tx: Transaction, load: UnconfirmedLoad, block: int, end: int) -> set[bytes]:
+    """Return the tail keys up to the end of a load, in the block that a position `end` is in or
+    behind, of the requests that can report the load.
+    """
+    tails = tx.device.tail_keys(block)
+    if not tails:
+        return set()
+    config, unit = tx.config, tx.config.hash_block_size
+    group_id = int.from_bytes(tails[0][HASH_SIZE:])
+    size = config.groups[group_id].block_size
+    kept: set[bytes] = set()
+    for each in load.reporters:
+        request = tx.requests[each.request_id]
+        last = min(load.end // unit, len(request.block_hashes)) * unit
+        counts = range((end - 1) // size * size + unit, last + 1, unit)
+        kept.update(request.key_at(config, group_id, count) for count in counts)
+    return kept
 
 
 def _cut(load: UnconfirmedLoad, end: int) -> UnconfirmedLoad:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Misuse and corruption, each with a type of its own.
+"""Misuse and corruption, each with a type of its own; those of other files by their names, too.
 
 Invariants: misuse is a `KvcoreError`: its message names the thing and the numbers, `fields` hold
 them, and the state is unchanged. `tier`: of a block that is not on the device. Twin:
@@ -8,27 +8,30 @@ rust/src/types/errors.rs.
 
 from __future__ import annotations
 
-from kvcore.types.base_error import AlreadyPublished as AlreadyPublished
 from kvcore.types.base_error import BackendMissing as BackendMissing
 from kvcore.types.base_error import ConcurrentCall as ConcurrentCall
-from kvcore.types.base_error import EmptyPinName as EmptyPinName
-from kvcore.types.base_error import EpochWentBack as EpochWentBack
-from kvcore.types.base_error import InvalidRetention as InvalidRetention
 from kvcore.types.base_error import InvariantViolation as InvariantViolation
 from kvcore.types.base_error import KvcoreError as KvcoreError
-from kvcore.types.base_error import NoOwner as NoOwner
-from kvcore.types.base_error import NoStateGroup as NoStateGroup
-from kvcore.types.base_error import NothingToPin as NothingToPin
-from kvcore.types.base_error import NotPinned as NotPinned
-from kvcore.types.base_error import PolicyFailed as PolicyFailed
 from kvcore.types.base_error import PoolTooLarge as PoolTooLarge
-from kvcore.types.base_error import RepeatedPin as RepeatedPin
-from kvcore.types.base_error import StaleRequest as StaleRequest
-from kvcore.types.base_error import TimeWentBack as TimeWentBack
-from kvcore.types.base_error import TooManyDrafts as TooManyDrafts
-from kvcore.types.base_error import TooManyPinned as TooManyPinned
-from kvcore.types.base_error import UnalignedCheckpoint as UnalignedCheckpoint
-from kvcore.types.base_error import UnknownPin as UnknownPin
+from kvcore.types.pool_errors import AlreadyPublished as AlreadyPublished
+from kvcore.types.pool_errors import DoubleFree as DoubleFree
+from kvcore.types.pool_errors import EmptyPinName as EmptyPinName
+from kvcore.types.pool_errors import EpochWentBack as EpochWentBack
+from kvcore.types.pool_errors import InvalidKey as InvalidKey
+from kvcore.types.pool_errors import InvalidRetention as InvalidRetention
+from kvcore.types.pool_errors import NoHostTier as NoHostTier
+from kvcore.types.pool_errors import NoOwner as NoOwner
+from kvcore.types.pool_errors import NothingToPin as NothingToPin
+from kvcore.types.pool_errors import NotPinned as NotPinned
+from kvcore.types.pool_errors import PolicyFailed as PolicyFailed
+from kvcore.types.pool_errors import RepeatedPin as RepeatedPin
+from kvcore.types.pool_errors import StaleRequest as StaleRequest
+from kvcore.types.pool_errors import TimeWentBack as TimeWentBack
+from kvcore.types.pool_errors import TooManyPinned as TooManyPinned
+from kvcore.types.pool_errors import UnknownBlock as UnknownBlock
+from kvcore.types.pool_errors import UnknownPin as UnknownPin
+from kvcore.types.pool_errors import UnusedBlock as UnusedBlock
+from kvcore.types.pool_errors import WrongKey as WrongKey
 
 
 class WrongArgument(KvcoreError):
@@ -188,6 +191,32 @@ class InOpenBatch(KvcoreError):
     message = "{kind} {value!r} is in the open batch: take the batch first"
 
 
+class TooManyDrafts(KvcoreError):
+    """A state cannot be cut back, so the one after a draft has its own place. Two tokens to come
+    in one step are a draft and the token after it.
+    """
+
+    message = (
+        "request {request!r} schedules {num_drafts} drafts or tokens to come: a step of state "
+        "groups takes {most}"
+    )
+
+
+class NoStateGroup(KvcoreError):
+    """Only recurrent states are kept by a call."""
+
+    message = "request {request!r} marks a checkpoint, but there is no state group"
+
+
+class UnalignedCheckpoint(KvcoreError):
+    """A state is kept only where a hit can end, and for known tokens."""
+
+    message = (
+        "request {request!r} with {num_tokens} tokens marks the state after {requested}: it must "
+        "be after a multiple of {multiple} known ones"
+    )
+
+
 class TooManyInFlight(KvcoreError):
     """The maximum number of batches is in flight."""
 
@@ -321,42 +350,6 @@ class HitInOpenBatch(KvcoreError):
         "blocks {blocks} were published in the open batch and are counted by requests {requests}: "
         "free those first, or take the batch"
     )
-
-
-class NoHostTier(KvcoreError):
-    """The configuration has no host blocks."""
-
-    message = "there is no host tier: num_host_blocks is 0"
-
-
-class UnknownBlock(KvcoreError):
-    """The pool has no such block, or it is the null block."""
-
-    message = "block {block!r} is not one of the blocks {first} to {last} of this pool"
-
-
-class DoubleFree(KvcoreError):
-    """A block is released more often than it is owned."""
-
-    message = "block {block!r} has {ref_count} owners, but the call releases {requested}"
-
-
-class WrongKey(KvcoreError):
-    """A block does not have, or no longer has, the key that the call expects."""
-
-    message = "block {block!r} at position {position} does not have the key of that position"
-
-
-class UnusedBlock(KvcoreError):
-    """A block with neither owner nor key has no content to keep."""
-
-    message = "block {block!r} has neither owner nor key"
-
-
-class InvalidKey(KvcoreError):
-    """All keys must have one size, since a batch concatenates them."""
-
-    message = "a key has {expected} bytes, not {size}"
 
 
 class DamagedState(KvcoreError):

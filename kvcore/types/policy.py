@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-from kvcore.types.base_error import PolicyFailed
+from kvcore.types.pool_errors import PolicyFailed
 
 Memory = tuple[int, ...]
 Place = tuple[int, int]

@@ -17,8 +17,8 @@ from operator import index
 
 import attrs
 
-from kvcore.types.base_error import InvalidRetention
 from kvcore.types.policies import DEFAULT_LEVEL, DEFAULT_STEPS, Step, Wish
+from kvcore.types.pool_errors import InvalidRetention
 
 LEVEL_MAX = 100
 DURATION_MAX = 2**40

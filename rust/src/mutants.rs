@@ -35,7 +35,7 @@ mutants! {
     EventPerCopy,
     /// 27: the counter of the free queue misses what leaves.
     CounterDrifts,
-    /// 28: a released block comes back nowhere.
+    /// 28: a released block does not return to the free queue.
     FreeForgetsABlock,
     /// 53: a table is given back from its head.
     FreeHeadFirst,

@@ -18,13 +18,17 @@ import tracemalloc
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
+from itertools import pairwise
+from pathlib import Path
 from types import FrameType
 from typing import Any, TypeVar
 
 import pytest
 
+import kvcore
 from kvcore import (
     Config,
+    KVCacheManager,
     KvCacheRetentionConfig,
     Request,
     State,
@@ -38,6 +42,7 @@ from kvcore.types.values import Outcome
 T = TypeVar("T")
 SMALL, LARGE = 64, 65_536
 PATH_BYTES_MAX = 16 * 1024
+FILES_MAX, MOVES_MAX = 13, 44
 
 # All transitions but levels, and those that walk the pool: prompt, hit, decode, fork,
 # copy-on-write, cut, swap, preemption.
@@ -239,3 +244,23 @@ def test_a_refusal_takes_no_memory_for_the_blocks_it_asks_for() -> None:
     state = fresh(LARGE)
     state = perform(state, "add_request", (Request("a", range(2 * LARGE)),))
     assert peak_bytes(partial(perform, state, "allocate_slots", ("a", 2 * LARGE))) < PATH_BYTES_MAX
+
+
+def test_an_allocation_passes_few_files() -> None:
+    """A reader follows one call: through how many files, and how often from one to another."""
+    manager = KVCacheManager(Config(num_blocks=64), backend="python")
+    manager.add_request(Request("a", list(range(40))))
+    hit = manager.get_computed_blocks("a")
+    room, files = str(Path(kvcore.__file__).parent), list[str]()
+
+    def note(frame: FrameType, event: str, _: object) -> None:
+        if event == "call" and frame.f_code.co_filename.startswith(room):
+            files.append(frame.f_code.co_filename)
+
+    sys.setprofile(note)
+    try:
+        manager.allocate_slots("a", 40, hit)
+    finally:
+        sys.setprofile(None)
+    assert len(set(files)) <= FILES_MAX
+    assert sum(one != other for one, other in pairwise(files)) <= MOVES_MAX

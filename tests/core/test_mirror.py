@@ -38,7 +38,7 @@ VARIANT_OF = "a policy is a variant of `Eviction`"
 KEYWORD = "a keyword of Rust: `note_use`"
 PINS_OF_BLOCKS = ("pin", "unpin", "check_block", "check_pins", "check_unpins", "count_blocks")
 GROWTH = ("Growth", "measure", "plan_growth", "preallocate")
-KEYS_OF_BLOCKS = ("publish", "unpublish", "unpublish_full")
+KEYS_OF_BLOCKS = ("unpublish", "unpublish_full")
 TAILS_OF_BLOCKS = ("has_key", "tail_keys", "first_tail", "publish_tail", "withdraw_tails")
 PYTHON_ONLY = {
     ("pool/block_pool", "PoolTransaction"): TRANSACTION,

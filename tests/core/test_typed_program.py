@@ -20,5 +20,5 @@ def test_the_typed_program_runs(backend: Backend) -> None:
 def test_the_typed_program_uses_every_public_call() -> None:
     tree = ast.parse(Path(typed_program.__file__).read_text(encoding="utf-8"))
     used = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
-    public = {name for name in vars(KVCacheManager) if not name.startswith("_")}
+    public = {name for name in dir(KVCacheManager) if not name.startswith("_")}
     assert public - used == set()

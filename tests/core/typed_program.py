@@ -7,6 +7,8 @@ and no value needs a cast. test_typed_program.py runs it.
 
 from __future__ import annotations
 
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Literal
 
 from kvcore import (
@@ -20,6 +22,7 @@ from kvcore import (
     Hit,
     KVCacheBlocks,
     KVCacheManager,
+    KvCacheRetentionConfig,
     KvcoreError,
     LoRA,
     MediaItem,
@@ -33,6 +36,9 @@ from kvcore import (
     Verdict,
 )
 from kvcore.errors import UnknownRequest
+from kvcore.explain.explanation import Missed
+from kvcore.explain.refusal import ExplainedRefusal
+from kvcore.record.recorder import Recorder
 
 
 def admit(manager: KVCacheManager, request: Request) -> KVCacheBlocks:
@@ -158,6 +164,29 @@ def delayed(manager: KVCacheManager) -> None:
     assert (sizes, rate, manager.num_free_blocks) == ({4}, 0.0, 14)
 
 
+def lasting(backend: Literal["rust", "python"], folder: Path) -> None:
+    """Keep content, explain what was lost, and record it all."""
+    config = Config(9, 4, eviction="retention", max_model_len=16, max_pinned_blocks=2)
+    manager = KVCacheManager(config, backend=backend, explain_entries=8)
+    manager.start_recording(Recorder(folder))
+    manager.add_request(Request("e", range(9)))
+    stop: tuple[int, bool] = manager.checkpoint_stop("e", 9)
+    assert stop == (9, False)
+    manager.allocate_slots("e", 9)
+    manager.take_batch()
+    held: int = manager.pin_prefix("system", "e", 8)
+    due: int = manager.num_due_blocks
+    manager.tick(5)
+    manager.extend_retention("e", KvCacheRetentionConfig(decode_retention_priority=80))
+    assert (held, due, manager.epoch) == (8, 0, 0)
+    manager.add_tokens("e", [9])
+    fits: ExplainedRefusal = manager.explain_refusal("e", 1)
+    missed: Missed | None = manager.explain_miss("e")
+    assert (fits.verdict, missed is None) == (Verdict.OK, False)
+    manager.unpin_prefix("system")
+    manager.stop_recording()
+
+
 def play(backend: Literal["rust", "python"]) -> KVCacheManager | None:
     """Do all of it on one manager; return None if an error is not as it must be."""
     config = Config(
@@ -172,6 +201,8 @@ def play(backend: Literal["rust", "python"]) -> KVCacheManager | None:
     requests_and_tokens(manager)
     blocks_and_tiers(manager)
     delayed(manager)
+    with TemporaryDirectory() as folder:
+        lasting(backend, Path(folder))
     data: bytes = manager.encode()
     manager.restore(data)
     state: State = manager.state()

@@ -145,8 +145,8 @@ class Naive:
         return not at or all(request.key(config, g, n) in keys for n in range(first, end))
 
     def _lost_at(self, request: RequestState, g: int, block: int, now: set[bytes]) -> Lost:
-        """Return how a block was lost; one that was not has the cause of a missing one before it,
-        else after it.
+        """Return how a block's key was lost. If it was not, return the cause of the nearest missing
+        block before it, else after it.
         """
         config = self.state.config
         num_hashed = request.num_hashed(config, g)

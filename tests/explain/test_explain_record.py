@@ -16,8 +16,9 @@ from kvcore.explain.explanation import Explanation
 from kvcore.explain.observed import observed
 from kvcore.explain.observer import AdmissionObserver
 from kvcore.record.recorder import Recorder
+from kvcore.replay.configuration import make_config
 from kvcore.replay.explain.command import main
-from kvcore.replay.loop import Loop, make_config
+from kvcore.replay.loop import Loop
 from kvcore.replay.results import Options
 from kvcore.replay.synthetic import generate
 from tests.conftest import Backend

@@ -16,7 +16,7 @@ from kvcore import Group
 from kvcore.explain import observer
 from kvcore.explain.explanation import LENGTHS, Span
 from kvcore.explain.lengths import spans_of
-from kvcore.replay import loop
+from kvcore.replay import configuration, loop
 from kvcore.replay.explain.explained import Explained, split_evicted
 from kvcore.replay.request_trace import TraceReader
 from kvcore.replay.results import Options, Result
@@ -111,7 +111,7 @@ def test_the_causes_are_whole_with_groups_of_all_kinds(
     groups: tuple[Group, ...], use_eagle: bool, num_blocks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     need_twin()
-    make = loop.make_config
+    make = configuration.make_config
 
     def with_groups(options: Options) -> Any:
         plain = make(options)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A fork's child has its parent's wishes: what it alone computed goes by them."""
+"""A child of a fork inherits its parent's wishes, also for blocks that only the child computed."""
 
 from __future__ import annotations
 

@@ -120,7 +120,7 @@ LEVELS = Config(9, 2, hash_seed=SEED, eviction="retention", max_model_len=8, max
 
 
 def levels_story() -> list[Call]:
-    """Return calls with wishes, for ever and for a time that ends, and a pin; then time falls."""
+    """Return calls with wishes, without and with an end, and a pin; then time falls."""
     return [
         Call("add_request", (Request("a", [1, 2, 3, 4, 5], retention=RETENTION),)),
         Call("allocate_slots", ("a", 5)),

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+import attrs
 import pytest
 
 from kvcore import Config
@@ -107,7 +108,7 @@ def test_options_reach_the_loop(capsys: pytest.CaptureFixture[str], trace: Path)
         seconds_per_prefill_token=20 / 1e6,
         seconds_per_decode=3 / 1e6,
     )
-    assert data["options"] == {name: getattr(expected, name) for name in data["options"]}
+    assert data["options"] == json.loads(json.dumps(attrs.asdict(expected)))
     assert set(data["options"]) == set(Options.__annotations__)
     assert (data["backend"], data["requests"]["read"]) == ("python", 9)
     assert data["hit_rate"]["ideal"] is None

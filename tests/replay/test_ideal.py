@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvcore.replay.bounds.ideal import Ideal
 from kvcore.replay.expand import prompt_tokens
-from kvcore.replay.ideal import Ideal
 from kvcore.replay.trace_facts import Counting
 from kvcore.replay.workload import TraceRequest
 from tests.replay.small_traces import traces

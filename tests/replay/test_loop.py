@@ -14,8 +14,9 @@ from hypothesis import given, settings
 
 from kvcore import KVCacheManager
 from kvcore.replay import arrivals, record
+from kvcore.replay.configuration import make_config
 from kvcore.replay.errors import InvalidReplayOption, NotJSON
-from kvcore.replay.loop import Loop, Step, make_config, replay
+from kvcore.replay.loop import Loop, Step, replay
 from kvcore.replay.request_trace import TraceReader
 from kvcore.replay.results import BackendName, Options, Result, Sample
 from kvcore.replay.synthetic import generate, to_lines

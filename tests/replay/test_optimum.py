@@ -8,8 +8,8 @@ from functools import cache
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvcore.replay.ideal import Ideal
-from kvcore.replay.optimum import LookUps
+from kvcore.replay.bounds.ideal import Ideal
+from kvcore.replay.bounds.optimum import LookUps
 from kvcore.replay.workload import TraceRequest
 from tests.helpers.amount import examples
 from tests.replay.small_traces import traces

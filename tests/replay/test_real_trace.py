@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from kvcore.replay.bounds.optimum import LookUps
 from kvcore.replay.far.far_blocks import FarBlocks
 from kvcore.replay.loop import replay
-from kvcore.replay.optimum import LookUps
 from kvcore.replay.request_trace import TraceReader
 from kvcore.replay.results import Options, StorePolicy
 from kvcore.replay.trace_facts import Counting

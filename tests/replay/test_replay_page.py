@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -37,13 +38,31 @@ def test_the_example_is_what_it_prints(
     pytest.importorskip("matplotlib", reason="the example draws its page")
     monkeypatch.chdir(tmp_path)
     shown = re.findall(r"^```text\n(.*?)^```", PAGE.read_text("utf-8"), re.MULTILINE | re.DOTALL)
-    generate, show, replay = commands_of(PAGE)
+    generate, show, replay, *_ = commands_of(PAGE)
     assert trace_command.main(generate[1:]) == command.FINE
     assert trace_command.main(show[1:]) == command.FINE
     assert capsys.readouterr().out == shown[0]
     assert command.main(replay[1:]) == command.FINE
     assert reported(capsys.readouterr().out) == reported(shown[1])
     assert (tmp_path / "documents.html").stat().st_size > 50_000
+
+
+def test_the_blocks_of_a_model_hit_what_the_page_says(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    need_twin()
+    generate, whole, inside = commands_of(PAGE)[3:]
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    monkeypatch.chdir(tmp_path)
+    assert trace_command.main(generate[1:]) == command.FINE
+    said = " ".join(PAGE.read_text("utf-8").split())
+    rates = []
+    for words in (whole, inside):
+        assert command.main([*words[1:], "--json"]) == command.FINE
+        rates.append(json.loads(capsys.readouterr().out)["hit_rate"])
+    hit, ideal = ([f"{100 * each[name]:.2f} %" for each in rates] for name in ("run", "ideal"))
+    assert f"hit {hit[0]} of the prompt tokens at whole blocks and {hit[1]} inside them" in said
+    assert f"of {ideal[0]} and {ideal[1]} with an unlimited cache" in said
 
 
 def test_the_commands_of_the_readme_run(

@@ -263,7 +263,7 @@ class Misspells(Adapter):
 
 
 class TakesTokensBack(Adapter):
-    """An adapter whose engine makes one token, takes it back, and goes on so for ever."""
+    """An adapter whose engine makes one token, takes it back, and does so forever."""
 
     class Engine(Engine):
         num_steps = 0

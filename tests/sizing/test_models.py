@@ -59,7 +59,7 @@ def attention(model: Model) -> list[Layer]:
 
 
 def kinds(path: Path) -> str:
-    """Return the kinds of a model's layers, a letter each: f, s, c or m."""
+    """Return the kind of each layer of a model as one letter: f, s, c or m."""
     return "".join(layer.kind[0] for layer in attention(read_model(path)))
 
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from kvcore import KVCacheManager, _twin
 from kvcore.record.recorder import Recorder
-from kvcore.replay.loop import Loop, make_config
+from kvcore.replay.configuration import make_config
+from kvcore.replay.loop import Loop
 from kvcore.replay.results import Options
 from kvcore.replay.synthetic import generate
 

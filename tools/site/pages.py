@@ -56,7 +56,8 @@ def _imports(door: str, room: str) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-ALONE = ("kvcore.types.errors", "kvcore.types.policy")
+ERRORS = ("base_error", "pool_errors", "errors")
+ALONE = (*(f"kvcore.types.{name}" for name in ERRORS), "kvcore.types.policy")
 """Modules of public values that have pages of their own."""
 MODULES = {
     "transitions": (
@@ -67,7 +68,7 @@ MODULES = {
         "Values and commands",
         [name for name in _imports("kvcore", "kvcore.types") if name not in ALONE],
     ),
-    "errors": ("Errors", ["kvcore.types.errors"]),
+    "errors": ("Errors", [f"kvcore.types.{name}" for name in ERRORS]),
     "around": (
         "vLLM's interface, metrics and the scheduler",
         ["kvcore.compat.manager", "kvcore.metrics", "kvcore.scheduler"],
@@ -158,12 +159,13 @@ def _inside(readme: str) -> str:
 def _manager() -> str:
     """Return the page of the manager's methods by subject, with the errors of each transition."""
     raised = _raised()
+    homes = {kind: f"kvcore.types.{name}" for name in ERRORS for kind in _classes(f"types/{name}")}
     parts = ["# The manager\n\n::: kvcore.manager.KVCacheManager\n    options: {members: false}"]
     for title, names in METHODS.items():
         parts.append(f"## {title}")
         for name in names.split():
             errors = [*raised.get(ALSO.get(name, ""), ()), *raised.get(name, ())]
-            links = ", ".join(f"[{each}][kvcore.types.errors.{each}]" for each in errors)
+            links = ", ".join(f"[{each}][{homes[each]}.{each}]" for each in errors)
             parts.append(
                 f"::: kvcore.manager.KVCacheManager.{name}\n    options: {{heading_level: 3}}"
             )

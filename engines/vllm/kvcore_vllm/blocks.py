@@ -32,6 +32,11 @@ class Block:
         return f"<block {self.block_id} of {self._compat!r}>"
 
     @property
+    def number(self) -> int:
+        """The core's number of this block."""
+        return self.block_id
+
+    @property
     def is_null(self) -> bool:
         """Whether this is the null block, which stands for blocks that a window gave back."""
         return self.block_id == 0
@@ -39,17 +44,54 @@ class Block:
     @property
     def has_key(self) -> bool:
         """Whether it can be found."""
-        return self._compat.core.has_key(self.block_id)
+        return self._compat.core.has_key(self.number)
 
     @property
     def ref_cnt(self) -> int:
         """Number of owners; those of the null block are not counted."""
-        return 0 if self.is_null else self._compat.core.num_owners(self.block_id)
+        return 0 if self.is_null else self._compat.core.num_owners(self.number)
 
     @property
     def block_hash(self) -> bytes | None:
         """The key that it is found by, None if it has none."""
-        return self._compat.core.get_block_key(self.block_id)
+        return self._compat.core.get_block_key(self.number)
+
+
+class MovedBlock(Block):
+    """A block of vLLM that may be another one of the core from step to step. parts: knows which."""
+
+    __slots__ = ("_parts",)
+
+    def __init__(self, compat: Compat, block_id: int, parts: Any) -> None:
+        super().__init__(compat, block_id)
+        self._parts = parts
+
+    @property
+    def number(self) -> int:
+        """The core's number of this block now."""
+        number: int = self._parts.number(self.block_id)
+        return number
+
+    @property
+    def block_hash_num_tokens(self) -> int | None:
+        """The tokens before the end of what its key names, None if it has none."""
+        length: int | None = self._parts.num_tokens(self.block_hash)
+        return length
+
+
+class HeldBlock(Block):
+    """A pinned block that stays one block of the core."""
+
+    __slots__ = ("_number",)
+
+    def __init__(self, compat: Compat, block_id: int, number: int) -> None:
+        super().__init__(compat, block_id)
+        self._number = number
+
+    @property
+    def number(self) -> int:
+        """The core's number of this block."""
+        return self._number
 
 
 class Blocks(KVCacheBlocks):  # type: ignore[misc] # vLLM has no types here
@@ -104,7 +146,10 @@ class BlockPool:
         self.hash_block_size = hash_block_size
         self.num_gpu_blocks = compat.config.num_blocks
         self.enable_caching = compat.config.enable_caching
-        self.blocks = [Block(compat, number) for number in range(self.num_gpu_blocks)]
+        parts, numbers = manager.parts, range(self.num_gpu_blocks)
+        self.blocks: list[Block] = [Block(compat, number) for number in numbers]
+        if parts is not None:
+            self.blocks = [MovedBlock(compat, number, parts) for number in numbers]
         self.block = self.blocks.__getitem__
         self.null_block = self.block(0)
         self.get_usage: Callable[[], float] = lambda: compat.usage
@@ -122,18 +167,18 @@ class BlockPool:
 
     def is_block_writable(self, block: Block) -> bool:
         """Return whether a block's only owner may change its content."""
-        return block.ref_cnt == 1 and not self._core.has_key(block.block_id)
+        return block.ref_cnt == 1 and not block.has_key
 
     def touch(self, blocks: Iterable[Any]) -> None:
         """Pin blocks, so that they are not reused."""
-        self._core.pin([block.block_id for block in blocks if not block.is_null])
+        self._core.pin([block.number for block in blocks if not block.is_null])
 
     def free_blocks(self, ordered_blocks: Iterable[Any]) -> None:
         """Give back pinned blocks. Of those without a key, the first is reused first.
 
         The core puts each at the front of the free queue in turn; vLLM keeps their order.
         """
-        ids = [block.block_id for block in ordered_blocks if not block.is_null]
+        ids = [block.number for block in ordered_blocks if not block.is_null]
         core = self._core
         core.unpin([each for each in reversed(ids) if not core.has_key(each)])
         core.unpin([each for each in ids if core.has_key(each)])
@@ -142,7 +187,10 @@ class BlockPool:
         """Return the block of this content in each group, or None unless every group has one."""
         keys = [make_key(block_hash, group) for group in kv_cache_group_ids]
         found = [self._core.get_cached_block(key) for key in keys]
-        return None if None in found else [self.block(each) for each in found if each is not None]
+        if None in found:
+            return None
+        shown = self._manager.shown([[each for each in found if each is not None]])
+        return [self.block(each) for each in shown[0]]
 
     def take_events(self) -> list[Any]:
         """Return the events since the last call, without the kinds of their groups."""

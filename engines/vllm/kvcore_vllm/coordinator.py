@@ -18,7 +18,6 @@ PROBE = "\0 look-up"
 class Coordinator:
     """Counts blocks, and looks up bare hashes."""
 
-    enable_partial_hash_hits = False
     num_reprefillable_tokens = 0
 
     def __init__(self, manager: Any, specs: Sequence[Any]) -> None:
@@ -26,6 +25,7 @@ class Coordinator:
         self._config = manager.compat.config
         groups = self._config.groups
         self.block_pool = manager.block_pool
+        self.enable_partial_hash_hits = manager.parts is not None
         self.retention_interval = manager.kv_cache_config.prefix_cache_retention_interval
         self.single_type_managers = tuple(
             SimpleNamespace(
@@ -86,7 +86,10 @@ class Coordinator:
         """
         hit = self.look_up(block_hashes, max_cache_hit_length)
         return (
-            tuple([self.block_pool.block(each) for each in group] for group in hit.blocks.blocks),
+            tuple(
+                [self.block_pool.block(each) for each in group]
+                for group in self._manager.shown(hit.blocks.blocks)
+            ),
             hit.num_tokens,
             max(0, hit.num_common - hit.num_tokens),
         )

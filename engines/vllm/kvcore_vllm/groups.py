@@ -4,11 +4,14 @@
 from __future__ import annotations
 
 import logging
+import math
 import warnings
 from typing import Any
 
 from vllm.v1 import kv_cache_interface as specs
 from vllm.v1.core.kv_cache_coordinator import _validate_prefix_cache_retention_interval
+from vllm.v1.core.kv_cache_utils import partial_hash_hits_enabled
+from vllm.v1.kv_cache_spec_registry import KVCacheSpecRegistry
 
 from kvcore import Config, Group
 from kvcore.compat import make_config
@@ -125,6 +128,9 @@ def read_config(
         "eviction": "uncached_first",
         "use_eagle": use_eagle,
     }
+    finest = math.gcd(*(group.block_size for group in groups))
+    if hash_block_size < finest and finds_parts(kv_cache_config, hash_block_size, dcp_world_size):
+        options["hash_block_size"] = hash_block_size
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         config = make_config(kv_cache_config.num_blocks, max_model_len=max_model_len, **options)
@@ -138,6 +144,23 @@ def read_config(
     if interval is not None and config.has_windows:
         logger.info("kvcore keeps every cached block of a window until its room is needed")
     return config
+
+
+def finds_parts(kv_cache_config: Any, hash_block_size: int, dcp_world_size: int) -> bool:
+    """Return whether vLLM looks for hits inside blocks."""
+    groups = kv_cache_config.kv_cache_groups
+    find = KVCacheSpecRegistry.get_manager_class
+    managers = [find(group.kv_cache_spec, group.role) for group in groups]
+    return len(groups) > 1 and bool(
+        partial_hash_hits_enabled(groups, hash_block_size, dcp_world_size, managers)
+    )
+
+
+def has_parts(kv_cache_config: Any, config: Config, dcp_world_size: int) -> bool:
+    """Return whether hits may end at every hash, inside blocks of states or of all groups."""
+    unit = config.hash_block_size
+    is_fine = config.enable_caching and config.hit_alignment == unit
+    return is_fine and finds_parts(kv_cache_config, unit, dcp_world_size)
 
 
 def check_options(options: dict[str, Any]) -> None:

@@ -15,10 +15,12 @@ from vllm.v1.request import RequestStatus
 
 from kvcore.compat import KVCacheManager as Compat
 from kvcore.record.recorder import record_if_requested
-from kvcore_vllm.blocks import Block, BlockPool, Blocks, Tables, read_ids
+from kvcore_vllm.blocks import Block, BlockPool, Blocks, Tables
 from kvcore_vllm.coordinator import Coordinator
 from kvcore_vllm.events import Events
-from kvcore_vllm.groups import check_lookahead, check_options, read_config, read_spec
+from kvcore_vllm.groups import check_lookahead, check_options, has_parts, read_config, read_spec
+from kvcore_vllm.parts import Parts
+from kvcore_vllm.queries import Queries
 from kvcore_vllm.states import States
 from kvcore_vllm.windows import Windows
 from kvcore_vllm.zeroing import Zeroing
@@ -26,14 +28,12 @@ from kvcore_vllm.zeroing import Zeroing
 ADMITTED = (RequestStatus.WAITING, RequestStatus.PREEMPTED)
 
 
-class KVCacheManager:
+class KVCacheManager(Queries):
     """vLLM's manager under its names. Raises NotServed for what kvcore does not support.
 
     num_withdrawn: blocks that lost their keys because their request left the step that was to write
     them. vLLM leaves them findable.
     """
-
-    mamba_shared_prefix_checkpoint = False
 
     def __init__(
         self,
@@ -65,7 +65,6 @@ class KVCacheManager:
             use_eagle=use_eagle,
             dcp_world_size=dcp_world_size,
         )
-        del enable_mamba_shared_prefix_checkpoint  # only for hits inside a block
         if enable_caching and use_eagle:
             check_lookahead(num_prefill_lookahead, scheduler_block_size)
         compat = Compat(config, log_stats=False, keep_tokens=False, ends_steps=True)
@@ -74,30 +73,50 @@ class KVCacheManager:
         self.kv_cache_config = kv_cache_config
         self.max_model_len = max_model_len
         self.enable_caching = enable_caching
-        self.log_stats = log_stats
-        self.num_kv_cache_groups = len(config.groups)
-        self.num_withdrawn = 0
-        self._num_prefilled_again = max(0, num_prefill_lookahead - 1)
-        self.watermark_blocks = int(watermark * config.num_blocks)
-        self.prefix_cache_stats = PrefixCacheStats() if log_stats else None
         specs = [read_spec(group) for group in kv_cache_config.kv_cache_groups]
         lookahead = num_hash_lookahead_tokens
-        self.events = Events(compat, specs, lookahead) if enable_kv_cache_events else None
-        self.block_pool = BlockPool(self, hash_block_size)
-        self.coordinator = Coordinator(self, specs)
-        self.empty_kv_cache_blocks = Blocks(((),) * len(config.groups), self.block_pool.block)
-        self._windows = Windows(compat) if config.has_windows else None
+        # As in vLLM not with several groups and hashes that cover the tokens behind a block.
+        again = use_eagle or len(config.groups) == 1
+        self._num_prefilled_again = max(0, num_prefill_lookahead - 1) if again else 0
         self._states = States(compat) if config.has_states else None
+        self.parts = None
+        self._allocate: Any = compat.allocate_slots
+        self.mamba_shared_prefix_checkpoint = False
+        if self._states is not None and has_parts(kv_cache_config, config, dcp_world_size):
+            keeps = enable_mamba_shared_prefix_checkpoint
+            self._serve_parts(self._states, use_eagle, lookahead, keeps)
+        self.num_withdrawn = 0
+        self.watermark_blocks = int(watermark * config.num_blocks)
+        self.events = Events(compat, specs, lookahead) if enable_kv_cache_events else None
+        self._show(log_stats, hash_block_size, specs)
+        self._windows = Windows(compat) if config.has_windows else None
         self._zeroing = Zeroing(specs, wanted=kv_cache_config.needs_kv_cache_zeroing)
         self._in_step = False
         self._loading = set[str]()  # requests of the last step that load
         if self.events is None and not self._num_prefilled_again:
             vars(self)["cache_blocks"] = compat.cache_blocks  # called for each request of a step
 
-    @property
-    def usage(self) -> float:
-        """Share of the usable blocks that have an owner."""
-        return self.compat.usage
+    def _show(self, log_stats: bool, hash_block_size: int, specs: list[Any]) -> None:
+        """Set what vLLM's scheduler reads besides the methods."""
+        self.log_stats = log_stats
+        self.prefix_cache_stats = PrefixCacheStats() if log_stats else None
+        self.num_kv_cache_groups = len(specs)
+        self.block_pool = BlockPool(self, hash_block_size)
+        self.coordinator = Coordinator(self, specs)
+        self.empty_kv_cache_blocks = Blocks(((),) * len(specs), self.block_pool.block)
+
+    def _serve_parts(self, states: States, use_eagle: bool, lookahead: int, keeps: bool) -> None:
+        """Serve hits inside blocks. lookahead: tokens that a block's hash covers after it. keeps:
+        whether states are kept where prompts part, if EAGLE reads a group.
+        """
+        groups = self.kv_cache_config.kv_cache_groups
+        flagged = use_eagle or any(group.is_eagle_group for group in groups)
+        keeps = keeps and flagged and not self._num_prefilled_again
+        self.mamba_shared_prefix_checkpoint = keeps
+        self.parts = Parts(
+            self.compat, states, drops=use_eagle, num_lookahead=lookahead, keeps_junctions=keeps
+        )
+        self._allocate = self.parts.allocate_slots
 
     # Look-ups.
 
@@ -114,9 +133,10 @@ class KVCacheManager:
         """
         if not self.prefix_cache_lookup_enabled(request):
             return self.empty_kv_cache_blocks, 0, 0
+        ids: Tables
         if max_cache_hit_length is None or max_cache_hit_length >= request.num_tokens - 1:
             found, num_tokens = self.compat.get_computed_blocks(request)
-            ids: Tables = found.blocks
+            ids = found.blocks
             hit = self.compat.last_hit
         else:
             hit = self.coordinator.look_up(request.block_hashes, max_cache_hit_length)
@@ -124,18 +144,13 @@ class KVCacheManager:
         if self.events is not None:
             self.events.report_hit(request, ids)
         junction = 0 if self._states is None or hit is None else self._states.junction(request, hit)
-        return self._result(ids), num_tokens, junction
+        return self._result(self.shown(ids)), num_tokens, junction
 
     def get_computed_blocks_for_connector(
         self, request: Any, max_cache_hit_length: int | None = None
     ) -> tuple[Blocks, int, int, bool]:
         """Return the same, and False: hits never differ between groups."""
         return *self.get_computed_blocks(request, max_cache_hit_length), False
-
-    def truncate_computed_blocks(self, blocks: Any, num_computed_tokens: int) -> Blocks:
-        """Return the part of a hit up to a token at which blocks of every group end."""
-        pairs = zip(read_ids(blocks), self.compat.config.groups, strict=True)
-        return self._result([ids[: num_computed_tokens // g.block_size] for ids, g in pairs])
 
     def record_prefix_cache_stats(self, request: Any, num_hits: int) -> None:
         """Count the look-up of a request that is admitted."""
@@ -186,11 +201,11 @@ class KVCacheManager:
             num_lookahead_tokens = max(0, min(num_lookahead_tokens, self.max_model_len - end))
         if self._windows is not None:
             self._windows.hold(request.request_id, computed, request.num_in_flight_tokens)
-        got = self.compat.allocate_slots(
+        got = self._allocate(
             request,
             num_new_tokens,
             num_new_computed_tokens,
-            None if hit is None else self.compat.create_kv_cache_blocks(read_ids(hit)),
+            None if hit is None else self.compat.create_kv_cache_blocks(self.numbers(hit)),
             num_lookahead_tokens,
             num_external_computed_tokens,
             delay_cache_blocks or self._num_prefilled_again > 0,
@@ -235,7 +250,12 @@ class KVCacheManager:
 
     def pop_blocks_for_free(self, request: Any) -> list[Block]:
         """Forget a request's tables, and hold its blocks until `block_pool.free_blocks`."""
-        return [self.block_pool.block(each) for table in self._let_go(request) for each in table]
+        ids = [each for table in self._let_go(request) for each in table]
+        return (
+            [self.block_pool.block(each) for each in ids]
+            if self.parts is None
+            else [self.parts.held(each) for each in ids]
+        )
 
     def remove_skipped_blocks(
         self, request_id: str, processed_computed_tokens: int, num_prompt_tokens: int | None = None
@@ -248,7 +268,8 @@ class KVCacheManager:
 
     def evict_blocks(self, block_ids: Iterable[int]) -> None:
         """Forget the keys of blocks."""
-        self.compat.evict_blocks(list(block_ids))
+        number = (lambda each: each) if self.parts is None else self.parts.number
+        self.compat.evict_blocks([number(each) for each in block_ids])
 
     def reset_prefix_cache(self) -> bool:
         """Forget every key. Returns False, and changes nothing, while any block is in use."""
@@ -256,51 +277,6 @@ class KVCacheManager:
         if done and self.prefix_cache_stats is not None:
             self.prefix_cache_stats.reset = True
         return done
-
-    # Queries.
-
-    def get_blocks(self, request_id: str) -> Blocks:
-        """Return the blocks of a request."""
-        if self._windows is None:
-            return self._result(self.compat.get_blocks(request_id).blocks)
-        return self._result(self.get_block_ids(request_id))
-
-    def get_block_ids(self, request_id: str) -> tuple[list[int], ...]:
-        """Return the blocks of a request as one list of ids per group."""
-        tables = self.compat.get_block_ids(request_id)
-        return tables if self._windows is None else self._windows.complete(request_id, tables)
-
-    def get_block_ids_for_computed_tokens(
-        self, request_id: str, num_computed_tokens: int
-    ) -> tuple[list[int], ...]:
-        """Return the ids of the blocks of a request's first tokens; all of encoders and states."""
-        tables = self.get_block_ids(request_id)
-        for group, ids in zip(self.compat.config.groups, tables, strict=True):
-            if not (group.is_cross or group.is_state):
-                del ids[-(-num_computed_tokens // group.block_size) :]
-        return tables
-
-    def estimate_cached_tokens(self, request: Any) -> int:
-        """Return the tokens of a request up to the last block that can be found."""
-        counts = []
-        tables = self.get_block_ids(request.request_id)
-        for group, table in zip(self.compat.config.groups, tables, strict=True):
-            if not group.is_cross:
-                has_key = self.compat.core.has_key
-                num_blocks = len(table)
-                while num_blocks and not (table[num_blocks - 1] and has_key(table[num_blocks - 1])):
-                    num_blocks -= 1
-                counts.append(num_blocks * group.block_size)
-        return min(counts)
-
-    def get_num_common_prefix_blocks(self, running_request_id: str) -> list[int]:
-        """Return zeros: vLLM does not use the counts any more."""
-        del running_request_id
-        return [0] * self.num_kv_cache_groups
-
-    def create_kv_cache_blocks(self, blocks: Sequence[Sequence[Any]]) -> Blocks:
-        """Make a result of these blocks."""
-        return self._result([[block.block_id for block in group] for group in blocks])
 
     # Each step.
 
@@ -328,22 +304,18 @@ class KVCacheManager:
         return [] if self.events is None else self.events.annotated()
 
     def take_kv_cache_block_copies(self) -> tuple[list[Any], list[Any]]:
-        """Return no copies: the worker copies states by itself, and other blocks are not copied."""
-        return [], []
+        """Return the copies for hits inside blocks, and the blocks that are held until they are
+        over. The worker copies states to other positions by itself.
+        """
+        return ([], []) if self.parts is None else self.parts.take_copies()
 
     def take_boundary_state_offloads(self) -> dict[str, Any]:
         """Return no offloads: only connectors take them, which are not served beside states."""
         return {}
 
     def finalize_partial_tail_offloads(self, request: Any) -> list[Any]:
-        """Return no offloads: there are no states inside a block."""
-        del request
-        return []
-
-    def _result(self, ids: Tables | Sequence[Sequence[int]]) -> Blocks:
-        if any(ids):
-            return Blocks(tuple(ids), self.block_pool.block)
-        return self.empty_kv_cache_blocks
+        """Return the state of the prompt's last hash if the request has computed no more."""
+        return [] if self.parts is None else self.parts.take_end(request)
 
     def _note_end(self, request: Any, end: int, *, writes: bool) -> None:
         """Note that a call has ended: the step, if the call is outside of one, and its events.
@@ -352,6 +324,8 @@ class KVCacheManager:
         """
         if not self._in_step:
             self.compat.step_ends()
+            if self._states is not None:
+                self._states.begin_step()
         elif self._states is not None and writes:
             self._states.note_end(request, end)
         if self.events is not None:
@@ -387,7 +361,9 @@ class KVCacheManager:
         """Free a request but pin its blocks. Returns its tables."""
         self._confirm_loads(request)
         core = self.compat.core
-        tables = self.get_block_ids(request.request_id)
+        tables = self.tables(request.request_id)
+        if self.parts is not None:
+            self.parts.forget(request)
         held = [each for table in tables for each in table if each != 0]
         num_found = sum(map(core.has_key, held))
         core.pin(held)

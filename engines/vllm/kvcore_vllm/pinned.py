@@ -109,11 +109,17 @@ PARAMETERS: dict[str, dict[str, str]] = {
             "request start_token_idx end_token_idx hash_end_token_idx start_mm_idx"
         ),
         "maybe_convert_block_hash": "hash_bytes",
+        "partial_hash_hits_enabled": (
+            "kv_cache_groups hash_block_size dcp_world_size manager_classes"
+        ),
         "to_event_extra_keys": "extra_keys",
     },
     "v1.kv_cache_interface": {
         "get_kv_cache_spec_kind": "kv_cache_spec",
         "get_kv_cache_spec_sliding_window": "kv_cache_spec",
+        "get_mamba_prefill_checkpoint_position": (
+            "num_tokens hash_block_size drop_eagle_block num_hash_lookahead_tokens"
+        ),
     },
 }
 """Parameters of each method or function, by class or module. Of the first class the adapter
@@ -122,6 +128,7 @@ replaces all public ones; of the others it replaces or calls these, or is called
 WHOLE = "v1.core.kv_cache_manager.KVCacheManager"
 
 FIELDS = {
+    "v1.core.kv_cache_utils.KVCacheBlockCopy": "src_block_id dst_block_id",
     "v1.kv_cache_interface.KVCacheGroupSpec": (
         "layer_names kv_cache_spec is_eagle_group host_resident role"
     ),

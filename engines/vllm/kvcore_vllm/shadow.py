@@ -16,7 +16,6 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable
 from functools import partial
-from math import gcd
 from time import perf_counter_ns
 from typing import Any
 
@@ -91,8 +90,9 @@ class Shadow:
         self.place: dict[int, int] = {}  # of blocks that connectors hold: vLLM's id to kvcore's
         self._every = read_every(NotServed)
         self._clock: Callable[[], int] = perf_counter_ns
-        sizes = [group.block_size for group in kvcore.compat.config.groups]
-        self._later = LaterCalls(own.empty_kv_cache_blocks, gcd(*sizes))
+        self.copied = Counter[int]()  # vLLM's ids of blocks held for copies; kvcore holds none
+        unit = kvcore.compat.config.hash_block_size
+        self._later = LaterCalls(own.empty_kv_cache_blocks, unit)
         allocate, publish = own.allocate_slots, own.cache_blocks
         self._untimed = self._later.noting(allocate, publish, self.allocate_slots)
         timed = self._clocked(allocate), self._clocked(publish)
@@ -139,7 +139,7 @@ class Shadow:
         def theirs(*_: Any, **__: Any) -> Any:
             found = self._hits.pop(name, None) if new_computed_blocks else None
             hit = found and found[0]
-            if found and found[1] != num_new_computed_tokens:
+            if found and found[1] > num_new_computed_tokens:
                 hit = self.kvcore.truncate_computed_blocks(hit, num_new_computed_tokens)
             return self.kvcore.allocate_slots(*counts, hit, *args, **options)
 
@@ -150,6 +150,22 @@ class Shadow:
     def cache_blocks(self, request: Any, num_computed_tokens: int) -> None:
         """Publish a request's full blocks in both."""
         self._call_both("cache_blocks", None, request, num_computed_tokens)
+
+    def take_kv_cache_block_copies(self) -> Any:
+        """Return vLLM's copies, if kvcore makes as many."""
+
+        def same(mine: Any, theirs: Any) -> bool:
+            return len(mine[0]) == len(theirs[0])
+
+        def theirs() -> Any:
+            copies, held = self.kvcore.take_kv_cache_block_copies()
+            self.kvcore.block_pool.free_blocks(held)
+            return copies, held
+
+        name = "take_kv_cache_block_copies"
+        answer = self.compare_call(name, "", same, self.own.take_kv_cache_block_copies, theirs)
+        self.copied.update(each.block_id for each in answer[1])
+        return answer
 
     def new_step_starts(self) -> None:
         """Begin a step in both, and choose whether it is timed."""
@@ -318,9 +334,12 @@ class ShadowPool:
     def _of_both(self, name: str, blocks: Iterable[Any]) -> None:
         listed, shadow = list(blocks), self._shadow
         pool = shadow.kvcore.block_pool
+        held = shadow.copied if name == "free_blocks" else Counter[int]()
+        copied = held & Counter(each.block_id for each in listed)
+        held -= copied
 
         def theirs(_: Any) -> None:
-            ids = [each.block_id for each in listed]
+            ids = [each for each in (block.block_id for block in listed) if each not in copied]
             if not shadow.tally.same_ids and not shadow.place.keys() >= set(ids):
                 raise LookupError("the blocks that a connector names lie elsewhere in kvcore")
             getattr(pool, name)([pool.block(shadow.place.get(each, each)) for each in ids])

@@ -19,7 +19,13 @@ class KVCacheManager(Whole):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        noted = (self._zeroing.wanted, self.events, self._num_prefilled_again, self._windows)
+        noted = (
+            self._zeroing.wanted,
+            self.events,
+            self._num_prefilled_again,
+            self._windows,
+            self.parts,
+        )
         self._is_plain = not any(noted)
         self._append, self._nothing = self.compat.append, self.compat.empty_kv_cache_blocks
         if self._is_plain:

@@ -30,11 +30,13 @@ class States:
         kept = [n for n, each in enumerate(config.groups) if not each.is_windowed | each.is_cross]
         self._full = kept[0] if kept else None  # vLLM asks this group first
         self._written: set[bytes] = set()
+        self._moved: set[bytes] = set()
         self._waiting: set[str] = set()
 
     def begin_step(self) -> None:
         """Forget the last step."""
         self._written.clear()
+        self._moved.clear()
         self._waiting.clear()
 
     def waits(self, request_id: str) -> bool:
@@ -44,8 +46,17 @@ class States:
     def note_end(self, request: Any, end: int) -> None:
         """Note that this step writes the state after a request's first `end` tokens."""
         if any(end % size == 0 for size in self._sizes.values()) and end <= request.num_tokens:
-            last = end // self._config.hash_block_size
-            self._written.update(request.block_hashes[last - 1 : last])
+            self.note_written(request, end)
+
+    def note_written(self, request: Any, end: int) -> None:
+        """Note that this step writes the state after `end` tokens, which is kept."""
+        last = end // self._config.hash_block_size
+        self._written.update(request.block_hashes[last - 1 : last])
+
+    def note_moved(self, request: Any, end: int) -> None:
+        """Note that a copy of this step fills the block that is found by the hash at a token."""
+        last = end // self._config.hash_block_size
+        self._moved.update(request.block_hashes[last - 1 : last])
 
     def junction(self, request: Any, hit: Hit) -> int:
         """Return how many tokens full attention finds if the hit is shorter, else 0.
@@ -53,8 +64,13 @@ class States:
         Notes that the request waits if this step writes a state between.
         """
         unit, fine = self._config.hit_alignment, self._config.hash_block_size
-        first, last = (hit.num_tokens + unit) // fine - 1, hit.num_common // fine
-        if not self._written.isdisjoint(request.block_hashes[first : last : unit // fine]):
+        hashes, first = request.block_hashes, (hit.num_tokens + unit) // fine - 1
+        last = hit.num_common // fine
+        if self._config.has_tails and self._full is not None:  # parts have no key in this step
+            size = self._config.groups[self._full].block_size
+            last = min((hit.num_common // size + 1) * size, request.num_tokens - 1) // fine
+        is_moved = hit.num_tokens and hashes[hit.num_tokens // fine - 1] in self._moved
+        if is_moved or not self._written.isdisjoint(hashes[first : last : unit // fine]):
             self._waiting.add(request.request_id)
         end = self._found_by_full(request, hit.num_common)
         return end if end > hit.num_tokens else 0
@@ -63,16 +79,22 @@ class States:
         """Return how many tokens full attention alone finds, which finds the first `end`."""
         if self._full is None:
             return 0
-        unit, fine = self._config.hit_alignment, self._config.hash_block_size
-        size, hashes = self._config.groups[self._full].block_size, request.block_hashes
-        core, start = self._compat.core, end
+        config, hashes = self._config, request.block_hashes
+        if config.drops_last_hit(self._full):
+            return end
+        unit, fine, size = (
+            config.hit_alignment,
+            config.hash_block_size,
+            config.groups[self._full].block_size,
+        )
         most = min(request.num_tokens - 1, len(hashes) * fine)
-        while end + size <= most:
-            key = make_key(hashes[(end + size) // fine - 1], self._full)
-            if core.get_cached_block(key) is None:
+        found = end // size * size
+        while found + size <= most:
+            key = make_key(hashes[(found + size) // fine - 1], self._full)
+            if self._compat.core.get_cached_block(key) is None:
                 break
-            end += size
-        return start + (end - start) // unit * unit
+            found += size
+        return max(end, end + (found - end) // unit * unit)
 
     def with_nulls(self, grown: Tables, start: int, end: int) -> Tables:
         """Put the null blocks of skipped positions before the new block of each state group.

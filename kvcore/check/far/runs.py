@@ -9,7 +9,7 @@ that is damaged, or is believed to be there and is not, must become right by bei
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from kvcore.check.far.engine import Ended, FarNode, FarRun
@@ -18,7 +18,8 @@ from kvcore.check.far.tier import encoded, key_in, place_of, wanted_in
 from kvcore.check.world.model import CheckedCall
 from kvcore.check.world.world import by_row
 from kvcore.far import page
-from kvcore.far.tier import FarStatus
+from kvcore.far.pending import PendingTransfer
+from kvcore.far.tier import FarStatus, View
 from kvcore.oracle.prefixes import Prefixes, in_epoch
 from kvcore.state.state import State
 from kvcore.trace.calls import Call, perform
@@ -61,8 +62,8 @@ def _leases(run: FarRun) -> None:
 
 
 def _pages(run: FarRun, prefixes: Prefixes) -> None:
-    """Compare every verified page with what its name stands for."""
-    fetches = run.client._fetches
+    """Compare every page that is verified or sealed with what its name stands for."""
+    fetches, stores = run.client._fetches, run.client._stores
     views = run.slots.views
     held = [
         (n, views[slot]) for each in fetches._fetches.values() for n, slot in each.pages.items()
@@ -70,6 +71,8 @@ def _pages(run: FarRun, prefixes: Prefixes) -> None:
     held += [
         (each.name, views[each.slot]) for each in fetches._loads.values() if each.slot is not None
     ]
+    held += [(each.name, views[each.slot]) for each in stores._copied]
+    held += [pair for each in run.tier.pending if each.operation == "store" for pair in pages(each)]
     held += [
         (name, bytearray(each)) for name, each in run.tier.entries.items() if is_right(name, each)
     ]
@@ -77,8 +80,13 @@ def _pages(run: FarRun, prefixes: Prefixes) -> None:
         payload = bytes(view[page.PAYLOAD_START :])
         wanted = wanted_in(prefixes, name, epoch_of(name))
         if payload != wanted:
-            detail = f"a verified page holds {payload.hex()}, its name stands for {wanted.hex()}"
+            detail = f"a page holds {payload.hex()}, its name stands for {wanted.hex()}"
             raise InvariantViolation("FAR-KV", detail)
+
+
+def pages(transfer: PendingTransfer) -> Iterable[tuple[str, View]]:
+    """Return the names of a ticket, and their slots."""
+    return zip(transfer.names, transfer.views, strict=True)
 
 
 def is_right(name: str, held: bytes) -> bool:
@@ -139,7 +147,8 @@ class Rest:
         place = place_of(manager.epoch)
         run.client._link.set_place(place)
         names = {*run.client._fetches._known._names, *run.tier.entries}
-        prefixes, room = self._prefixes, manager.config.num_usable_blocks
+        prefixes = self._prefixes
+        room = manager.config.num_usable_blocks * manager.config.block_alignment
         for name in sorted(names, key=lambda each: len(prefixes.tokens(key_in(each)))):
             tokens = [*prefixes.tokens(key_in(name)), 0]
             if name != place.name(key_in(name)) or len(tokens) > room:

@@ -15,7 +15,8 @@ from kvcore.far.page import PAYLOAD_START, PageOwner, identify_pages
 from kvcore.far.pending import PendingTier, PendingTransfer
 from kvcore.far.slots import MARK_SIZE, Slots
 from kvcore.far.tier import FarStatus, View
-from kvcore.oracle.contents import Content
+from kvcore.oracle.contents import Slots as Contents
+from kvcore.oracle.contents import run_of
 from kvcore.oracle.prefixes import EPOCH, Letter, Prefixes, in_epoch
 from kvcore.types.keys import KEY_SIZE
 
@@ -133,11 +134,13 @@ def key_in(name: str) -> bytes:
     return key
 
 
-def payload_of(prefixes: Prefixes, content: Content) -> bytes:
-    """Return the payload of a block of one token with this content."""
-    if content is None or content[0] <= 0:
+def payload_of(prefixes: Prefixes, held: Contents) -> bytes:
+    """Return the payload of a block with these contents."""
+    last = held[-1]
+    if last is None or last[0] <= 0:
         return UNDEFINED
-    return encoded(prefixes.path(content[0]))
+    payload = encoded(prefixes.path(last[0]))
+    return payload if held == contents_of(prefixes, payload, len(held)) else UNDEFINED
 
 
 def encoded(letters: Sequence[Letter]) -> bytes:
@@ -148,13 +151,13 @@ def encoded(letters: Sequence[Letter]) -> bytes:
     return bytes((epoch, len(tokens), *tokens)).ljust(len(UNDEFINED), b"\0")
 
 
-def content_of(prefixes: Prefixes, payload: bytes) -> Content:
-    """Return the content of a block that was filled from a payload."""
+def contents_of(prefixes: Prefixes, payload: bytes, num_slots: int) -> Contents:
+    """Return the contents of a block with this many slots that was filled from a payload."""
     epoch, size = payload[:2]
-    if payload == UNDEFINED or not size:
-        return None
+    if payload == UNDEFINED or size < num_slots:
+        return (None,) * num_slots
     letters = tuple((token,) for token in payload[2 : 2 + size])
-    return prefixes.number(in_epoch(letters, epoch))[-1], 0
+    return run_of(prefixes.number(in_epoch(letters, epoch))[-num_slots:], 0)
 
 
 def wanted_in(prefixes: Prefixes, name: str, epoch: int) -> bytes:

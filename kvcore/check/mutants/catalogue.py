@@ -16,11 +16,11 @@ SENTENCES: dict[int, str] = {
     1: "An evicted block stays in the index, and a look-up gives it out while it is reused.",
     2: "The same, hidden by comparing tokens on every look-up.",
     3: "The index is cleaned on eviction, and the block still says that it is cached.",
-    4: "The index knows one block a content: a second copy is lost, or goes with the first.",
+    4: "The index knows one block per content: a second copy is lost, or removed with the first.",
     5: "Every evicted copy is announced as the end of its content.",
     6: "The key of a part of a block comes back after the key of the whole block took its place.",
     7: "A request's tokens are cut or rewritten, its block hashes are not.",
-    8: "A block that was cached for somebody still counts as computed for who gets it next.",
+    8: "A block cached for one request counts as computed for the request that takes it next.",
     9: "The hash is weak or can be predicted, so that other tokens have the same.",
     10: "An adapter and a salt of the same text give the same key.",
     11: "Two images give the same key, since their identity is cut short or left out.",
@@ -103,10 +103,10 @@ SENTENCES: dict[int, str] = {
     88: "A request that is aborted in its prompt frees the block twice that it was filling.",
     89: "A preemption frees twice, or a row is given again while a step still reads it.",
     90: "A block counts as free although it has yet to be copied to the outer tier.",
-    91: "That a content is gone is not announced, and whoever mirrors the index keeps it for good.",
+    91: "The removal of a content is not announced, so every mirror of the index keeps it.",
     92: "A suspended request keeps its place in the batch, or the growth of a step that never ran.",
     93: "A client goes away, and the blocks of its request are freed under the running step.",
-    94: "Who follows the events loses entries, or keeps those of a server that is gone.",
+    94: "A consumer of the events loses entries, or keeps those of a server that is gone.",
 }
 """Number of a row -> what went wrong."""
 

@@ -28,7 +28,7 @@ def m_pin_of_a_prefix_owns_nothing(patcher: Patcher) -> None:
 
 @mutant("prefix-pins", "PINS", costs="what looks for leaks lets all pins go before")
 def m_unpinned_prefix_stays_held(patcher: Patcher) -> None:
-    """A pin of a prefix that has ended holds its blocks for ever."""
+    """A pin of a prefix that has ended holds its blocks forever."""
     patcher.during(TRANSITIONS, "unpin_prefix", PoolTransaction, "unpin", lambda *_: None)
 
 

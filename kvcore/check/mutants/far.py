@@ -5,6 +5,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from immutables import Map
+from msgspec.structs import replace
+
 from kvcore.check.far import tier as far_tier
 from kvcore.check.mutants.seeding import Patcher, mutant
 from kvcore.check.profiles.far import far_world
@@ -14,10 +17,18 @@ from kvcore.far import page
 from kvcore.far.client import FarClient
 from kvcore.far.fetches import Fetches
 from kvcore.far.link import TierLink
+from kvcore.far.slots import Slots
 from kvcore.far.stores import Stores
 from kvcore.far.tier import FarStatus
+from kvcore.pool.block_pool import PoolTransaction
+from kvcore.state.state import State
+from kvcore.state.transaction import Transaction
+from kvcore.transitions import TRANSITIONS, transfers
+from kvcore.transitions.publish import publish_blocks
+from kvcore.types.commands import Store
 
 STORED = far_world(1, 1, 1, Far(num_faults=0, num_epochs=1))
+TEXTS = far_world(1, 2, 1, Far(num_faults=0), num_letters=2)
 AGAIN = "the page is computed again each time"
 OTHERS = "it is read by another engine, which still has the older weights"
 
@@ -124,6 +135,70 @@ def m_far_abort_keeps_staging(patcher: Patcher) -> None:
         if sequence.sequence_id in self._fetches:
             self._fetches[sequence.sequence_id].pages.clear()
         forget(self, sequence)
+
+
+@mutant("far-pages", "FAR-KV", rows=(75,))
+def m_far_store_before_load(patcher: Patcher) -> None:
+    """A block that a load has yet to fill is stored, and copied to the tier ahead of the load."""
+
+    @patcher.around(transfers, "start_loads")
+    def start_found(start: Any, tx: Transaction, request: Any, first: int) -> Any:
+        started = start(tx, request, first)
+        publish_blocks(tx, request, request.num_accepted)
+        return started
+
+    @patcher.around(TRANSITIONS, "store")
+    def store_unwritten(store: Any, state: State, blocks: Any) -> Any:
+        scheduled = state.batch.scheduled
+        found = store(replace(state, batch=replace(state.batch, scheduled=Map())), blocks)
+        batch = replace(found.state.batch, scheduled=scheduled)
+        return replace(found, state=replace(found.state, batch=batch))
+
+    @patcher.around(FarClient, "begin")
+    def begin_and_store(begin: Any, self: FarClient, sequence: Any, hit: Any) -> Any:
+        got = begin(self, sequence, hit)
+        for load in self._fetches._loads.values():
+            self._stores._known.discard(load.name)
+        self._stores.look(sequence)
+        return got
+
+    @patcher.around(far_model.FarGhost, "apply")
+    def apply_stores_first(apply: Any, self: Any, commands: Any) -> None:
+        apply(self, sorted(commands, key=lambda each: not isinstance(each, Store)))
+
+
+@mutant(TEXTS, "FAR-KV", rows=(74,), unnamed="in the named ones all have one text", costs=OTHERS)
+def m_far_store_reads_late(patcher: Patcher) -> None:
+    """A block that is being stored can be reused, and is copied to the tier behind its new text."""
+    patcher.during(TRANSITIONS, "store", PoolTransaction, "pin", lambda *_: None)
+
+    @patcher.around(PoolTransaction, "unpin")
+    def unpin_held(unpin: Any, self: PoolTransaction, block: int) -> None:
+        if block in self.pins:
+            unpin(self, block)
+
+    late: list[Store] = []
+    copy_now = far_model.FarGhost.copy
+
+    @patcher.around(far_model.FarGhost, "copy")
+    def copy_later(copy: Any, self: Any, command: Any) -> None:
+        if self.far is not None and isinstance(command, Store):
+            late.append(command)
+        else:
+            copy(self, command)
+
+    @patcher.around(far_model.FarGhost, "compute")
+    def compute_first(compute: Any, self: Any, *args: Any) -> None:
+        compute(self, *args)
+        stores, late[:] = late[:], []
+        for each in stores:
+            copy_now(self, each)
+
+
+@mutant("far", "STAGING", costs="a page that was not copied is damaged, so nobody loads it")
+def m_far_mark_outlives_its_store(patcher: Patcher) -> None:
+    """A later store of a key is copied into the slot that a late ticket still has."""
+    patcher.during(Stores, "end", Slots, "unmark", lambda *_: None)
 
 
 @mutant("far", "LEASE")

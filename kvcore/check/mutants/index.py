@@ -29,6 +29,7 @@ from kvcore.state.transaction import Transaction
 from kvcore.transitions import (
     allocate,
     append,
+    plan,
     prefix_lookup,
     publish,
     queries,
@@ -37,7 +38,6 @@ from kvcore.transitions import (
     transfers,
 )
 from kvcore.transitions.plan import Plan
-from kvcore.transitions.tails import rewrites
 from kvcore.types.config import Config
 from kvcore.types.effects import Effects
 from kvcore.types.extra_inputs import CUT_MEDIA, MEDIA, NO_EXTRA_KEYS, ExtraKey, ExtraKeys
@@ -195,14 +195,14 @@ def m_free_head_first(patcher: Patcher) -> None:
 def m_same_key_withdrawn(patcher: Patcher) -> None:
     """A block that its owner writes again loses its key, though the write puts back its content."""
 
-    patcher.replace(rewrites, "writes_same", lambda *_: False)
+    patcher.replace(plan, "writes_same", lambda *_: False)
 
 
 @mutant("cuts-lookahead", "CACHE-KV")
 def m_key_kept_under_lookahead(patcher: Patcher) -> None:
     """A block keeps its key though a drafter may write its last slots."""
 
-    @patcher.around(rewrites, "writes_same")
+    @patcher.around(plan, "writes_same")
     def of_scheduled(same: Any, tx: Any, request: Any, place: Any, lengths: Any) -> Any:
         return same(tx, request, place, replace(lengths, slots=lengths.scheduled))
 

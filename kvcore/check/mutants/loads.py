@@ -137,8 +137,8 @@ def m_reporter_counts_what_it_still_loads(patcher: Patcher) -> None:
     costs="what a rewind takes back in front of a load was written here, and is right",
 )
 def m_report_passes_by_what_stands_in_front(patcher: Patcher) -> None:
-    """A request that a report cuts to the start of a load goes on counting what stands in front of
-    it, which the report takes back.
+    """A request that a report cuts to the start of a load still counts the tokens before the load,
+    which the report withdraws.
     """
 
     @patcher.around(rewind, "check_held")

@@ -302,7 +302,7 @@ def m_releases_are_sorted(patcher: Patcher) -> None:
     patcher.replace(PoolTransaction, "release", lambda self, blocks: release(self, sorted(blocks)))
 
 
-@mutant("calls", "HASH-MONO", "CMD-EVICT-FIRST", costs="who follows the commands keeps dead keys")
+@mutant("calls", "HASH-MONO", "CMD-EVICT-FIRST", costs="a consumer of the commands keeps dead keys")
 def m_eviction_not_reported(patcher: Patcher) -> None:
     """The worker is not told that a block lost its key."""
     without(patcher, Evict)

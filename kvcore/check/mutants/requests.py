@@ -113,7 +113,7 @@ def m_rewind_counts_dropped_drafts(patcher: Patcher) -> None:
 
 @mutant("merge", costs="both blocks stay, and less fits", trace="merge_of_older_blocks")
 def m_leaving_drops_older_merges(patcher: Patcher) -> None:
-    """Who leaves the open batch keeps duplicates that it had written before."""
+    """A request that leaves the open batch keeps duplicates that it had written before."""
 
     @patcher.around(free, "is_unwritten")
     def drops_all(drops: Any, tx: Any, merge: Any, _: int, request: Any) -> Any:

@@ -31,7 +31,7 @@ def overriding(patcher: Patcher, part: int) -> None:
 
 @mutant("retention-equal", "WISHES", "LEVEL-CHAIN", "EVICT-ORDER", costs=ONLY_HITS)
 def m_base_overrides(patcher: Patcher) -> None:
-    """The last wish for ever overrides those before."""
+    """The last wish that never ends overrides those before."""
     overriding(patcher, 0)
 
 

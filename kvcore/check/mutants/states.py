@@ -155,7 +155,11 @@ def m_mark_is_forgotten(patcher: Patcher) -> None:
         note(*args, **{**options, "marked": False})
 
 
-@mutant("states-marks", "EVT-COPY", costs="who mirrors the index is told of what it never knew")
+@mutant(
+    "states-marks",
+    "EVT-COPY",
+    costs="a mirror of the index gets the removal of a key that it never had",
+)
 def m_marked_state_is_announced(patcher: Patcher) -> None:
     """The removal of a state inside a block is announced, though no event named it."""
 
@@ -257,7 +261,7 @@ def m_state_keyed_before_its_token(patcher: Patcher) -> None:
 
 
 @mutant(
-    "states-ahead",
+    "states-ahead-three",
     "GROUP-AGREE",
     costs="less is findable, and only with three tokens to come, what is found is right",
 )

@@ -172,7 +172,7 @@ def m_tailed_block_is_freed_as_empty(patcher: Patcher) -> None:
     patcher.replace(KeyedTransaction, "has_key", lambda self, block: self.keys[block] is not None)
 
 
-@mutant("tails-groups", "TAIL-SOUND", costs="the order of a block's tail keys is read by nobody")
+@mutant("tails-groups", "TAIL-SOUND")
 def m_longer_tails_come_first(patcher: Patcher) -> None:
     """The tail keys of a block do not rise."""
 

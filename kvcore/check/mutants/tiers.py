@@ -130,7 +130,7 @@ def m_finished_operation_keeps_its_block(patcher: Patcher) -> None:
 
 @mutant("loads", "PINS", rows=(86,), costs="what looks for leaks lets all pins go before")
 def m_finished_operation_stays_pinned(patcher: Patcher) -> None:
-    """A store or load that has ended holds its block for ever."""
+    """A store or load that has ended holds its block forever."""
     patcher.during(transfers, "transition", PoolTransaction, "unpin", lambda *_: None)
 
 

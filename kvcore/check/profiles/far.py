@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Named worlds with a far tier, whose answers may be wrong or late at any moment.
 
-The client is the code that the runtime uses (kvcore/far); blocks hold one token, and prompts have
-all their tokens at once. The tier has the pages of the first tokens of a prompt when a run begins.
-Only Python explores them.
+The client is the code that the runtime uses (kvcore/far); blocks hold one token unless a sentence
+says otherwise, and prompts have all their tokens at once. The tier has the pages of the first
+tokens of a prompt when a run begins. Only Python explores them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 import attrs
 
-from kvcore.check.profiles.profile import SLOT, Profile, world
+from kvcore.check.profiles.profile import FULL, SLOT, Profile, world
 from kvcore.check.world.world import Far, World
 
 WITHOUT = ("fork", "append", "reset_prefix_cache")
@@ -27,6 +27,7 @@ def far_world(num_blocks: int, num_requests: int, num_tokens: int, far: Far, **m
 
 
 ONE = Far(stored=(0,))
+TWO = Far(stored=(0, 0), num_slots=2, num_faults=2)
 ALONE = "a request that is alone always has room"
 NO_REFUSAL = {"call load: refused later": ALONE}
 
@@ -36,7 +37,6 @@ FAR: dict[str, Profile] = {
         far_world(2, 1, 2, ONE),
         1838,
         6150,
-        slow=True,
         not_shown=NO_REFUSAL,
     ),
     "far-epochs": Profile(
@@ -62,6 +62,21 @@ FAR: dict[str, Profile] = {
         12946,
         slow=True,
         not_shown=NO_REFUSAL,
+    ),
+    "far-blocks": Profile(
+        "a far tier with two faults, two slots, and blocks of two tokens",
+        far_world(2, 1, 4, TWO, groups=(FULL,)),
+        8830,
+        36782,
+        slow=True,
+        not_shown=NO_REFUSAL,
+    ),
+    "far-blocks-flight": Profile(
+        "a far tier with two faults, two slots, blocks of two tokens, and a batch in flight",
+        far_world(2, 1, 4, TWO, groups=(FULL,), max_in_flight=1),
+        269810,
+        1269719,
+        slow=True,
     ),
     "far-pairs": Profile(
         "a far tier with one fault, one slot and two requests",

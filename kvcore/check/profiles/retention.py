@@ -45,7 +45,7 @@ RETENTION: dict[str, Profile] = {
         backend="rust",
     ),
     "retention-equal": Profile(
-        "levels that end and are no higher than what holds for ever",
+        "levels that end and are no higher than what holds forever",
         world(
             *(2, 2, 2, 2, TICK),
             groups=(SLOT,),

@@ -21,7 +21,7 @@ MARKED: dict[str, Any] = {**ALONE, "marks": True, "moves": "calls"}
 WINDOW = Group(2, kind="sliding_window", window=2)
 STATES_FLYING: dict[str, Any] = {**MARKED, "groups": (FULL, STATE), "max_in_flight": 1}
 SHOWS = ("command CopyOnWrite",)
-ALONE_THERE = "who hits a block inside it replaces it, and the pool has no room for more"
+ALONE_THERE = "a request that hits inside a block replaces it, and the pool has no room for more"
 
 TAILS: dict[str, Profile] = {
     "tails": Profile(
@@ -108,7 +108,7 @@ TAILS: dict[str, Profile] = {
             without=("fork", *LEFT),
             **ALONE,
         ),
-        *(198, 1777),
+        *(195, 1745),
         shows=SHOWS,
         not_shown=NEVER_REFUSED,
     ),
@@ -167,7 +167,7 @@ TAILS: dict[str, Profile] = {
             without=("fork", "append", *LEFT),
             **ALONE,
         ),
-        *(442, 15141),
+        *(250, 8948),
         backend="rust",
         shows=(*SHOWS, *FAILED),
     ),

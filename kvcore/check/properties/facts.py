@@ -111,7 +111,7 @@ FACTS: dict[str, Fact] = {
     "SWAP-RETURN": Fact("progress", (70,), observable=True),
     "DRAIN": Fact("leak", (23, 26, 28, 30, 36), observable=True),
     "STAGING": Fact("wrong KV", (86,)),
-    "FAR-KV": Fact("wrong KV", (75, 85)),
+    "FAR-KV": Fact("wrong KV", (74, 75, 84, 85)),
     "FAR-HINT": Fact("wrong KV", (84,)),
     "LEASE": Fact("leak", (86, 87), observable=True),
     "NEVER-STUCK": Fact("progress", observable=True),
@@ -143,8 +143,8 @@ SENTENCES: dict[str, str] = {
     "CMD-INFLIGHT": "no block that a batch in flight reads or writes is free, and quarantine"
     " holds only such blocks",
     "STAGING": "each slot of the staging memory is free, or of one ticket, one ready page, one"
-    " store or one load",
-    "FAR-KV": "what a verified page holds is the content that its name stands for",
+    " store or one load; marked are those of stores and loads alone",
+    "FAR-KV": "what a verified or sealed page holds is the content that its name stands for",
     "FAR-HINT": "a far tier adds to computed counts only by pages that were verified and loaded",
     "LEASE": "no ticket, slot or look-up of a far tier outlives what it was for",
     "NEVER-STUCK": "every request can end though the far tier never answers again",

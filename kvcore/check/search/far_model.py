@@ -21,7 +21,7 @@ import attrs
 from kvcore.check.far.engine import Ended, FarNode, FarRun
 from kvcore.check.far.naming import name_of_far
 from kvcore.check.far.runs import check_far, check_runs, step_of
-from kvcore.check.far.tier import FAULTS, content_of, encoded, payload_of, place_of
+from kvcore.check.far.tier import FAULTS, contents_of, encoded, payload_of, place_of
 from kvcore.check.names.canonical import canonical, fingerprint
 from kvcore.check.names.in_flight import name_of
 from kvcore.check.search.actions import fresh_name
@@ -66,14 +66,17 @@ class FarGhost(Ghost):
         if self.far is None or not isinstance(command, Store | Load):
             return
         if isinstance(command, Store):
-            held = self.get(("device", command.block))[0]
+            held = self.get(("device", command.block))
             done = self.far.slots.store(command.key, payload_of(self.prefixes, held))
         else:
             payload = self.far.slots.load(command.key)
             done = payload is not None
-            content = SPOILT if payload is None else content_of(self.prefixes, payload)
+            size = self.sizes[0]
+            held = (
+                (SPOILT,) * size if payload is None else contents_of(self.prefixes, payload, size)
+            )
             del self.loads[command.operation]
-            self.put([("device", command.block)], 0, 0, (content,))
+            self.put([("device", command.block)], 0, 0, held)
         self.far.engine.finished.append(Ended(command.operation, done))
 
 
@@ -345,7 +348,8 @@ def begin(model: FarModel, run: FarRun, name: str) -> None:
     keys = run.manager.get_block_keys(name)[0]
     got = run.begin(name)
     place = run.client._link.place
-    for key in keys[first : first + got]:
+    size = run.manager.config.block_alignment
+    for key in keys[first // size : (first + got) // size]:
         holds = None if place is None else held.get(place.name(key))
         wanted = model.wanted(key, run.manager.epoch)
         if holds is None or holds[page.PAYLOAD_START :] != wanted:

@@ -57,11 +57,11 @@ __all__ = [
     "hash_request_tokens",
 ]
 
-NO_KEYS: Sequence[bytes] = ()
 NOT_IN_KEYS = (
     *("lora_request", "lora_id", "lora_int_id", "prompt_embeds", "cache_salt"),
-    *("mm_data", "mm_features", "mm_hashes", "mm_inputs", "mm_positions", "mm_placeholders"),
-    *("multi_modal_data", "multi_modal_hashes", "multi_modal_inputs", "multi_modal_placeholders"),
+    *("mm_data", "mm_features", "mm_hashes", "mm_inputs", "mm_kwargs", "mm_positions"),
+    *("mm_placeholders", "multi_modal_data", "multi_modal_hashes", "multi_modal_inputs"),
+    *("multi_modal_placeholders", "prompt_adapter_request"),
 )
 """Names, in requests or their dict `inputs`, of inputs that no key of this manager covers; a value
 of None, 0 or an empty container means that the request has no such input.
@@ -211,7 +211,7 @@ class KVCacheManager:
         end = start + num_tokens
         needed = -(-end // size) - len(blocks)
         num_free = self._backing.blocks.num_free("device") if needed > 0 else 0
-        first, keys, text = 0, NO_KEYS, None
+        first, keys, text = 0, list[bytes](), None
         if self.enable_caching:
             tokens, content = request.all_token_ids, blocks[-1].content
             text = content and content[0]

@@ -16,8 +16,8 @@ from kvcore.explain.explanation import Explanation, Totals
 from kvcore.explain.observed import observed
 from kvcore.explain.observer import AdmissionObserver
 from kvcore.manager import KVCacheManager
+from kvcore.replay.bounds.optimum import LookUps
 from kvcore.replay.explain.by_keys import ObserverByKeys
-from kvcore.replay.optimum import LookUps
 from kvcore.replay.request_trace import TraceReader
 from kvcore.replay.results import Sample
 from kvcore.replay.workload import TraceRequest

@@ -202,7 +202,7 @@ def _calls(moves: Iterable[Move]) -> list[str]:
 
 def _drain(name: str) -> list[str]:
     lines = ["for _ in range(1000):", "    if list(engine.live):", "        engine.step()"]
-    lines.append("assert not list(engine.live), f'{list(engine.live)} wait for ever'")
+    lines.append("assert not list(engine.live), f'{list(engine.live)} wait forever'")
     if name == "leak":
         lines += [
             "engine.finish_batches()",

@@ -23,8 +23,6 @@ from kvcore.transitions.unconfirmed_loads import note_tail
 
 def note_delay(tx: Transaction, request_id: str, *, delayed: bool) -> None:
     """Note whether the most recent call of the open batch for a request delays its tail keys."""
-    if not tx.config.has_tails:
-        return
     name = frozenset({request_id})
     known = tx.batch.delayed | name if delayed else tx.batch.delayed - name
     tx.batch = replace(tx.batch, delayed=known)
@@ -87,36 +85,85 @@ def publish_tails(
     if not tx.config.has_tails or tx.is_stale(request):
         return given
     unit = tx.config.hash_block_size
-    last = min(min(end, request.num_accepted) // unit, len(request.block_hashes))
+    last = min(min(end, request.num_accepted) // unit, len(request.block_hashes)) * unit
     for group_id, group in enumerate(tx.config.groups):
         if not group.is_state:
-            for count in range((start // unit + 1) * unit, last * unit + 1, unit):
-                given += _publish_tail(tx, request, group_id, count)
+            size = group.block_size
+            for position in range(start // size, -(-last // size)):
+                ends = max(start, position * size), min(last, (position + 1) * size - 1)
+                if ends[0] // unit < ends[1] // unit:
+                    block = request.tables[group_id][position]
+                    given += _publish_parts(tx, request, (group_id, position), block, ends)
     return given
 
 
-def _publish_tail(
-    tx: Transaction, request: RequestState, group_id: int, count: int
+def _publish_parts(
+    tx: Transaction,
+    request: RequestState,
+    place: tuple[int, int],
+    block: int,
+    ends: tuple[int, int],
 ) -> list[PublishedKey]:
-    """Do the same for one group and length; nothing if it ends a block, or its block is given back
-    or has the key.
+    """Do the same for the parts of one block, with the content at a place (group, position), that
+    end in a range (start, end]; nothing if the block is given back.
     """
+    (group_id, position), (start, end) = place, ends
+    keys = keys_between(tx, request, group_id, start, end)
+    if not keys or tx.is_null(block):
+        return []
+    had_key, held = tx.device.has_key(block), tx.device.tail_keys(block)
+    known, merges = set(held), tx.config.duplicates == "merge"
+    first = position * tx.config.groups[group_id].block_size
+    rank = _num_shorter(tx, request, (group_id, first), held, start) if held else 0
+    given: list[PublishedKey] = []
+    for key in keys:
+        if key in known:
+            rank += tx.device.tail_keys(block)[rank : rank + 1] == (key,)
+        elif not (merges and tx.device.first_tail(key) is not None):
+            tx.device.publish_tail(block, key, rank)
+            known.add(key)
+            given.append((block, key))
+            rank += 1
+    if tx.loads and given:
+        unit = tx.config.hash_block_size
+        last = (start // unit + 1 + keys.index(given[-1][1])) * unit
+        note_tail(tx, request.request_id, block, last, had_key=had_key)
+    return given
+
+
+def _num_shorter(
+    tx: Transaction,
+    request: RequestState,
+    origin: tuple[int, int],
+    held: tuple[bytes, ...],
+    num_tokens: int,
+) -> int:
+    """Count the tail keys of a block whose parts end at or before num_tokens tokens of a request.
+    origin: the group, and the position of the block's first token.
+    """
+    group_id, first = origin
+    unit = tx.config.hash_block_size
+    last = min(num_tokens // unit, len(request.block_hashes)) * unit
+    for count in range(last, first, -unit):
+        key = request.key_at(tx.config, group_id, count)
+        if key in held:
+            return held.index(key) + 1
+    return 0
+
+
+def move_tails(
+    tx: Transaction, request: RequestState, place: tuple[int, int], block: int, older: int
+) -> None:
+    """Give the tail keys of a block at a place (group, position) of a request's table to the older
+    block with the same content.
+    """
+    group_id, position = place
     size = tx.config.groups[group_id].block_size
-    if count % size == 0:
-        return []
-    block = request.tables[group_id][count // size]
-    key = request.key_at(tx.config, group_id, count)
-    merges = tx.config.duplicates == "merge"
-    held = tx.device.tail_keys(block)
-    if tx.is_null(block) or key in held or (merges and tx.device.first_tail(key) is not None):
-        return []
-    shorter = keys_between(tx, request, group_id, count // size * size, count - 1)
-    place = sum(each in shorter for each in held)
-    had_key = tx.device.has_key(block)
-    tx.device.publish_tail(block, key, place)
-    if tx.loads:
-        note_tail(tx, request.request_id, block, count, had_key=had_key)
-    return [(block, key)]
+    tx.device.withdraw_tails(block, tx.device.tail_keys(block))
+    ends = position * size, (position + 1) * size - 1
+    for found, key in _publish_parts(tx, request, place, older, ends):
+        if tx.config.publish == "scheduled":
+            note_published_key(tx, found, key)
 
 
 def keys_between(
@@ -142,8 +189,7 @@ def tails_past(
     if not tails:
         return []
     first = position * tx.config.groups[group_id].block_size
-    kept = keys_between(tx, request, group_id, first, num_tokens)
-    return [key for key in tails if key not in kept]
+    return list(tails[_num_shorter(tx, request, (group_id, first), tails, num_tokens) :])
 
 
 def note_same(

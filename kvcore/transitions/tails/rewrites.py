@@ -2,10 +2,10 @@
 """The blocks that an allocation is about to write although they are shared or have keys.
 
 Invariants: a shared block is replaced (copied if it holds earlier positions), and a keyed block
-loses its key unless the write computes exactly the tokens that the key names. Where blocks may have
-tail keys, a block with a key past what is computed or hit is replaced, too, be it of the table or
-the last one of the hit, so that its content stays; such a copy is given up if the call does not fit
-with all of them.
+loses its key unless the write computes exactly the tokens that the key names. If blocks may have
+tail keys, a block with a key past the computed or hit tokens is replaced too, whether it is in the
+table or is the last block of the hit, so that its content stays; such copies are given up if the
+call does not fit with all of them.
 Twin: rust/src/transitions/tails/rewrites.rs.
 """
 
@@ -62,29 +62,6 @@ class Rewrite:
         return attrs.evolve(self, shared=False, copied=False) if self.for_key else self
 
 
-def plan_rewrites(
-    tx: Transaction, request: RequestState, hits: tuple[tuple[int, ...], ...], lengths: Lengths
-) -> tuple[Rewrite, ...]:
-    """Return the shared or keyed blocks that the new slots will write, in table order."""
-    if tx.config.has_tails:
-        return plan_tailed(tx, request, hits, lengths)
-    rewrites = []
-    for group_id, group in enumerate(tx.config.groups):
-        if group.is_cross or group.is_state:
-            continue
-        size, table = group.block_size, request.tables[group_id]
-        first = max(lengths.local // size, lengths.skipped[group_id])
-        for position in range(first, min(len(table), -(-lengths.slots // size))):
-            block = table[position]
-            shared = tx.device.ref_counts[block] > 1
-            if shared or tx.device.keys[block] is not None:
-                copied = shared and lengths.local > position * size
-                same = not shared and writes_same(tx, request, (group_id, position), lengths)
-                flags = {"shared": shared, "copied": copied, "same": same}
-                rewrites.append(Rewrite(group_id=group_id, position=position, **flags))
-    return tuple(rewrites)
-
-
 def writes_same(
     tx: Transaction, request: RequestState, place: tuple[int, int], lengths: Lengths
 ) -> bool:
@@ -105,7 +82,7 @@ def writes_same(
 def plan_tailed(
     tx: Transaction, request: RequestState, hits: tuple[tuple[int, ...], ...], lengths: Lengths
 ) -> tuple[Rewrite, ...]:
-    """Do the same where blocks may have tail keys: also for the last block of a hit."""
+    """Return the same if blocks may have tail keys: also for the last block of a hit."""
     rewrites: list[Rewrite] = []
     if lengths.slots <= lengths.local:
         return ()
@@ -165,4 +142,4 @@ def _writes_tails(
     is_whole = position < request.num_hashed(tx.config, group_id)
     if key is not None and not (is_whole and own[-1] == key):
         return False
-    return all(each in own for each in tx.device.tail_keys(block))
+    return set(own).issuperset(tx.device.tail_keys(block))

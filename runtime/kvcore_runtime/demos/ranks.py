@@ -9,18 +9,22 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import statistics
 import subprocess
 import sys
 import time
+from collections import defaultdict
 from importlib.resources import files
 from pathlib import Path
 
+import attrs
 import torch
 
 from kvcore import Config
 from kvcore_runtime.demos.models import load_model, load_tokenizer
 from kvcore_runtime.demos.processes import free_port
 from kvcore_runtime.engine.engine import Engine, EngineOptions
+from kvcore_runtime.engine.spans import Attributes
 from kvcore_runtime.errors import KvcoreRuntimeError
 from kvcore_runtime.generate.conversation import Answer, Held, hold_conversations
 from kvcore_runtime.generate.prompts import Prompt, read_prompts
@@ -94,7 +98,9 @@ def _run_rank(options: argparse.Namespace) -> int:
             RankFollower(share, config, engine_options, links).run()
             return 0
         prompts = _prompts(options)
-        apart = _answer_apart(Engine(share, config, engine_options), links, tokenizer, prompts)
+        times = StepTimes()
+        engine = Engine(share, config, attrs.evolve(engine_options, on_span=times))
+        apart = _answer_apart(engine, links, times, tokenizer, prompts)
         whole = hold_conversations(Engine(model, config, engine_options), tokenizer, prompts)
         return _compare(apart, whole)
     except KvcoreRuntimeError as error:
@@ -104,8 +110,24 @@ def _run_rank(options: argparse.Namespace) -> int:
         return 130
 
 
+class StepTimes:
+    """The times of the steps that were sent, by what they were spent on, in nanoseconds."""
+
+    def __init__(self) -> None:
+        self._times: dict[str, list[int]] = defaultdict(list)
+
+    def __call__(self, name: str, start_ns: int, end_ns: int, attributes: Attributes) -> None:
+        """See `OnSpan`."""
+        del attributes
+        self._times[name].append(end_ns - start_ns)
+
+    def median_us(self, name: str) -> float:
+        """Return the median time of the spans of a name, in microseconds."""
+        return statistics.median(self._times[name]) / 1e3
+
+
 def _answer_apart(
-    engine: Engine, links: Links, tokenizer: Tokenizer, prompts: list[Prompt]
+    engine: Engine, links: Links, times: StepTimes, tokenizer: Tokenizer, prompts: list[Prompt]
 ) -> Held:
     """Answer the prompts with all ranks; print the traffic and time per step."""
     with Leader(engine, links) as leader:
@@ -116,8 +138,12 @@ def _answer_apart(
             f" {metrics.num_blocks_out} blocks swapped out, {metrics.num_copies} copied on write"
             f" and {metrics.num_evictions} evicted"
         )
-        num_bytes, us = leader.num_bytes / num_steps, 1e6 * leader.seconds / num_steps
-        print(f"a step: {num_bytes:.0f} bytes, {us:.0f} us until all ranks have applied its batch")
+        print(
+            f"a step: {leader.num_bytes / num_steps:.0f} bytes;"
+            f" {times.median_us('kvcore.ranks.send'):.0f} us to write and send it,"
+            f" {times.median_us('kvcore.ranks.agree'):.0f} us until all ranks have applied its"
+            " batch (medians)"
+        )
     return held
 
 

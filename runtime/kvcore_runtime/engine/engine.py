@@ -352,6 +352,8 @@ class Engine:
             if taken.completion is not None:
                 self._finish(sequence)
                 self._completions.append(taken.completion)
+            elif sequence is not draw.sequence:
+                self.scheduler.give_to_fork(sequence)
 
     def _taker(self, draw: Draw) -> Sequence | None:
         """Return the sequence for the tokens of a draw, None if they are stale.
@@ -367,13 +369,11 @@ class Engine:
             return first
         row = self.manager.fork(first.sequence_id, name_sequence(first.request, draw.sample))
         child = Sequence(first.request, arrival=first.age[0], row=row, sample=draw.sample)
-        self.scheduler.add_running(child)
+        self.scheduler.add_fork(child)
         return child
 
     def _finish(self, sequence: Sequence) -> None:
-        """Release an answered sequence. Positions that were computed ahead of its end are
-        wasted.
-        """
+        """Release an answered sequence; positions computed ahead of its end are wasted."""
         if sequence in self.scheduler.running:
             self.exchange.finished(sequence)
         if sequence.num_to_come:

@@ -221,14 +221,13 @@ class Forward:
         ends: list[int],
         *,
         tokens: list[int],
-        wanted: list[int],
     ) -> StepInputs:
-        """Prepare a forward pass that another rank planned, which samples nothing here.
+        """Prepare a forward pass that another rank planned and samples from: no logits are wanted.
 
-        rows, starts, ends: of each sequence. tokens: at all positions. wanted: places among them.
+        rows, starts, ends: of each sequence. tokens: at all positions.
         """
         names = [f"row {row}" for row in rows]
-        parts: list[list[int]] = [tokens, [], [], wanted, [], []]
+        parts: list[list[int]] = [tokens, [], [], [], [], []]
         return self._inputs(parts, (rows, starts, ends, names), ([], [], []))
 
     def begin(self, inputs: StepInputs) -> Begun:

@@ -27,8 +27,8 @@ ScheduledChunk: TypeAlias = batching.ScheduledChunk[Sequence]
 class EngineScheduler(batching.Scheduler[Sequence]):
     """Queues of sequences, each ordered by age.
 
-    drafter: guesses tokens of decoding sequences. exchange: loads tokens computed elsewhere. Raises
-    NotWithStates for these two and for batches in flight.
+    drafter: guesses tokens of decoding sequences. exchange: loads tokens computed elsewhere.
+    num_hits_inside: hits that ended inside a block. Raises NotWithStates for drafter and exchange.
     """
 
     def __init__(
@@ -43,7 +43,6 @@ class EngineScheduler(batching.Scheduler[Sequence]):
         given = {
             "drafter": drafter is not None,
             "exchange": exchange is not None and type(exchange) is not Exchange,
-            "max_in_flight": manager.config.max_in_flight > 0,
         }
         for option, is_given in given.items() if manager.config.has_states else ():
             if is_given:
@@ -53,6 +52,7 @@ class EngineScheduler(batching.Scheduler[Sequence]):
         self._drafter = drafter
         self._exchange = exchange or Exchange()
         self.fetching: list[Sequence] = []
+        self.num_hits_inside = 0
 
     def schedule(self, in_flight: bool = False) -> list[ScheduledChunk]:
         """Choose the chunks of a step as `kvcore.scheduler` does, skipping sequences that fetch."""
@@ -74,9 +74,19 @@ class EngineScheduler(batching.Scheduler[Sequence]):
         """Queue a sequence that the manager knows, without blocks."""
         self._place(self.waiting, sequence)
 
-    def add_running(self, sequence: Sequence) -> None:
-        """Add a sequence that already holds device blocks: a fork."""
-        self._place(self.running, sequence)
+    def add_fork(self, sequence: Sequence) -> None:
+        """Add a sequence that was forked: running, or waiting if its state could not be shared."""
+        self._place(self._queue(self._manager.status(sequence.sequence_id)), sequence)
+
+    def give_to_fork(self, sequence: Sequence) -> None:
+        """Give the manager the first token of a fork that waits, since it gets no position now."""
+        if sequence in self.waiting:
+            sequence.sampled_by = None  # the fork is in no batch
+            self.give_new_token(sequence)
+
+    def _admitted(self, sequence: Sequence, hit: Hit) -> None:
+        super()._admitted(sequence, hit)
+        self.num_hits_inside += hit.num_tokens % self._manager.config.block_alignment > 0
 
     def loaded(self, sequence: Sequence) -> None:
         """Resume a sequence whose load is done, with the manager's current count."""

@@ -72,6 +72,8 @@ def make_parser() -> argparse.ArgumentParser:
 def _add_pool(group: argparse._ArgumentGroup) -> None:
     _number(group, "--blocks", "device blocks, with block 0")
     _number(group, "--block-size", "tokens per block", 16)
+    inside = "let hits end at multiples of N tokens, inside blocks too; default: at ends of blocks"
+    group.add_argument("--hash-block-size", type=int, metavar="N", help=inside)
     _number(group, "--host-blocks", "blocks to swap to")
     directory = "keep blocks in files there, and load those of earlier runs"
     group.add_argument("--directory", type=Path, metavar="DIR", help=directory)

@@ -16,6 +16,7 @@ TABLE = {
     "prompt tokens": "{prompt_tokens}",
     "tokens reused": "{prompt_tokens_reused} ({reused:.0%}), {recompute_tokens_reused} more after "
     "preemption",
+    "hits inside": "{hits_inside} ended inside a block, at multiples of {hash_block_size} tokens",
     "tokens computed": "{computed_tokens}",
     "tokens generated": "{generated_tokens} in {answers}",
     "evictions": "{evictions}",
@@ -37,6 +38,7 @@ TABLE = {
 """The rows of the table of figures, and how each is written."""
 
 NEEDS: dict[str, Callable[[Mapping[str, Any]], object]] = {
+    "hits inside": lambda summary: summary["hash_block_size"] < summary["block_size"],
     "blocks swapped": lambda summary: summary["num_host_blocks"],
     "drafts": lambda summary: summary["drafting"],
     "blocks in files": lambda summary: summary["keeps_files"],
@@ -51,13 +53,13 @@ def summarise(engine: Engine, held: Held) -> dict[str, Any]:
     """Return the figures of a finished run by name; drains the manager's statistics.
 
     prompt_tokens_reused: cached when a request was first admitted; recompute_tokens_reused: when it
-    came back from preemption. drafting: whether tokens were guessed; drafts: how many. keeps_files:
-    whether blocks were kept in files. blocks_stored: in files, those too that were there already;
-    blocks_loaded: from files; pages_failed: stores and fetches that were answered otherwise;
-    pages_dropped: those that were not asked for. steps_overlapped: planned while another was
-    computed; stalls: plans with nothing to do before a batch in flight was completed;
-    waits_for_blocks: plans in which a sequence waited for such a batch's blocks. Usages and shares
-    are 0.0 to 1.0, times seconds unless the name says.
+    came back from preemption. hits_inside: hits that ended inside a block. drafting: whether tokens
+    were guessed; drafts: how many. keeps_files: whether blocks were kept in files. blocks_stored:
+    in files, those too that were there already; blocks_loaded: from files; pages_failed: stores and
+    fetches that were answered otherwise; pages_dropped: those that were not asked for.
+    steps_overlapped: planned while another was computed; stalls: plans with nothing to do before a
+    batch in flight was completed; waits_for_blocks: plans in which a sequence waited for such a
+    batch's blocks. Usages and shares are 0.0 to 1.0, times seconds unless the name says.
     """
     config, metrics = engine.manager.config, engine.metrics
     stats = engine.manager.take_stats()
@@ -72,6 +74,8 @@ def summarise(engine: Engine, held: Held) -> dict[str, Any]:
         "prompt_tokens": metrics.num_prompt_tokens,
         "prompt_tokens_reused": stats.hits,
         "recompute_tokens_reused": stats.preempted_hits,
+        "hits_inside": engine.scheduler.num_hits_inside,
+        "hash_block_size": config.hash_block_size,
         "computed_tokens": metrics.num_computed_tokens,
         "generated_tokens": metrics.num_generated_tokens,
         "evictions": metrics.num_evictions,

@@ -104,10 +104,13 @@ def verify_pressure(engine: Engine, *, refused: bool = False) -> dict[str, int]:
         "preemptions by swap": preemptions.by_swap,
         "preemptions by recompute": preemptions.by_recompute,
     }
+    config = engine.manager.config
+    if config.hash_block_size < config.block_size:
+        happened["hits inside a block"] = engine.scheduler.num_hits_inside
     missing = [name for name, count in happened.items() if count == 0]
     if missing:
         unexplained, reasons = missing, []
-        if engine.manager.config.num_host_blocks == 0:
+        if config.num_host_blocks == 0:
             unexplained = [name for name in missing if name not in SWAPS]
             reasons = ["there is no host tier to swap to"]
         if unexplained and not refused:

@@ -60,22 +60,21 @@ class RankFollower:
             if step.skips:
                 self.runtime.skip(number)
             self.runtime.apply(step.batch)
-            begun = None if step.computes is None else self._begun(step.computes)
         except KvcoreRuntimeError as error:
             _LOG.warning("rank %d cannot apply batch %d: %s", self._links.rank, number, error)
-            status, begun = -self._links.rank, None
+            status = -self._links.rank
         least, *_ = self._links.agree(status, 0, 0, 0)
-        if begun is not None and least >= 0:
-            self._forward.compute(begun)
+        if step.computes is not None and least >= 0:
+            self._forward.compute(self._begun(step.computes))
         return True
 
     def _begun(self, computes: RankPass) -> Begun:
+        """Set up a pass. Only rank 0 needs logits."""
         return self._forward.begin(
             self._forward.prepare_rows(
                 computes.rows.tolist(),
                 computes.starts.tolist(),
                 computes.ends.tolist(),
                 tokens=computes.tokens.tolist(),
-                wanted=computes.wanted.tolist(),
             )
         )

@@ -49,7 +49,7 @@ class Leader:
         self.num_steps = 0
         """Number of messages that were sent."""
         self.seconds = 0.0
-        """Time spent in broadcasts and agreements."""
+        """Time in which steps were written and sent, and their batches applied by all."""
         engine.runtime.on_applied = self._applied
         engine.forward.on_pass = self._pass
 
@@ -111,16 +111,21 @@ class Leader:
         assert batch is not None, "each pass follows the application of its batch"
         self._links.number = batch.number
         skips = batch.number != self._next_number
-        message = encode_step(RankStep(batch=batch, computes=computes, skips=skips))
         started = time.perf_counter()
+        message = encode_step(RankStep(batch=batch, computes=computes, skips=skips))
         try:
             self._links.broadcast(message)
+            sent = time.perf_counter()
             least, *_ = self._links.agree(batch.number, 0, 0, 0)
         except RankLost as error:
             self._lost = error
             self._links.close()
             raise
-        self.seconds += time.perf_counter() - started
+        agreed = time.perf_counter()
+        spans, sizes = self._engine.spans, {"num_bytes": len(message)}
+        spans.end("kvcore.ranks.send", sent - started, {**sizes})
+        spans.end("kvcore.ranks.agree", agreed - sent, {**sizes})
+        self.seconds += agreed - started
         self.num_steps += 1
         self._next_number = batch.number + 1
         if least < 0:

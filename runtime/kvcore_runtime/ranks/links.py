@@ -45,13 +45,13 @@ class Links:
 
     def broadcast(self, message: bytes | None = None) -> bytes:
         """Send a step to all from rank 0, or wait for it elsewhere. Raises RankLost, BadStep."""
-        first = torch.zeros(FIRST_BYTES, dtype=torch.uint8)
+        buffer = bytearray(FIRST_BYTES)
         if message is not None:
             head = message[:FIRST_BYTES]
-            first[: len(head)] = torch.frombuffer(bytearray(head), dtype=torch.uint8)
+            buffer[: len(head)] = head
         with self._or_lost():
-            dist.broadcast(first, 0, self.steps)
-        received = bytes(first.numpy())
+            dist.broadcast(torch.frombuffer(buffer, dtype=torch.uint8), 0, self.steps)
+        received = bytes(buffer)
         size = step_size(received)
         if size > FIRST_BYTES:
             rest = bytes(size - FIRST_BYTES) if message is None else message[FIRST_BYTES:]

@@ -58,6 +58,9 @@ class RankPass:
         return self.rows, self.starts, self.ends, self.tokens, self.wanted
 
 
+FIELDS = tuple(attrs.fields_dict(RankPass))
+
+
 @attrs.frozen(kw_only=True, eq=False)
 class RankStep:
     """A message. computes: None if the batch has no forward pass."""
@@ -110,9 +113,12 @@ def decode_step(data: bytes) -> RankStep:
     stop = size - num_keys * KEY_SIZE
     width = "<u2" if flags & IS_NARROW else "<u4"
     numbers = np.frombuffer(data[HEADER.size : stop], width).astype("<u4", copy=False)
-    sizes = (len(COLUMNS) * num_commands, num_chunks, num_chunks, num_chunks, num_tokens)
-    columns, *parts = np.split(numbers, np.cumsum(sizes))
-    computes = RankPass(**dict(zip(attrs.fields_dict(RankPass), parts, strict=True)))
+    first = len(COLUMNS) * num_commands
+    columns, parts = numbers[:first], []
+    for count in (num_chunks, num_chunks, num_chunks, num_tokens, num_wanted):
+        parts.append(numbers[first : first + count])
+        first += count
+    computes = RankPass(**dict(zip(FIELDS, parts, strict=True)))
     if flags & COMPUTES:
         _check_pass(computes)
     elif num_chunks or num_tokens or num_wanted:
@@ -148,9 +154,8 @@ def _read_header(data: bytes) -> tuple[int, _Header]:
 
 def _check_pass(computes: RankPass) -> None:
     """Raise BadStep unless the arrays of a pass are consistent."""
-    starts, ends = computes.starts.astype(np.int64), computes.ends.astype(np.int64)
-    num_tokens = len(computes.tokens)
-    if not len(starts) or (ends <= starts).any() or (ends - starts).sum() != num_tokens:
+    starts, ends, num_tokens = computes.starts, computes.ends, len(computes.tokens)
+    if not len(starts) or (ends <= starts).any() or (ends - starts).sum(dtype=int) != num_tokens:
         raise BadStep(reason=f"{len(starts)} sequences whose positions are not {num_tokens} tokens")
     if (computes.wanted >= num_tokens).any():
         raise BadStep(reason=f"a wanted place is not below {num_tokens}")

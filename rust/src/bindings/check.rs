@@ -23,7 +23,7 @@ use crate::types::violation::Checks;
 ///
 /// symmetry: whether requests, blocks and tokens are renamed. full_keys: whether whole names are
 /// kept, not fingerprints. checks: the properties that count, all unless given. progress: is told
-/// states, edges, depth, waiting states, seconds and bytes, now and then.
+/// states, edges, depth, waiting states, seconds and bytes, from time to time.
 #[pyfunction]
 #[pyo3(signature = (
     world, /, *, symmetry = (true, true, true), full_keys = false, checks = None, max_depth = None,

@@ -110,7 +110,7 @@ impl Manager {
         Self::query(slf, &given, |state| has_key(state, number))
     }
 
-    /// The key of a device block, None if it has none. Changes nothing.
+    /// The key of a device block, or else its longest tail key, or None. Changes nothing.
     #[pyo3(signature = (block))]
     fn get_block_key<'py>(
         slf: &Bound<'py, Self>,
@@ -122,7 +122,7 @@ impl Manager {
         Ok(key.map(|key| PyBytes::new(slf.py(), &key.0)))
     }
 
-    /// The device block that a key finds, None if there is none. Changes nothing.
+    /// The device block that a key or tail key finds, or None. Changes nothing.
     #[pyo3(signature = (key))]
     fn get_cached_block(slf: &Bound<'_, Self>, key: &[u8]) -> PyResult<Option<u32>> {
         let key = read_key(slf.py(), key)?;

@@ -203,7 +203,7 @@ fn damaged_traces_are_refused_or_replayed() {
     });
 }
 
-/// What a text comes to as a trace: the line that is refused, or a digest of all outcomes.
+/// The result of a text read as a trace: the refused line, or a digest of all outcomes.
 fn digest_of(text: &str) -> String {
     match parse_trace(text, "fuzz").and_then(|trace| outcomes(&trace)) {
         Ok(lines) => {

@@ -114,8 +114,10 @@ pub(crate) fn group_agree(state: &State, _: &mut Scratch) -> Finding {
     for request in state.requests() {
         for (index, group, table) in held(state, request) {
             let known = request.num_accepted();
-            let is_next = group.is_state() && request.num_computed == known + 1;
-            let count = known + u32::from(is_next); // the next one is maybe of the same step
+            let first = table.get((known / group.block_size) as usize); // of the first to come
+            let is_there = first.is_some_and(|&block| !is_null(state, request, block));
+            let ahead = group.is_state() && request.num_computed > known && is_there;
+            let count = known + u32::from(ahead);
             let last = if group.is_cross() { 0 } else { count.div_ceil(group.block_size) };
             for position in skipped_blocks(group, count)..last {
                 let block = table.get(position as usize);

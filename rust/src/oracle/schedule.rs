@@ -81,7 +81,7 @@ impl Schedule {
         rows.filter_map(|(row, known)| Some((row, known.before?)))
     }
 
-    /// Forget the loads that a state has not any more.
+    /// Forget the loads that a state no longer has.
     pub fn keep_loads(&mut self, state: &State) {
         for (known, request) in self.known.iter_mut().zip(&state.requests) {
             if request.as_ref().is_none_or(|request| request.num_loading == 0) {

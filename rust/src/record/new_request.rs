@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! How a record encodes a request that is added: its id, its tokens, and a bit set of its parts.
 //!
-//! A record by keys has none of the parts from which keys are made, but those of a tenant.
+//! A record by keys has none of the parts from which keys are made, except those of a tenant.
 //! Twin: kvcore/record/new_request.py.
 
 use crate::record::fields::{put_hashes, put_text, put_tokens};

@@ -22,7 +22,7 @@ use crate::state::table_edit::TableEdit;
 use crate::transitions::checkpoints::{publish_owed, settle_ends};
 use crate::transitions::in_flight::{lower_restored, note_published_key, num_finished};
 use crate::transitions::publish::{announce_stored, publish_blocks, stored_bytes};
-use crate::transitions::tails::keys::{publish_tails, settle_tails, tails_to_come};
+use crate::transitions::tails::keys::{move_tails, publish_tails, settle_tails, tails_to_come};
 use crate::transitions::unconfirmed_loads::{confirm_loads, note_keyed, note_owner};
 use crate::types::commands::{Batch, close_into, named_rows};
 use crate::types::config::Publish;
@@ -194,6 +194,7 @@ fn apply_merge(state: &mut State, merge: &Merge) {
     if state.config.publish == Publish::Scheduled {
         lower_restored(state, row, position * size);
     }
+    move_tails(state, row, (group_id, position), (merge.block, older));
     TableEdit::of(state, row, group_id).replace(position, older, false);
     if seeded(Mutant::MergeNoRemap) {
         state[row].tables[group_id as usize][position as usize] = merge.block;

@@ -103,8 +103,9 @@ fn prefix(state: &State, row: Row, count: i64) -> Result<(u32, Vec<BlockId>), Er
     let most = u32::try_from(count).unwrap_or(u32::MAX).min(finished);
     let length = found_length(state, request, most);
     if length == 0 {
+        let part = if state.has_tails { "part of a block" } else { "whole block" };
         let reason = match config.enable_caching {
-            true => format!("{finished} are computed, and no whole block of them is found"),
+            true => format!("{finished} are computed, and no {part} of them is found"),
             false => "prefix caching is off".to_owned(),
         };
         return Err(Error::NothingToPin { request: request.name(), requested: count, reason });

@@ -22,7 +22,9 @@ use crate::transitions::plan::growth::Growth;
 use crate::transitions::plan::growth::{measure, num_held, plan_growth, preallocate};
 use crate::transitions::slot_request::{SlotRequest, check_slot_request, read_slot_request};
 use crate::transitions::states::{StateStep, num_draft_states, num_steps, plan_steps, states_held};
-use crate::transitions::tails::rewrites::{Lengths, Rewrite, pay_for_all, plan_rewrites};
+use crate::transitions::tails::rewrites::{
+    Lengths, Rewrite, pay_for_all, plan_tailed, writes_same,
+};
 use crate::transitions::window::{Trim, Trims, freed_blocks, plan_trims, visible_from};
 use crate::types::errors::Error;
 use crate::types::groups::{Group, skipped_blocks};
@@ -125,6 +127,41 @@ pub fn plan_allocation(
         growth,
         steps,
     }))
+}
+
+/// Return the shared or keyed blocks that the new slots will write, in table order.
+#[must_use]
+pub fn plan_rewrites(
+    state: &State,
+    row: Row,
+    hits: &[Vec<BlockId>],
+    lengths: &Lengths,
+) -> Vec<Rewrite> {
+    if state.has_tails {
+        return plan_tailed(state, row, hits, lengths);
+    }
+    let (mut rewrites, request) = (Vec::new(), &state[row]);
+    for ((index, group), table) in (0..).zip(&state.config.groups).zip(&request.tables) {
+        let size = group.block_size;
+        let held = table.len() as u64 * u64::from(size);
+        if group.is_cross() || group.is_state() || held <= u64::from(lengths.local) {
+            continue;
+        }
+        let first = (lengths.local / size).max(skipped_blocks(group, lengths.seen_from));
+        let last = lengths.slots.div_ceil(size).min(table.len() as u32);
+        for position in first..last {
+            let block = table[position as usize];
+            if state.device.is_writable(block) {
+                continue;
+            }
+            let shared = state.device.ref_count(block) > 1;
+            let copied = shared && lengths.local > position * size;
+            let same = !shared && writes_same(state, request, (index, position), lengths);
+            let for_key = false;
+            rewrites.push(Rewrite { group_id: index, position, shared, copied, same, for_key });
+        }
+    }
+    rewrites
 }
 
 /// Return the free blocks after the trims, less what the floors of others keep once the hits have

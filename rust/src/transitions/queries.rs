@@ -102,16 +102,17 @@ pub fn has_key(state: &State, block: i64) -> Result<bool, Error> {
     Ok(found.is_none_or(|block| state.device.has_key(block)))
 }
 
-/// Return the key of a device block; None if it has none, like the null block. Fails with
-/// UnknownBlock.
+/// Return the key of a device block, or else its longest tail key; None if it has neither, like the
+/// null block. Fails with UnknownBlock.
 pub fn get_block_key(state: &State, block: i64) -> Result<Option<Key>, Error> {
-    Ok(find_block(state, block)?.and_then(|block| state.device.key(block).copied()))
+    let key = |block| state.device.key(block).or_else(|| state.device.tail_keys(block).last());
+    Ok(find_block(state, block)?.and_then(key).copied())
 }
 
 /// Return the device block that a look-up of a key finds, the first of several.
 #[must_use]
 pub fn get_cached_block(state: &State, key: &Key) -> Option<BlockId> {
-    lookup(&state.device, key)
+    lookup(&state.device, key).or_else(|| state.device.first_tail(key))
 }
 
 /// Count the tables, pins and operations that hold a device block; the null block has none. Fails

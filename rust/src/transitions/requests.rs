@@ -191,6 +191,7 @@ pub fn remove_request(state: &mut State, request_id: &str) -> Result<(), Error> 
         let num_blocks = held as i64;
         return Err(Error::StillHoldsBlocks { request: request.name(), num_blocks });
     }
+    forget_reporter(state, row);
     if !seeded(Mutant::RemoveKeepsRow) {
         state.rows.remove(request_id);
     }
@@ -198,7 +199,6 @@ pub fn remove_request(state: &mut State, request_id: &str) -> Result<(), Error> 
     state.wishes.remove(&row);
     state.forget_waiting(row);
     forget_entries(state, row);
-    forget_reporter(state, row);
     state.held_rows.push((row, state.batch.number));
     Ok(())
 }

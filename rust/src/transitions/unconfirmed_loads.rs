@@ -12,11 +12,10 @@
 
 use hashbrown::HashSet;
 
-use crate::pool::block_pool::BlockPool;
 use crate::state::batch_records::{Reporter, UnconfirmedLoad};
 use crate::state::state::State;
-use crate::types::effects::Effects;
 use crate::types::ids::{BlockId, Row};
+use crate::types::keys::Key;
 
 /// Note that the open batch loads tokens [first, end) of a request from outside.
 pub(crate) fn note_load(state: &mut State, row: Row, first: u32, end: u32) {
@@ -107,16 +106,18 @@ pub(crate) fn lower_counted(state: &mut State, row: Row, num_tokens: u32) {
 /// Each load then ends after the last token whose failure another request can report. Keys that
 /// rest on later tokens are withdrawn.
 pub(crate) fn forget_reporter(state: &mut State, row: Row) {
-    let State { loads, device, effects, .. } = state;
+    let mut loads = std::mem::take(&mut state.loads);
     loads.retain_mut(|load| {
-        load.reporters.retain(|each| each.row != row);
-        let end = load.reporters.iter().map(|each| each.most).max().unwrap_or(load.first);
+        let left = load.reporters.iter().filter(|each| each.row != row);
+        let end = left.map(|each| each.most).max().unwrap_or(load.first);
         if end < load.end {
             load.end = end;
-            withdraw(load, device, effects);
+            withdraw(state, load);
         }
+        load.reporters.retain(|each| each.row != row);
         !load.reporters.is_empty()
     });
+    state.loads = loads;
 }
 
 /// Forget the loads of batches up to this one.
@@ -175,19 +176,52 @@ pub(crate) fn reached_requests(state: &State, rows: &[Row], num_tokens: u32) -> 
 
 /// Withdraw the keys of what rests on the reported loads, and shorten these.
 pub(crate) fn spoil_loads(state: &mut State, rows: &[Row], num_tokens: u32) {
-    let State { loads, device, effects, .. } = state;
+    let mut loads = std::mem::take(&mut state.loads);
     loads.retain_mut(|load| {
         if load.is_reported(rows, num_tokens) {
             load.cut(num_tokens.max(load.first));
-            withdraw(load, device, effects);
+            withdraw(state, load);
         }
         load.end > load.first
     });
+    state.loads = loads;
 }
 
 /// Withdraw the keys of what rests on a load past its end.
-fn withdraw(load: &UnconfirmedLoad, device: &mut BlockPool, effects: &mut Effects) {
-    for &(block, _) in load.blocks.iter().filter(|&&(_, end)| end > load.end) {
-        device.unpublish(block, effects);
+///
+/// Parts of a block that end at or before the end stay findable.
+fn withdraw(state: &mut State, load: &mut UnconfirmedLoad) {
+    let (mut left, mut met) = (Vec::new(), HashSet::new());
+    for (block, mut end) in std::mem::take(&mut load.blocks) {
+        if end > load.end {
+            let kept = kept_tails(state, load, (block, end));
+            let State { device, effects, .. } = &mut *state;
+            let tails = device.tail_keys(block).iter().copied();
+            let spoilt: Vec<Key> = tails.filter(|key| !kept.contains(key)).collect();
+            device.unpublish_full(block, effects);
+            device.withdraw_tails(block, &spoilt, effects);
+            end = load.end / state.hash_block_size * state.hash_block_size;
+        }
+        if end > load.first && state.device.has_key(block) && met.insert((block, end)) {
+            left.push((block, end));
+        }
     }
+    load.blocks = left;
+}
+
+/// Return the tail keys up to the end of a load, in the block that a position `end` is in or
+/// behind, of the requests that can report the load.
+fn kept_tails(state: &State, load: &UnconfirmedLoad, (block, end): (BlockId, u32)) -> HashSet<Key> {
+    let Some(group_id) = state.device.tail_keys(block).first().map(Key::group_id) else {
+        return HashSet::new();
+    };
+    let (size, unit) = (state.config.groups[group_id as usize].block_size, state.hash_block_size);
+    let first = (end - 1) / size * size;
+    let mut kept = HashSet::new();
+    for request in load.reporters.iter().map(|each| &state[each.row]) {
+        let last = (load.end / unit).min(request.block_hashes.len() as u32);
+        let counts = (first / unit + 1..=last).map(|hash| hash * unit);
+        kept.extend(counts.map(|count| request.key_at(unit, group_id, count)));
+    }
+    kept
 }

@@ -35,7 +35,7 @@ pub enum Tier {
 
 /// One thing that a runtime must do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[rustfmt::skip] // one line a command, as a table
+#[rustfmt::skip] // one line per command, as a table
 #[allow(missing_docs)] // the fields are the ids that each line names
 pub enum Command {
     /// The block has a new owner; its content is undefined until it is written.

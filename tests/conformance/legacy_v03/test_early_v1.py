@@ -346,7 +346,7 @@ def test_wrong_calls_change_nothing(backend: Backend) -> None:
         with unchanged(manager), pytest.raises(kind) as caught:
             call()
         assert isinstance(caught.value, original)
-    # A hit that was evicted since, by whom takes the only blocks that are left.
+    # A hit that was evicted after the look-up, by the request that takes the last free blocks.
     manager.free(request)
     taker = Request("c", range(50, 56))
     assert manager.allocate_slots(taker, 6, []) is not None

@@ -109,7 +109,7 @@ SPECIAL = {
     "Qwen/Qwen3-0.6B": {151643: "<|endoftext|>", 151645: "<|im_end|>"},
     "llava-hf/llava-1.5-7b-hf": {1: "<s>", 2: "</s>", 32000: "<image>", 32001: "<pad>"},
 }
-"""Tokens with a name, of those whose tokenizer is asked for; each other is its number."""
+"""Model -> its special tokens by id. The text of any other token is its number."""
 
 
 def tokenizer(config: dict[str, Any], special: dict[int, str]) -> dict[str, dict[str, Any]]:

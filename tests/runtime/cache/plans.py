@@ -64,7 +64,7 @@ class World:
         if computed == num_tokens:
             sequence.generated.append(7)
             sequence.has_new_token = True
-        self.scheduler.add_running(sequence)
+        self.scheduler.add_fork(sequence)
         return sequence
 
     def take_batch(self) -> int:

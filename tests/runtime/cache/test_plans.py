@@ -193,7 +193,7 @@ def test_drafts_fill_what_budget_and_answer_leave(backend: Backend) -> None:
         world.take_batch()
         short.generated.append(7)
         short.has_new_token = True
-        world.scheduler.add_running(short)
+        world.scheduler.add_fork(short)
         world.scheduler.schedule()
         assert drafter.rooms == room
 

@@ -41,6 +41,8 @@ MODELS = {
     "three kinds": (STATE, SLIDING, FULL, STATE, SLIDING, FULL),
     "mostly states": (STATE, STATE, STATE, FULL),
 }
+IN_ORDER = 4
+"""Lives without batches in flight, before those with one."""
 TWO_AND_ONE = (FULL, STATE, FULL)
 """A page holds two layers of attention, or the state of one and padding."""
 
@@ -79,6 +81,12 @@ class Life:
             guard=self.pick.random() < 0.7,
             keep_logits=True,
         )
+        if seed % 2:
+            config = attrs.evolve(config, hash_block_size=4)
+        if seed >= IN_ORDER:
+            config = attrs.evolve(config, max_in_flight=1)
+        if seed % 4 == 1:
+            config = attrs.evolve(config, publish="completed")
         self.engine = Engine(self.model, config, options)
         self.seen: Counter[str] = Counter()
 
@@ -105,12 +113,14 @@ class Life:
         for kind in (Zero, CopyOnWrite, Evict, SwapOut, SwapIn, Free):
             self.seen[kind.__name__] += engine.metrics.commands[kind.kind]
         self.seen["hits"] += engine.manager.take_stats().hits
+        self.seen["overlapped"] += engine.metrics.num_overlapped
+        self.seen["hits inside"] += engine.scheduler.num_hits_inside
         self.seen["recomputed"] += engine.scheduler.preemptions.by_recompute
 
 
 def test_random_lives_answer_as_states_that_never_moved(backend: Backend) -> None:
     seen: Counter[str] = Counter()
-    for seed in range(3):
+    for seed in range(IN_ORDER + 4):
         life = Life(seed, backend)
         life.live()
         seen += life.seen
@@ -123,6 +133,8 @@ def test_random_lives_answer_as_states_that_never_moved(backend: Backend) -> Non
             "SwapIn",
             "Free",
             "hits",
+            "hits inside",
+            "overlapped",
             "forks",
             "recomputed",
         )
@@ -220,8 +232,6 @@ def test_drafts_and_exchanges_are_refused(backend: Backend) -> None:
     model, config = model_of((FULL, STATE)), Config(9, groups=make_groups((FULL, STATE), 8))
     with pytest.raises(NotWithStates, match="drafter"):
         Engine(model, config, EngineOptions(backend=backend, drafter=PromptLookup()))
-    with pytest.raises(NotWithStates, match="max_in_flight"):
-        Engine(model, attrs.evolve(config, max_in_flight=1), EngineOptions(backend=backend))
 
     class Other(Exchange):
         """An exchange of its own."""

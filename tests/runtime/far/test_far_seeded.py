@@ -42,8 +42,8 @@ SEEDED: dict[str, Seeded] = {
     ),
     "a timeout frees the slots": (
         link,
-        "                self.give_up(ticket)\n",
-        "                self.give_up(ticket) or [*map(self._staging.give_back, ticket.slots)]\n",
+        "        self.give_up(ticket)\n",
+        "        self.give_up(ticket) or [*map(self._staging.give_back, ticket.slots)]\n",
         test_far_engine.test_slots_of_a_late_ticket_stay_in_quarantine_until_it_ends,
     ),
     "a hole counts": (

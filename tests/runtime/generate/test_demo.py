@@ -46,10 +46,21 @@ def test_the_tiny_demo_verifies_itself(
 
 
 def test_the_hybrid_demo_prints_what_it_verified(capsys: pytest.CaptureFixture[str]) -> None:
-    assert command.main(["--tiny", "--states", "--guard", "--require-all"]) == 0
+    pool = "--block-size 48 --hash-block-size 8 --blocks 24 --host-blocks 6"  # of make demo-hybrid
+    assert pool in (Path(__file__).parents[3] / "Makefile").read_text()
+    options = ["--tiny", "--states", *pool.split(), "--guard", "--require-all"]
+    assert command.main(options) == 0
     last = capsys.readouterr().out.splitlines()[-1]
     assert last.startswith("verified: 12 answers equal to a contiguous cache's, ")
     assert " rows of logits bit by bit, " in last
+    assert last.endswith(" inside a block")
+
+
+def test_the_hybrid_demo_runs_ahead(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(["--tiny", "--states", "--max-in-flight", "1", "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["verified"]["rows of logits bit by bit"] > 0
+    assert result["summary"]["steps_overlapped"] > 0
 
 
 @pytest.mark.parametrize(
@@ -57,7 +68,6 @@ def test_the_hybrid_demo_prints_what_it_verified(capsys: pytest.CaptureFixture[s
     [
         (["--drafts", "2"], "--states with --drafts: not for states yet"),
         (["--directory", "pages"], "--states with --directory: not for states yet"),
-        (["--max-in-flight", "1"], "--states with --max-in-flight: not for states yet"),
     ],
 )
 def test_what_states_cannot_do_is_refused(
@@ -65,6 +75,11 @@ def test_what_states_cannot_do_is_refused(
 ) -> None:
     assert command.main(["--tiny", "--states", *options]) == 2
     assert capsys.readouterr().err == f"kvcore generate: {sentence}\n"
+
+
+def test_files_keep_whole_blocks() -> None:
+    with pytest.raises(WrongCall, match="--hash-block-size with --directory"):
+        read_arguments(["--tiny", "--hash-block-size", "8", "--directory", "pages"])
 
 
 def test_smollm2_has_no_states() -> None:

@@ -56,7 +56,8 @@ def test_the_table_holds_every_figure(
     assert command.main(call(prompts, *options)) == 0
     out, err = capsys.readouterr()
     assert err == "", "no bars if stderr is no terminal"
-    assert set(TABLE) == {line.split("  ")[0] for line in out.splitlines()} & set(TABLE)
+    apart = {"hits inside"}  # files keep whole blocks
+    assert set(TABLE) - apart == {line.split("  ")[0] for line in out.splitlines()} & set(TABLE)
     for name in (
         *("prompt tokens", "tokens reused", "evictions", "copies on write", "blocks swapped"),
         *("drafts", "blocks in files", "in flight", "waits", "published"),

@@ -15,11 +15,12 @@ from tests.runtime.generate.calls import call, run_json
 def test_features_that_were_off_have_no_line_in_the_table(
     prompts: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    off = {"drafts", "blocks in files", "in flight", "waits", "published"}
+    off = {"hits inside", "drafts", "blocks in files", "in flight", "waits", "published"}
     for options, without in (
         ([], off),
         (["--host-blocks", "0"], off | {"blocks swapped"}),
         (["--publish", "completed"], off - {"published"}),
+        (["--hash-block-size", "4"], off - {"hits inside"}),
     ):
         assert command.main(call(prompts, "--no-verify", *options)) == 0
         names = {line.split("  ")[0] for line in capsys.readouterr().out.splitlines()}

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -63,7 +64,9 @@ def _follow(folder: Path, rank: int, world: int, story: str) -> None:
         follower.run()
         torch.save(follower.runtime.tables.blocks, folder / f"tables{rank}.pt")
         return
-    engine = Engine(model, CONFIG, OPTIONS)
+    spans: Counter[str] = Counter()
+    options = attrs.evolve(OPTIONS, on_span=lambda name, *_: spans.update([name]))
+    engine = Engine(model, CONFIG, options)
     with Leader(engine, links) as leader:
         answers: dict[str, tuple[int, ...]] = {}
         number = 0
@@ -77,6 +80,6 @@ def _follow(folder: Path, rank: int, world: int, story: str) -> None:
             (folder / "running").touch()
         metrics = engine.metrics
         counts = (metrics.num_blocks_out, metrics.num_copies, metrics.num_evictions)
-        reported = leader.num_steps, leader.num_bytes
+        reported = leader.num_steps, leader.num_bytes, dict(spans)
     torch.save((answers, counts, reported), folder / "answers.pt")
     torch.save(engine.runtime.tables.blocks, folder / "tables0.pt")

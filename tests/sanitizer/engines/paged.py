@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A small engine with pages: prefix caching by keys, chunked prompts, priorities, forks.
 
-Prompts are computed in chunks behind the longest cached prefix. Where a request cannot grow, the
+Prompts are computed in chunks behind the longest cached prefix. If a request cannot grow, the
 least urgent one is preempted and computed again later. Full blocks get a key when they are written.
-It tells the sanitizer what it does, and nothing else of kvcore is in it.
+It reports to the sanitizer what it does, and uses nothing else of kvcore.
 """
 
 from __future__ import annotations

@@ -144,7 +144,7 @@ pub fn write_levels(pool: &BlockPool) -> String {
     listed(free.map(|block| format!("{}@{}", block.0, level(block))))
 }
 
-/// Hashes of an engine's own, a letter each.
+/// An engine's own hashes, one letter per hash.
 pub fn read_hashes(word: &str) -> GivenHashes {
     word.bytes().map(|letter| Some([letter; HASH_SIZE])).collect()
 }

@@ -6,7 +6,7 @@
 //! `fork` and every cut reset the count for the request, `pin` for all requests. A request with
 //! such a count ahead has no drafts and no unfinished loads, is on the device and, if all its
 //! tokens are known, awaits the output of one batch only; a transition that changes this resets the
-//! count too. Where blocks may have tail keys, no token is quiet. Debug builds plan each such token
+//! count too. If blocks may have tail keys, no token is quiet. Debug builds plan each such token
 //! and assert that the plan is empty.
 
 use crate::state::state::{RequestState, State};

@@ -11,6 +11,8 @@
 
 use std::sync::Arc;
 
+use hashbrown::HashSet;
+
 use crate::state::batch_records::PublishedKey;
 use crate::state::state::State;
 use crate::transitions::in_flight::{note_published_key, num_finished};
@@ -105,44 +107,98 @@ pub(crate) fn publish_tails(
     }
     let unit = state.hash_block_size;
     let num_hashed = state[row].block_hashes.len() as u32;
-    let last = (end.min(state[row].num_accepted()) / unit).min(num_hashed);
+    let last = (end.min(state[row].num_accepted()) / unit).min(num_hashed) * unit;
     for group_id in 0..state.config.groups.len() as u32 {
-        if state.config.groups[group_id as usize].is_state() {
+        let group = &state.config.groups[group_id as usize];
+        let size = group.block_size;
+        if group.is_state() {
             continue;
         }
-        for count in (start / unit + 1..=last).map(|hash| hash * unit) {
-            given.extend(publish_tail(state, row, group_id, count));
+        for position in start / size..last.div_ceil(size) {
+            let ends = (start.max(position * size), last.min((position + 1) * size - 1));
+            if ends.0 / unit < ends.1 / unit {
+                let block = state[row].tables[group_id as usize][position as usize];
+                publish_parts(state, row, (group_id, position, block), ends, &mut given);
+            }
         }
     }
     given
 }
 
-/// Do the same for one group and length; None if it ends a block, or its block is given back or has
-/// the key.
-fn publish_tail(state: &mut State, row: Row, group_id: u32, count: u32) -> Option<PublishedKey> {
-    let size = state.config.groups[group_id as usize].block_size;
-    if count.is_multiple_of(size) {
-        return None;
+/// Do the same for the parts of one block, with the content at a place of the request's table, that
+/// end in a range (start, end]; nothing if the block is given back.
+fn publish_parts(
+    state: &mut State,
+    row: Row,
+    (group_id, position, block): (u32, u32, BlockId),
+    (start, end): (u32, u32),
+    given: &mut Vec<PublishedKey>,
+) {
+    if state.is_null(block) {
+        return;
     }
-    let request = &state[row];
-    let block = request.tables[group_id as usize][(count / size) as usize];
-    let key = request.key_at(state.hash_block_size, group_id, count);
-    let merges = state.config.duplicates == Duplicates::Merge;
-    if state.is_null(block)
-        || state.device.tail_keys(block).contains(&key)
-        || (merges && state.device.first_tail(&key).is_some())
-    {
-        return None;
-    }
-    let shorter = keys_between(state, row, group_id, (count / size * size, count - 1));
-    let held = state.device.tail_keys(block);
-    let place = held.iter().filter(|key| shorter.contains(key)).count();
+    let keys = keys_between(state, row, group_id, (start, end));
+    let first = position * state.config.groups[group_id as usize].block_size;
     let had_key = state.device.has_key(block);
-    state.device.publish_tail(block, key, place);
-    if !state.loads.is_empty() {
-        note_tail(state, row, (block, count), had_key);
+    let merges = state.config.duplicates == Duplicates::Merge;
+    let mut known: HashSet<Key> = state.device.tail_keys(block).iter().copied().collect();
+    let mut rank = num_shorter(state, row, (group_id, first), block, start);
+    let mut last = None;
+    for (count, key) in (start / state.hash_block_size + 1..).zip(keys) {
+        if known.contains(&key) {
+            rank += usize::from(state.device.tail_keys(block).get(rank) == Some(&key));
+        } else if !(merges && state.device.first_tail(&key).is_some()) {
+            state.device.publish_tail(block, key, rank);
+            known.insert(key);
+            given.push((block, key));
+            rank += 1;
+            last = Some(count * state.hash_block_size);
+        }
     }
-    Some((block, key))
+    if let Some(last) = last.filter(|_| !state.loads.is_empty()) {
+        note_tail(state, row, (block, last), had_key);
+    }
+}
+
+/// Count the tail keys of a block whose parts end at or before num_tokens tokens of a request.
+/// The block begins behind `first` tokens.
+fn num_shorter(
+    state: &State,
+    row: Row,
+    (group_id, first): (u32, u32),
+    block: BlockId,
+    num_tokens: u32,
+) -> usize {
+    let (unit, held) = (state.hash_block_size, state.device.tail_keys(block));
+    if held.is_empty() {
+        return 0;
+    }
+    let last = (num_tokens / unit).min(state[row].block_hashes.len() as u32);
+    let shorter = (first / unit + 1..=last).rev();
+    let mut keys = shorter.map(|hash| state[row].key_at(unit, group_id, hash * unit));
+    keys.find_map(|key| held.iter().rposition(|each| *each == key)).map_or(0, |at| at + 1)
+}
+
+/// Give the tail keys of a block at a place of a request's table to the older block with the same
+/// content.
+pub(crate) fn move_tails(
+    state: &mut State,
+    row: Row,
+    (group_id, position): (u32, u32),
+    (block, older): (BlockId, BlockId),
+) {
+    if !state.has_tails {
+        return;
+    }
+    let size = state.config.groups[group_id as usize].block_size;
+    let tails = state.device.tail_keys(block).to_vec();
+    state.device.withdraw_tails(block, &tails, &mut state.effects);
+    let mut given = Vec::new();
+    let ends = (position * size, (position + 1) * size - 1);
+    publish_parts(state, row, (group_id, position, older), ends, &mut given);
+    if state.config.publish == Publish::Scheduled {
+        given.into_iter().for_each(|(block, key)| note_published_key(state, block, key));
+    }
 }
 
 /// A request's keys at multiples of the hash unit in (start, end], as far as it has hashes.
@@ -167,13 +223,9 @@ pub(crate) fn tails_past(
     block: BlockId,
     num_tokens: u32,
 ) -> Vec<Key> {
-    let tails = state.device.tail_keys(block);
-    if tails.is_empty() {
-        return Vec::new();
-    }
     let first = position * state.config.groups[group_id as usize].block_size;
-    let kept = keys_between(state, row, group_id, (first, num_tokens));
-    tails.iter().filter(|key| !kept.contains(key)).copied().collect()
+    let num_kept = num_shorter(state, row, (group_id, first), block, num_tokens);
+    state.device.tail_keys(block)[num_kept..].to_vec()
 }
 
 /// Note that a request writes a block again whose keys past num_tokens name what is written.

@@ -2,17 +2,20 @@
 //! The blocks that an allocation is about to write although they are shared or have keys.
 //!
 //! Invariants: a shared block is replaced (copied if it holds earlier positions), and a keyed block
-//! loses its key unless the write computes exactly the tokens that the key names. Where blocks may
-//! have tail keys, a block with a key past what is computed or hit is replaced, too, be it of the
-//! table or the last one of the hit, so that its content stays; such a copy is given up if the call
-//! does not fit with all of them.
+//! loses its key unless the write computes exactly the tokens that the key names. If blocks may
+//! have tail keys, a block with a key past the computed or hit tokens is replaced too, whether it
+//! is in the table or is the last block of the hit, so that its content stays; such copies are
+//! given up if the call does not fit with all of them.
 //! Twin: kvcore/transitions/tails/rewrites.py.
+
+use hashbrown::HashSet;
 
 use crate::state::state::{RequestState, State};
 use crate::transitions::states::{StateStep, num_steps, pay_for_keys};
 use crate::transitions::tails::keys::{keys_between, tails_past};
 use crate::types::groups::skipped_blocks;
 use crate::types::ids::{BlockId, Row};
+use crate::types::keys::Key;
 
 /// Tokens of an allocation, counted from the request's first one (drawn in the Python twin).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -53,45 +56,10 @@ impl Rewrite {
     }
 }
 
-/// Return the shared or keyed blocks that the new slots will write, in table order.
-#[must_use]
-pub fn plan_rewrites(
-    state: &State,
-    row: Row,
-    hits: &[Vec<BlockId>],
-    lengths: &Lengths,
-) -> Vec<Rewrite> {
-    if state.has_tails {
-        return plan_tailed(state, row, hits, lengths);
-    }
-    let (mut rewrites, request) = (Vec::new(), &state[row]);
-    for ((index, group), table) in (0..).zip(&state.config.groups).zip(&request.tables) {
-        let size = group.block_size;
-        let held = table.len() as u64 * u64::from(size);
-        if group.is_cross() || group.is_state() || held <= u64::from(lengths.local) {
-            continue;
-        }
-        let first = (lengths.local / size).max(skipped_blocks(group, lengths.seen_from));
-        let last = lengths.slots.div_ceil(size).min(table.len() as u32);
-        for position in first..last {
-            let block = table[position as usize];
-            if state.device.is_writable(block) {
-                continue;
-            }
-            let shared = state.device.ref_count(block) > 1;
-            let copied = shared && lengths.local > position * size;
-            let same = !shared && writes_same(state, request, (index, position), lengths);
-            let for_key = false;
-            rewrites.push(Rewrite { group_id: index, position, shared, copied, same, for_key });
-        }
-    }
-    rewrites
-}
-
 /// Whether the key of a block equals that of the content which the new slots will hold.
 ///
 /// Loaded tokens may fail, and lookahead tokens are unknown, so these never count as the same.
-fn writes_same(
+pub(crate) fn writes_same(
     state: &State,
     request: &RequestState,
     (index, position): (u32, u32),
@@ -109,8 +77,13 @@ fn writes_same(
     state.device.key(block) == Some(&request.key(scale, index, position))
 }
 
-/// Do the same where blocks may have tail keys: also for the last block of a hit.
-fn plan_tailed(state: &State, row: Row, hits: &[Vec<BlockId>], lengths: &Lengths) -> Vec<Rewrite> {
+/// The same if blocks may have tail keys: also for the last block of a hit.
+pub(crate) fn plan_tailed(
+    state: &State,
+    row: Row,
+    hits: &[Vec<BlockId>],
+    lengths: &Lengths,
+) -> Vec<Rewrite> {
     let mut rewrites = Vec::new();
     for (group_id, group) in (0..).zip(&state.config.groups) {
         let (table, hit) = (&state[row].tables[group_id as usize], hits.get(group_id as usize));
@@ -176,6 +149,7 @@ fn writes_tails(
     let is_own = state.device.key(block).is_none_or(|key| {
         position < state[row].num_hashed(state.scales[group_id as usize]) && own.last() == Some(key)
     });
+    let own: HashSet<Key> = own.into_iter().collect();
     is_own && tails.iter().all(|key| own.contains(key))
 }
 

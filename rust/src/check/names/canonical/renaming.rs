@@ -11,7 +11,7 @@ use crate::types::ids::{BlockId, Row};
 use crate::types::keys::Key;
 use crate::types::violation::Violation;
 
-/// What stands for who is gone.
+/// The number that replaces a request that is gone.
 const LOST: usize = 9999;
 
 /// One order of a state's requests, and the name that is being written in it.

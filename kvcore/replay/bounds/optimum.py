@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from heapq import heappop, heappush
 
-from kvcore.replay.prefix_tree import PrefixTree, Share, shares
+from kvcore.replay.bounds.prefix_tree import PrefixTree, Share, shares
 
 Parts = tuple[int, list[int]]
 """The first item of a prefix, and the end of each of its items."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kvcore.replay.prefix_tree import PrefixTree, shares
+from kvcore.replay.bounds.prefix_tree import PrefixTree, shares
 
 
 class Ideal:
