@@ -11,7 +11,7 @@ pub mod writes;
 
 use crate::oracle::calls::{Call, Name, Sampled, Slots, Value};
 use crate::oracle::schedule::resumes::{keeps_state, resumes};
-use crate::oracle::schedule::writes::{Encoder, Write, encoder_of, moved_up, shorten};
+use crate::oracle::schedule::writes::{Encoder, Write, each_once, encoder_of, moved_up, shorten};
 use crate::state::state::State;
 use crate::types::clone_in_place::clone_in_place;
 use crate::types::ids::Row;
@@ -169,7 +169,7 @@ impl Schedule {
             Call::Rewind { names, num_tokens } => {
                 let named = names.iter().filter_map(|name| name.row(state));
                 self.cut.extend(named.clone());
-                for row in named.chain(value.fell().iter().copied()) {
+                for row in each_once(named.chain(value.fell().iter().copied())) {
                     let most = self.came(state, row).min(*num_tokens);
                     self.cut_row(state, row, most);
                 }

@@ -80,3 +80,14 @@ pub(crate) fn encoder_of(state: &State, row: Row) -> Option<Encoder> {
     let num_tokens = table.len() as u32 * group.block_size;
     Some(Encoder { number: 2 * (1 + table[0].0), num_tokens })
 }
+
+/// The rows, each where it comes first.
+pub(crate) fn each_once(rows: impl Iterator<Item = Row>) -> Vec<Row> {
+    let mut found = Vec::new();
+    rows.for_each(|row| {
+        if !found.contains(&row) {
+            found.push(row)
+        }
+    });
+    found
+}
