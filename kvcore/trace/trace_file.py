@@ -20,8 +20,8 @@ Twin: rust/src/trace/trace_file.rs.
 
 (The explanations on the right are not part of the format.) A key is written as the tokens of its
 whole prefix, so `Evict 1(0-7)` needs no hash. Several groups are written
-`groups=full_attention:4,sliding_window:4:6+zero`: kind, block size, window, `+eagle`, `+zero`. The
-calls are listed in `runner.py`.
+`groups=full_attention:4,sliding_window:4:6+zero`: kind, block size, window or in a state group
+`draft_states`, `+eagle`, `+zero`. The calls are listed in `runner.py`.
 """
 
 from __future__ import annotations

@@ -1,17 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Seeded bugs of the states after drafts: where they stand, what is kept of them, what they need."""
+"""Seeded bugs of the states after drafts: where they stand and what is kept."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from operator import attrgetter
 from typing import Any
 
 from kvcore.check.mutants.seeding import Patcher, mutant
 from kvcore.state.state import RequestState, Table
 from kvcore.state.table_edit import TableEdit
 from kvcore.state.transaction import Transaction
-from kvcore.transitions import cancel, checkpoints, states, window
+from kvcore.transitions import checkpoints, states, window
 from kvcore.types import config
 from kvcore.types.groups import Group
 
@@ -52,26 +51,19 @@ def m_accept_loses_the_boundary(patcher: Patcher) -> None:
         publish(tx, request, max(num_known, len(request.tokens) - 1), stored)
 
 
-@mutant("states-drafts-cut", "STATE-LIVE")
+@mutant("states-drafts-chunks", "STATE-LIVE")
 def m_leaves_with_its_draft_states(patcher: Patcher) -> None:
     """A request that leaves the open batch goes on with the state after its last draft."""
     patcher.during(states, "step_back", RequestState, "num_scheduled_drafts", NO_DRAFTS)
 
 
-@mutant("states-drafts-three", "STATE-LIVE", "STATE-READ")
+@mutant("states-drafts-cut", "STATE-LIVE", "STATE-READ")
 def m_trim_takes_a_draft_state_for_the_last(patcher: Patcher) -> None:
     """What is trimmed of a table is counted from its end, where states after drafts stand."""
 
     @patcher.around(window, "_last_state")
     def of_table(_: Any, __: RequestState, table: Table) -> int:
         return len(table) - 1
-
-
-@mutant("states-drafts-flight", "STATE-READ")
-def m_cancel_counts_drafts(patcher: Patcher) -> None:
-    """A cancel takes a request back to the state after drafts that are dropped."""
-    computed = property(attrgetter("num_computed"))
-    patcher.during(cancel, "fall", RequestState, "state_count", computed)
 
 
 @mutant("states-drafts", "CAP", costs="a refused call waits for blocks that never come")

@@ -38,10 +38,26 @@ STATE_DRAFTS: dict[str, Profile] = {
     ),
     "states-drafts-cut": Profile(
         "recurrent states after drafts, cut and rewound, two moves in a batch",
-        world(5, 1, 5, 3, "truncate", "rewind", "unschedule", moves_per_batch=2, **ALONE),
-        *(0, 0),
+        world(
+            *(5, 1, 5, 3, "truncate", "rewind", "unschedule", "remove_skipped_blocks"),
+            moves_per_batch=2,
+            **ALONE,
+        ),
+        *(590, 14140),
         backend="rust",
         not_shown=NEVER_REFUSED,
+    ),
+    "states-drafts-chunks": Profile(
+        "recurrent states after drafts, steps of any length, two in a batch",
+        world(
+            *(5, 1, 5, 4, "truncate"),
+            moves="calls",
+            moves_per_batch=2,
+            **{**DRAFTS, "without": ("append", "fork", *LEFT)},
+        ),
+        *(794, 16994),
+        backend="rust",
+        not_shown={"call allocate_slots: refused later": ROOMY},
     ),
     "states-drafts-three": Profile(
         "recurrent states after three drafts, over the end of a block",
@@ -107,7 +123,7 @@ STATE_DRAFTS: dict[str, Profile] = {
     "states-drafts-large": Profile(
         "recurrent states after drafts, two requests, cut and rewound; a larger one",
         world(6, 2, 5, 3, "truncate", "rewind", **ALONE),
-        *(0, 0),
+        *(12390, 78116),
         slow=True,
         backend="rust",
     ),
