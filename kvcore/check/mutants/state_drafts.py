@@ -7,14 +7,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from kvcore.check.mutants.seeding import Patcher, mutant
-from kvcore.state.state import RequestState, Table
+from kvcore.state.state import RequestState
 from kvcore.state.table_edit import TableEdit
 from kvcore.state.transaction import Transaction
-from kvcore.transitions import checkpoints, states, window
+from kvcore.transitions import checkpoints
 from kvcore.types import config
 from kvcore.types.groups import Group
-
-NO_DRAFTS = property(lambda _: 0)
 
 
 @mutant("states-drafts", "STATE-READ")
@@ -51,22 +49,19 @@ def m_accept_loses_the_boundary(patcher: Patcher) -> None:
         publish(tx, request, max(num_known, len(request.tokens) - 1), stored)
 
 
-@mutant("states-drafts-chunks", "STATE-LIVE")
-def m_leaves_with_its_draft_states(patcher: Patcher) -> None:
-    """A request that leaves the open batch goes on with the state after its last draft."""
-    patcher.during(states, "step_back", RequestState, "num_scheduled_drafts", NO_DRAFTS)
+@mutant("states-drafts", "STATE-LIVE", "STATE-READ")
+def m_rejected_states_stay(patcher: Patcher) -> None:
+    """The states after rejected drafts stay in the table, behind the one to go on from."""
+
+    @patcher.around(TableEdit, "keep_of_end")
+    def keep_all(
+        keep: Any, edit: TableEdit, group_id: int, first: int, kept: Sequence[int]
+    ) -> None:
+        others = range(kept[-1] + 1, len(edit.tables[group_id]) - first)
+        keep(edit, group_id, first, [*kept, *others])
 
 
-@mutant("states-drafts-cut", "STATE-LIVE", "STATE-READ")
-def m_trim_takes_a_draft_state_for_the_last(patcher: Patcher) -> None:
-    """What is trimmed of a table is counted from its end, where states after drafts stand."""
-
-    @patcher.around(window, "_last_state")
-    def of_table(_: Any, __: RequestState, table: Table) -> int:
-        return len(table) - 1
-
-
-@mutant("states-drafts", "CAP", costs="a refused call waits for blocks that never come")
+@mutant("states-drafts-chunks", "CAP", costs="a refused call waits for blocks that never come")
 def m_cap_forgets_draft_states(patcher: Patcher) -> None:
     """The cap of a state group does not count the states after drafts."""
 
