@@ -61,7 +61,7 @@ def m_rejected_states_stay(patcher: Patcher) -> None:
         keep(edit, group_id, first, [*kept, *others])
 
 
-@mutant("states-drafts-chunks", "CAP", costs="a refused call waits for blocks that never come")
+@mutant("states-drafts-chunks", "DEADLOCK-FREE")
 def m_cap_forgets_draft_states(patcher: Patcher) -> None:
     """The cap of a state group does not count the states after drafts."""
 

@@ -55,7 +55,7 @@ STATE_DRAFTS: dict[str, Profile] = {
             moves_per_batch=2,
             **{**DRAFTS, "without": ("append", "fork", *LEFT)},
         ),
-        *(794, 16994),
+        *(919, 21897),
         backend="rust",
         not_shown={"call allocate_slots: refused later": ROOMY},
     ),
