@@ -69,11 +69,6 @@ ROWS: list[Row] = [
     ),
     bad(
         drafting,
-        TooManyDrafts(request="most", num_drafts=2, most=1),
-        *("can_allocate", "most", 2),
-    ),
-    bad(
-        drafting,
         UnalignedCheckpoint(request="most", num_tokens=3, requested=4, multiple=2),
         *("allocate_slots", "most", 1),
         checkpoint=True,
