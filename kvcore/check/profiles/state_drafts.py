@@ -43,7 +43,7 @@ STATE_DRAFTS: dict[str, Profile] = {
             moves_per_batch=2,
             **ALONE,
         ),
-        *(590, 14140),
+        *(694, 18299),
         backend="rust",
         not_shown=NEVER_REFUSED,
     ),
@@ -85,7 +85,7 @@ STATE_DRAFTS: dict[str, Profile] = {
             moves="calls",
             **{**THREE, "without": ("append", "fork", *LEFT)},
         ),
-        *(473, 2428),
+        *(582, 3145),
         not_shown={"call allocate_slots: refused later": ROOMY},
     ),
     "states-drafts-tails": Profile(
@@ -96,13 +96,13 @@ STATE_DRAFTS: dict[str, Profile] = {
     "states-drafts-external": Profile(
         "recurrent states after drafts, and those that a connector brings",
         world(5, 1, 4, 4, num_external=2, moves="calls", **ALONE),
-        *(260, 1880),
+        *(297, 2130),
         not_shown=NEVER_REFUSED,
     ),
     "states-drafts-flight": Profile(
         "recurrent states after drafts, a batch in flight",
         world(4, 1, 4, 3, "cancel", **FLYING),
-        *(4895, 12935),
+        *(4903, 12959),
         backend="rust",
         not_shown={"call append: refused later": ROOMY},
     ),
