@@ -118,10 +118,13 @@ def _read_config(source: Reader) -> Config:
 
 
 def _read_group(source: Reader) -> Group:
+    size, kind = source.u32(), GROUP_KINDS[source.choice(len(GROUP_KINDS))]
+    number, is_state = source.u32(), kind == "state"
     return Group(
-        source.u32(),
-        kind=GROUP_KINDS[source.choice(len(GROUP_KINDS))],
-        window=source.u32() or None,
+        size,
+        kind=kind,
+        window=None if is_state else number or None,
+        draft_states=number if is_state else 0,
         eagle=source.flag(),
         zero_new_blocks=source.flag(),
         page_bytes=source.u64() or None,

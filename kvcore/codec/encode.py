@@ -96,7 +96,7 @@ def _write_config(out: Writer, config: Config) -> None:
     for group in config.groups:
         out.u32(group.block_size)
         out.u8(KINDS.index(group.kind))
-        out.u32(group.window or 0)
+        out.u32(group.window or group.draft_states)
         out.u8(group.eagle)
         out.u8(group.zero_new_blocks)
         out.u64(group.page_bytes or 0)

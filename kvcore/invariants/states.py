@@ -24,7 +24,7 @@ def wrong_tables(state: State) -> Iterator[str]:
             if request.host_tables:
                 blocks, nulls = request.host_tables[index], (NO_HOST_BLOCK,)
             live = [at for at, block in enumerate(blocks) if block not in nulls]
-            last = -(-request.num_computed // group.block_size) - 1
+            last = -(-request.state_count // group.block_size) - 1 + request.num_scheduled_drafts
             if len(blocks) != last + 1 or (live or [-1])[-1] != last:
                 yield f"{name} has states at {live} of group {index}, not at {last}"
             first = 0 if request.host_tables else request.num_cached[index]
@@ -37,7 +37,7 @@ def wrong_checkpoints(state: State) -> Iterator[str]:
     """Yield the checkpoints that nobody can publish."""
     sizes = [group.block_size for group in state.config.groups if group.is_state]
     for request_id in state.batch.ends:
-        count = state.requests[request_id].num_computed if request_id in state.requests else 0
+        count = state.requests[request_id].state_count if request_id in state.requests else 0
         whole = [count % size == 0 for size in sizes]
         marked = request_id in state.batch.marked
         if request_id not in state.batch.scheduled or not (any(whole) or marked):

@@ -58,9 +58,10 @@ class Pass:
 
     row: row of the block tables. nodes: identities of the prefixes, for at least `end` positions.
     loaded: slots before it are filled by a load, and queries start there; default: start.
-    num_slots: rubbish is written up to there; default: end. failed: the first position that was not
-    loaded, None if all were. encoder: content of the cross-attention tables; encodes: whether this
-    pass fills them.
+    num_slots: rubbish is written up to there; default: end. num_drafts: how many positions at the
+    end are drafts, each with a state of its own. failed: the first position that was not loaded,
+    None if all were. encoder: content of the cross-attention tables; encodes: whether this pass
+    fills them.
     """
 
     request_id: str
@@ -73,6 +74,7 @@ class Pass:
     failed: int | None = None
     encoder: Nodes = ()
     encodes: bool = False
+    num_drafts: int = 0
 
 
 class ContentOracle(SlotStore):
@@ -229,10 +231,12 @@ class ContentOracle(SlotStore):
             nodes, start, end = mine[-1].nodes, mine[0].start, mine[-1].end
             if start == end:
                 continue
+            count = end - mine[-1].num_drafts
             for index, group, table in self._layers(row):
                 if not group.is_state:
                     continue
-                place = block_at(table, (end - 1) // group.block_size)
+                last = (count - 1) // group.block_size
+                place = block_at(table, last)
                 wanted: Content = (nodes[start - 1], index) if start else ZEROS
                 held = wanted
                 if not brought:
@@ -245,7 +249,8 @@ class ContentOracle(SlotStore):
                     wrong = WrongSlot(place, 0, held, wanted)
                     behind = f": request {mine[0].request_id!r} reads it"
                     self._complain("STATE-READ", wrong, behind)
-                writes.append((place, (nodes[end - 1], index)))
+                for at, node in enumerate(nodes[count - 1 : end], last):
+                    writes.append((block_at(table, at), (node, index)))
         for place, after in writes:
             self.contents[place] = (after, *self._nothing[1:])
         return spoilt
@@ -284,8 +289,9 @@ class ContentOracle(SlotStore):
                         self.put(table, index, query, (SPOILT,))
             for _, group, table in layers if each.row in spoilt else ():
                 if group.is_state:
-                    place = table[(each.end - 1) // group.block_size]
-                    self.contents[place] = (SPOILT, *self._nothing[1:])
+                    last = (each.end - each.num_drafts - 1) // group.block_size
+                    for place in table[last : last + each.num_drafts + 1]:
+                        self.contents[place] = (SPOILT, *self._nothing[1:])
 
     def _sees_spoilt(self, group: Group, table: Sequence[TierBlock], query: int) -> bool:
         size, first = group.block_size, skipped_tokens(group, query)

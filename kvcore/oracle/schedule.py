@@ -308,7 +308,8 @@ class Schedule:
         if state.requests[request_id].host_tables:
             num_tokens = 0
         known = len(state.requests[request_id].tokens)
-        before = self._before.pop(request_id, self.computed[request_id])
+        drafts = state.requests[request_id].num_scheduled_drafts
+        before = self._before.pop(request_id, max(0, self.computed[request_id] - drafts))
         count = min(before, known)
         count = count if resumes(state, request_id, count) else 0
         if state.config.has_states and (brought or min(num_tokens, known) < before):

@@ -92,6 +92,16 @@ class RequestState(Struct, frozen=True, gc=False):
         return 0 if self.drafts else max(0, self.num_computed - len(self.tokens))
 
     @property
+    def num_scheduled_drafts(self) -> int:
+        """Computed drafts that were neither accepted nor dropped."""
+        return max(0, self.num_computed - len(self.tokens)) if self.drafts else 0
+
+    @property
+    def state_count(self) -> int:
+        """Tokens of which the request has the state: the computed ones, without drafts."""
+        return self.num_computed - self.num_scheduled_drafts
+
+    @property
     def awaited(self) -> tuple[Sampler, ...]:
         """The batches whose output is to come, oldest first: those that compute the positions from
         which the tokens after the known ones are sampled.

@@ -9,7 +9,7 @@ rust/src/state/table_edit.rs.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from msgspec.structs import replace
 
@@ -106,6 +106,25 @@ class TableEdit:
             self._note_wishes(group_id, range(position, position + 1))
             self.tx.device.release([table[position]])
         self.tables[group_id] = table[:position].append(block)
+
+    def keep_of_end(self, group_id: int, first: int, kept: Sequence[int]) -> None:
+        """Replace the end of a table, from place `first` on, by some of its blocks, in order. The
+        others are released, the last one first. kept: places in the end, ascending.
+        """
+        tx, table = self.tx, self.tables[group_id]
+        end, length = table[first:], first + len(kept)
+        self._keep_in_use(group_id, range(first, len(table)))
+        for position, place in enumerate(kept, first):
+            if end[place] != table[position]:
+                self._note_replaced(group_id, position)
+                tx.effects.commands.append(SetTable(self.row, group_id, position, end[place]))
+        self._shorten(group_id, length)
+        tx.effects.commands.append(CutTable(self.row, group_id, length))
+        left = [place for place in range(len(end)) if place not in kept]
+        for place in left:
+            self._note_wishes(group_id, range(first + place, first + place + 1))
+        tx.device.release([end[place] for place in left[::-1]])
+        self.tables[group_id] = table[:first].extend(end[place] for place in kept)
 
     def cut(self, group_id: int, length: int) -> None:
         """Keep `length` blocks of a table and release the others, the last one first."""

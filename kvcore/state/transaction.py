@@ -214,7 +214,7 @@ class Transaction:
         """Return the number of tokens, or 0 if a group gave back blocks that the next query would
         see, or keeps states and has another one.
         """
-        if self.config.has_states and num_tokens != request.num_computed:
+        if self.config.has_states and num_tokens != request.state_count:
             return 0
         for group, table in zip(self.config.groups, request.tables, strict=True):
             first = skipped_blocks(group, num_tokens)

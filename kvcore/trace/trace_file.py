@@ -20,8 +20,8 @@ Twin: rust/src/trace/trace_file.rs.
 
 (The explanations on the right are not part of the format.) A key is written as the tokens of its
 whole prefix, so `Evict 1(0-7)` needs no hash. Several groups are written
-`groups=full_attention:4,sliding_window:4:6+zero`: kind, block size, window, `+eagle`, `+zero`. The
-calls are listed in `runner.py`.
+`groups=full_attention:4,sliding_window:4:6+zero`: kind, block size, window or in a state group
+`draft_states`, `+eagle`, `+zero`. The calls are listed in `runner.py`.
 """
 
 from __future__ import annotations
@@ -194,10 +194,12 @@ def _parse_group(word: str) -> Group:
     kind, *sizes = text.split(":")
     if kind not in KINDS or not 1 <= len(sizes) <= 2 or set(flags) - {"eagle", "zero"}:
         raise BadWord(f"{word!r} is not kind:block_size[:window][+eagle][+zero]")
+    number = read_u32(sizes[1]) if len(sizes) > 1 else None
     return Group(
         read_u32(sizes[0]),
         kind=kind,
-        window=read_u32(sizes[1]) if len(sizes) > 1 else None,
+        window=None if kind == "state" else number,
+        draft_states=(number or 0) if kind == "state" else 0,
         eagle="eagle" in flags,
         zero_new_blocks="zero" in flags,
     )

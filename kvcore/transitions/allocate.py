@@ -160,7 +160,7 @@ def count_fresh(plan: Plan) -> int:
     for growth in plan.growth:
         num_fresh += growth.num_external + growth.num_new
     for step in plan.steps:
-        num_fresh += step.takes
+        num_fresh += step.takes + step.num_drafts
     return num_fresh
 
 

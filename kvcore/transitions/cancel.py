@@ -98,7 +98,7 @@ def fall(tx: Transaction, request_id: str, num_tokens: int, number: int) -> None
             tx.operations = tx.operations.set(operation, left)
             request = replace(request, num_loading=0, load_end=0)
     if tx.config.has_states and not request.host_tables:
-        request = replace(request, num_computed=min(request.num_computed, num_tokens))
+        request = replace(request, num_computed=min(request.state_count, num_tokens))
     if not request.host_tables:
         cut_tables(tx, request, num_tokens, request.num_output_placeholders)
     elif num_tokens < request.num_computed:

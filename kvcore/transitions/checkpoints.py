@@ -38,7 +38,7 @@ def note_end(
     """
     drop_end(tx, request.request_id)
     sizes = [group.block_size for group in tx.config.groups if group.is_state]
-    whole = [request.num_computed % size == 0 for size in sizes]
+    whole = [request.state_count % size == 0 for size in sizes]
     if publishes and (marked or any(whole)):
         tx.batch = replace(tx.batch, ends=tx.batch.ends.append(request.request_id))
         if not all(whole) and marked:
@@ -59,9 +59,10 @@ def settle_ends(tx: Transaction, taken: OpenBatch, stored: Stored) -> None:
     waits = tx.config.publish == "completed" and tx.config.max_in_flight
     for request_id in taken.ends:
         request, marked = tx.request(request_id), request_id in taken.marked
-        found = checkpoints(tx, request, request.num_computed, stored, marked=marked)
+        count = request.state_count
+        found = checkpoints(tx, request, count, stored, marked=marked)
         if not waits:
-            keys = publish_states(tx, request, request.num_computed, found)
+            keys = publish_states(tx, request, count, found)
             if tx.config.max_in_flight:
                 batch = tx.in_flight[-1]
                 tx.in_flight[-1] = replace(batch, published_keys=batch.published_keys.extend(keys))
@@ -73,7 +74,7 @@ def cache_state(tx: Transaction, request: RequestState, num_tokens: int, stored:
     """Publish the state at a request's count, if it is a checkpoint among its first num_tokens
     tokens and no unfinished batch writes it; the open batch publishes what it writes.
     """
-    if request.num_computed != num_tokens:
+    if request.state_count != num_tokens:
         return
     if request.request_id in tx.scheduled:
         if request.request_id not in tx.batch.ends:

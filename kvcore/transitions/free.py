@@ -142,6 +142,8 @@ def cut_tables(
     Drafts are dropped, and so are positions to come from num_to_come on. The computed count is
     lowered to num_tokens, or to 0, without any blocks, if the window that it needs was given back.
     """
+    if tx.config.has_states and request.num_scheduled_drafts:
+        num_tokens = min(num_tokens, len(request.tokens))
     num_computed = min(request.num_accepted + num_to_come, num_tokens)
     if tx.resumable(request, num_computed) < num_computed:
         num_computed = num_tokens = 0

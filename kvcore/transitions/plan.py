@@ -113,12 +113,12 @@ def plan_allocation(tx: Transaction, slot_request: SlotRequest) -> Plan | Refusa
     needed = fixed
     for each in growth:
         needed += each.num_external + each.num_new
-    needed += sum(step.takes for step in steps) - for_states
+    needed += sum(step.takes + step.num_drafts for step in steps) - for_states
     most = step_most(tx, request, slot_request, lengths)
     if tx.config.has_states:
         from kvcore.transitions.states import states_held  # few models have states
 
-        most += states_held(tx, request, hits, lengths.skipped) + sum(step.stays for step in steps)
+        most += states_held(tx, request, hits, lengths.skipped, steps)
     refused = refuse(tx, needed, available, most, reserve)
     if refused is not None:
         trims = plan_trims(tx, request, visible_from(tx, request, request.num_accepted))
@@ -253,7 +253,8 @@ def gate_need(
     to_come = max(0, lengths.scheduled - len(request.tokens))
     for group_id, group in enumerate(tx.config.groups):
         held = [*request.tables[group_id], *hits[group_id]]
-        blocks, cap = -(-num_full // group.block_size), tx.config.cap(group_id, to_come)
+        blocks = -(-num_full // group.block_size) + group.draft_states
+        cap = tx.config.cap(group_id, to_come)
         blocks = max(_encoder_blocks(slot_request, group), len(held)) if group.is_cross else blocks
         fresh = max(0, blocks - max(len(held), lengths.skipped[group_id]))
         if cap is not None:

@@ -33,6 +33,7 @@ from kvcore.transitions.output import (
     publish_filled,
     take_output,
 )
+from kvcore.transitions.publish import stored
 from kvcore.transitions.tails.keys import fill_tails
 from kvcore.transitions.unconfirmed_loads import forget_reporter
 from kvcore.types.arguments import read_batch_number, read_count
@@ -167,11 +168,20 @@ def accept(state: State, request_id: str, num_accepted: int) -> Outcome[State, N
             raise InOpenBatch(kind="request", value=request_id)
         if count > scheduled:
             raise BeyondDrafts(request=request_id, num_scheduled=scheduled, requested=count)
-        longer = extend(tx, request, request.drafts[:count])
+        kept, num_known = request, len(request.tokens)
+        if tx.config.has_states:
+            from kvcore.transitions.states import keep_accepted  # few models have states
+
+            kept = keep_accepted(tx, request, count)
+        longer = extend(tx, kept, request.drafts[:count])
         count = min(request.num_computed, len(longer.tokens))
         kept = replace(longer, drafts=pvector(), num_computed=count)
         tx.put(kept.awaiting(request.awaited))
-        fill_tails(tx, tx.request(request_id), len(request.tokens))
+        if tx.config.has_states and tx.config.enable_caching:
+            from kvcore.transitions.checkpoints import publish_reached
+
+            publish_reached(tx, tx.request(request_id), num_known, stored)
+        fill_tails(tx, tx.request(request_id), num_known)
 
     return transition(state, change)
 

@@ -225,13 +225,16 @@ def step_ends(
 
 
 def check_one_unknown(tx: Transaction, request: RequestState, slot_request: SlotRequest) -> None:
-    """Raise TooManyDrafts if a step of state groups would compute drafts, or more than one token to
-    come: a state cannot be cut back to the accepted ones. All calls of a batch are one step.
+    """Raise TooManyDrafts if a step of state groups would compute more drafts than it may keep
+    states of, or more than one token to come: a state cannot be cut back to the accepted ones. All
+    calls of a batch are one step.
     """
     local, _, end = step_ends(tx, request, slot_request)
     record = tx.scheduled.get(request.request_id)
     start = local if record is None else min(local, record.num_computed_before)
-    unknown, most = end - max(start, len(request.tokens)), int(not request.drafts)
+    unknown, most = end - max(start, len(request.tokens)), 1
+    if request.drafts:
+        most = min(group.draft_states for group in tx.config.groups if group.is_state)
     if unknown > most:
         raise TooManyDrafts(request=request.request_id, num_drafts=unknown, most=most)
 

@@ -4,15 +4,18 @@
 Invariants: the state after n tokens stands at position (n - 1) // block_size, the last place of the
 table. The forward pass reads the state before the step from the block that it overwrites, so the
 commands put it there: a new block is filled by a copy or by zeros. A block that is shared or has a
-key is never overwritten. If a step reaches a later position, its source stays in the table until
-the next trim, so that the step can be taken back. All calls of one batch are one step: the later
-ones move the block that the first one wrote to. In a state group, `num_cached` counts the null
-blocks at the start of the table. Twin: rust/src/transitions/states.rs.
+key is never overwritten. The states after scheduled drafts stand in the places behind, in the order
+of the drafts; `accept` moves the one after the last accepted draft to its place. If a step reaches
+a later position, its source stays in the table until the next trim, so that the step can be taken
+back. All calls of one batch are one step: the later ones move the block that the first one wrote
+to. In a state group, `num_cached` counts the null blocks at the start of the table. Twin:
+rust/src/transitions/states.rs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import islice
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -32,6 +35,7 @@ class StateStep(Struct, frozen=True, gc=False, kw_only=True):
     or external tokens bring one. takes: a new block is written, else that of the source. copies:
     the new block begins as a copy of the source. stays: the source stays in the table. begun:
     another call of this batch began the step. for_key: the source is replaced for its key alone.
+    num_drafts: new blocks behind the target, for the states after drafts.
     """
 
     group_id: int
@@ -42,6 +46,7 @@ class StateStep(Struct, frozen=True, gc=False, kw_only=True):
     stays: bool = False
     begun: bool = False
     for_key: bool = False
+    num_drafts: int = 0
 
     @property
     def replaces(self) -> bool:
@@ -63,17 +68,19 @@ def plan_steps(
     """Return the step of each state group; none if the call only takes a hit. Changes nothing.
 
     skipped: leading places of each table that are trimmed first. num_tokens: those computed or hit,
-    those loaded behind them, and those after the step.
+    those loaded behind them, and those after the step, drafts included.
     """
     local, total, scheduled = num_tokens
+    num_drafts = max(0, scheduled - len(request.tokens)) if request.drafts else 0
     steps, in_batch = [], request.request_id in tx.scheduled
     for group_id, group in enumerate(tx.config.groups if scheduled > local else ()):
         if not group.is_state:
             continue
         held, hit = request.tables[group_id] or hits[group_id], hits[group_id]
-        target = (scheduled - 1) // group.block_size
+        target = (scheduled - num_drafts - 1) // group.block_size
         if len(held) <= skipped[group_id] or tx.is_null(held[-1]):
-            steps.append(StateStep(group_id=group_id, source=None, target=target))
+            first = StateStep(group_id=group_id, source=None, target=target, num_drafts=num_drafts)
+            steps.append(first)
             continue
         source, block = len(held) - 1, held[-1]
         keyed = tx.device.keys[block] is not None
@@ -90,6 +97,7 @@ def plan_steps(
                 stays=stays,
                 begun=in_batch and not takes,
                 for_key=keyed and not (shared or stays),
+                num_drafts=num_drafts,
             )
         )
     return tuple(steps)
@@ -100,11 +108,12 @@ def states_held(
     request: RequestState,
     hits: Sequence[Sequence[int]],
     skipped: Sequence[int],
+    steps: Sequence[StateStep],
 ) -> int:
     """Return how many blocks of state groups the request holds after the trim, at least one of
-    each.
+    each, with those that the steps add.
     """
-    most = 0
+    most = sum(step.stays + step.num_drafts for step in steps)
     for group_id, group in enumerate(tx.config.groups):
         if group.is_state:
             held = (request.tables[group_id] or hits[group_id])[skipped[group_id] :]
@@ -148,8 +157,11 @@ def apply_steps(
             else:
                 tx.device.unpublish(edit.tables[group_id][source])
             edit.move_last(group_id, target)
+        drafts = tuple(islice(fresh, step.num_drafts))
+        edit.extend(group_id, drafts)
         if step.takes and target != source:
-            grown[group_id] = (block,)
+            drafts = (block, *drafts)
+        grown[group_id] = drafts
         if source is None or (num_cached[group_id] == source and not step.stays):
             num_cached[group_id] = target
 
@@ -178,7 +190,10 @@ def _moved_back(
     for group_id, group in enumerate(tx.config.groups):
         if not group.is_state:
             continue
-        place, table = (num_tokens - 1) // group.block_size, edit.tables[group_id]
+        place, num_drafts = (num_tokens - 1) // group.block_size, request.num_scheduled_drafts
+        if num_drafts:
+            edit.cut(group_id, len(edit.tables[group_id]) - num_drafts)
+        table = edit.tables[group_id]
         source = place < len(table) - 1 and not tx.is_null(table[place])
         if source and keeps_source:
             edit.cut(group_id, place + 1)
@@ -190,6 +205,29 @@ def _moved_back(
     return replace(
         request, tables=tuple(edit.tables), num_computed=num_tokens, num_cached=tuple(num_cached)
     )
+
+
+def keep_accepted(tx: Transaction, request: RequestState, num_accepted: int) -> RequestState:
+    """Return the request with the state after its last accepted draft, and with those before it
+    where a block ends; the other states after its tokens are released.
+    """
+    if not request.num_scheduled_drafts:
+        return request
+    edit, num_cached = TableEdit(tx, request), list(request.num_cached)
+    known = len(request.tokens)
+    count = known + num_accepted
+    for group_id, group in enumerate(tx.config.groups):
+        if not group.is_state:
+            continue
+        size, begun = group.block_size, num_cached[group_id]
+        first, last = (known - 1) // size, (count - 1) // size
+        if last > first > begun + 1:  # more than a step may keep: its source goes, too
+            note_request(tx, request.request_id, request.num_computed, 0)
+            edit.blank(group_id, begun, begun + 1)
+            num_cached[group_id] = first
+        ends = [min((place + 1) * size, count) - known for place in range(first, last + 1)]
+        edit.keep_of_end(group_id, first, ends)
+    return replace(request, tables=tuple(edit.tables), num_cached=tuple(num_cached))
 
 
 def num_left(record: ScheduledRequest) -> int:

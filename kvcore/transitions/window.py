@@ -10,6 +10,8 @@ Source: S000-15, 16, 39, 40; S001-80. Twin: rust/src/transitions/window.rs.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import attrs
 from msgspec.structs import replace
 
@@ -67,7 +69,7 @@ def plan_trims(tx: Transaction, request: RequestState, seen_from: int) -> tuple[
         table = request.tables[index]
         end = first = min(len(table), skipped_blocks(group, seen_from))
         if group.is_state:
-            first, last = min(end, request.num_cached[index]), len(table) - 1
+            first, last = min(end, request.num_cached[index]), _last_state(request, table)
             if first + 1 < end and tx.is_null(table[first + 1]):
                 if end > last:
                     trims.append(Trim(index, last, end))
@@ -78,6 +80,11 @@ def plan_trims(tx: Transaction, request: RequestState, seen_from: int) -> tuple[
         if first < end:
             trims.append(Trim(index, first, end))
     return tuple(trims)
+
+
+def _last_state(request: RequestState, table: Sequence[int]) -> int:
+    """Return the place of a request's state in a table, before those after drafts."""
+    return len(table) - 1 - request.num_scheduled_drafts
 
 
 def freed_blocks(tx: Transaction, request: RequestState, trims: tuple[Trim, ...]) -> list[int]:
@@ -110,7 +117,7 @@ def apply_trims(tx: Transaction, request: RequestState, trims: tuple[Trim, ...])
         edit.blank(trim.group_id, trim.first, trim.end)
         if tx.config.groups[trim.group_id].is_state:
             table = edit.tables[trim.group_id]
-            last = len(table) - 1  # external tokens may bring a state behind the table
+            last = _last_state(request, table)  # external tokens may bring a state behind it
             next_place = min(trim.end, last)
             num_cached[trim.group_id] = last if tx.is_null(table[next_place]) else next_place
     return replace(request, tables=tuple(edit.tables), num_cached=tuple(num_cached))

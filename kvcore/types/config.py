@@ -224,7 +224,8 @@ class Config:
         """
         total = 0
         for index, group in enumerate(self.groups):
-            blocks, cap = -(-num_tokens // group.block_size), self.cap(index)
+            blocks = -(-num_tokens // group.block_size) + group.draft_states
+            cap = self.cap(index)
             if not group.is_cross:
                 total += blocks if cap is None else min(blocks, cap)
         return total

@@ -195,7 +195,7 @@ class InOpenBatch(KvcoreError):
 
 
 class TooManyDrafts(KvcoreError):
-    """A state after a draft has no place of its own, and could not be cut back. Two tokens to come
+    """A state cannot be cut back, so the one after a draft has its own place. Two tokens to come
     in one step are a draft and the token after it.
     """
 

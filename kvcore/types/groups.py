@@ -46,7 +46,8 @@ class Group:
     one recurrent state, and a checkpoint of it at each multiple of block_size at which a step ends.
     eagle: a draft model reads these layers, so a hit leaves the last matched block to be computed.
     zero_new_blocks: a `Zero` follows each `Allocate` of a block that nothing else fills.
-    page_bytes: bytes of one block of these layers, None if unknown. Raises InvalidConfig.
+    page_bytes: bytes of one block of these layers, None if unknown. draft_states: most drafts that
+    a step of a state group may compute, each with a state of its own. Raises InvalidConfig.
     """
 
     block_size: int = 16
@@ -55,6 +56,7 @@ class Group:
     eagle: bool = attrs.field(default=False, kw_only=True)
     zero_new_blocks: bool = attrs.field(default=False, kw_only=True)
     page_bytes: int | None = attrs.field(default=None, kw_only=True)
+    draft_states: int = attrs.field(default=0, kw_only=True)
     is_windowed: bool = attrs.field(init=False, eq=False, repr=False)
     """Whether blocks that no later query reads are given back."""
     is_cross: bool = attrs.field(init=False, eq=False, repr=False)
@@ -81,6 +83,13 @@ class Group:
                 _refuse(name, getattr(self, name), "must be True or False")
         if self.page_bytes is not None and not _is_count(self.page_bytes, 1, MAX_PAGE_BYTES):
             _refuse("page_bytes", self.page_bytes, "must be at least 1 if it is given")
+        if not _is_count(self.draft_states, 0, MAX_BLOCK_SIZE):
+            _refuse("draft_states", self.draft_states, "must be an integer of at least 0")
+        if self.draft_states and self.kind != "state":
+            _refuse("draft_states", self.draft_states, f"a {self.kind} group has none")
+        if self.draft_states >= self.block_size and self.draft_states:
+            reason = f"must be smaller than block_size={self.block_size}"
+            _refuse("draft_states", self.draft_states, reason)
         object.__setattr__(self, "is_state", self.kind == "state")
         object.__setattr__(self, "is_windowed", self.kind in WINDOWED or self.is_state)
         object.__setattr__(self, "is_cross", self.kind == "cross_attention")
@@ -117,10 +126,10 @@ def admission_cap(group: Group, max_num_batched: int, max_model_len: int) -> int
 
 
 def most_states(group: Group, num_to_come: int) -> int:
-    """Return the most states that a request holds at once: the one after its last step, and the one
-    before it or those that its tokens to come will make checkpoints.
+    """Return the most states that a request holds at once: the one after its last step, the one
+    before it or those that its tokens to come will make checkpoints, and those after its drafts.
     """
-    return 1 + max(1, -(-num_to_come // group.block_size))
+    return 1 + max(1, -(-num_to_come // group.block_size)) + group.draft_states
 
 
 def _is_count(value: Any, least: int, most: int) -> bool:

@@ -299,11 +299,12 @@ def _check_loads(world: World) -> None:
 
 def groups_of(options: argparse.Namespace) -> tuple[Group, ...]:
     """Return the groups of the world. Raises BadOptions, InvalidConfig."""
-    return tuple(_group(word, options.block_size or 2) for word in options.groups or ("full",))
+    size, drafts = options.block_size or 2, options.drafts or 0
+    return tuple(_group(word, size, drafts) for word in options.groups or ("full",))
 
 
-def _group(word: str, size: int) -> Group:
-    """Return the group that a word describes: kind, window, size."""
+def _group(word: str, size: int, num_drafts: int) -> Group:
+    """Return the group that a word describes: kind, window, size; its states follow drafts."""
     rest, _, own = word.partition("@")
     kind, _, window = rest.partition(":")
     has_none = kind in ("full", "state")
@@ -314,6 +315,7 @@ def _group(word: str, size: int) -> Group:
     if window and not window.isdigit():
         raise BadOptions(f"the window of {word!r} is no number of tokens")
     made: dict[str, Any] = {"kind": KIND_WORDS[kind], "window": int(window) if window else None}
+    made["draft_states"] = num_drafts if kind == "state" else 0
     return Group(int(own or size), **made)
 
 

@@ -17,6 +17,7 @@ from kvcore.check.mutants import (
     progress,
     requests,
     retention,
+    state_drafts,
     states,
     tails,
     tiers,
@@ -26,7 +27,7 @@ from kvcore.check.mutants.seeding import MUTANTS, Mutant, Patcher
 
 FILES = (
     *(index, owners, contents, windows, tiers, loads, requests, progress, inflight, ahead),
-    *(epochs, policies, retention, claims, far, states, tails),
+    *(epochs, policies, retention, claims, far, states, state_drafts, tails),
 )
 
 __all__ = ["FILES", "MUTANTS", "Mutant", "Patcher"]

@@ -29,6 +29,7 @@ from kvcore.check.profiles.profile import (
     world,
 )
 from kvcore.check.profiles.retention import RETENTION
+from kvcore.check.profiles.state_drafts import STATE_DRAFTS
 from kvcore.check.profiles.states import STATES
 from kvcore.check.profiles.tails import TAILS
 from kvcore.types.groups import Group
@@ -233,6 +234,7 @@ PROFILES: dict[str, Profile] = {
     **POLICIES,
     **RETENTION,
     **STATES,
+    **STATE_DRAFTS,
     **TAILS,
     **CLAIMS,
     **FAR,

@@ -58,7 +58,7 @@ def published(before: State, call: Call, outcome: Outcome[State, Any]) -> Iterat
 def _unpublished_states(before: State, call: Call, outcome: Outcome[State, Any]) -> Iterator[str]:
     """Yield the states whose last token a call added, and which cannot become findable."""
     state = outcome.state
-    if call.name != "add_tokens" or isinstance(outcome.value, Misuse):
+    if call.name not in ("add_tokens", "accept") or isinstance(outcome.value, Misuse):
         return
     name = call.args[0]
     request, first = state.requests[name], len(before.requests[name].tokens) + 1

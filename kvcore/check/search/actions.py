@@ -142,9 +142,13 @@ def loads(
 
 
 def draft_calls(world: World, request: RequestState, children: Children | None) -> Iterator[Call]:
-    """Yield new drafts if all tokens and no drafts are scheduled, or the verdict on drafts."""
+    """Yield new drafts if all tokens and no drafts are scheduled, or the verdict on drafts. Beside
+    states, some tokens may be left: a step then computes them, and writes states after drafts.
+    """
     tokens, name = tuple(request.tokens), request.request_id
     scheduled = request.num_computed - len(tokens)
+    if world.config.has_states and 0 < request.num_computed < len(tokens):
+        scheduled = 0
     if scheduled > 0 and request.drafts:
         for count in range(scheduled + 1):
             yield Call("accept", (name, count))

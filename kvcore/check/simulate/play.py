@@ -184,6 +184,7 @@ class Play:
             nodes=nodes,
             encoder=known.encoder,
             encodes=not start,
+            num_drafts=max(0, end - len(known.nodes)) if known.drafts else 0,
         )
 
     def leave(self, names: Sequence[str]) -> None:

@@ -123,10 +123,11 @@ class Ghost(ContentOracle):
         held: Sequence[int],
     ) -> Iterator[Expected]:
         """Yield the state at a request's count, unless a load still brings it, and those to which a
-        cancel takes it back. held: the prefixes of the tokens that it holds.
+        cancel takes it back, and those after scheduled drafts. held: the prefixes of the tokens
+        that it holds.
         """
         tier, index, table = place
-        least = request.num_computed
+        least = request.state_count
         counts = {least}
         for entries in (state.batch.entries, *(each.entries for each in state.in_flight[::-1])):
             known = entries.get(request.request_id)
@@ -137,6 +138,9 @@ class Ghost(ContentOracle):
                 continue
             block = block_at(table, (count - 1) // self._config.groups[index].block_size)
             yield "STATE-READ", (tier, block), 0, (held[count - 1], index)
+        count, num_drafts = request.state_count, request.num_scheduled_drafts
+        for at, node in enumerate(held[count : count + num_drafts], len(table) - num_drafts):
+            yield "STATE-READ", (tier, table[at]), 0, (node, index)
 
     def compute(
         self,
@@ -163,6 +167,7 @@ class Ghost(ContentOracle):
                     failed=each.failed,
                     encoder=_encoded(each.encoder or encoders.get(each.request_id)),
                     encodes=each.encoder is not None,
+                    num_drafts=_num_drafts(requests[each.request_id], each.end),
                 )
                 for each in writes
             ]
@@ -205,6 +210,11 @@ class Ghost(ContentOracle):
 def tiers(request: RequestState) -> tuple[tuple[Tier, Sequence[Sequence[int]]], ...]:
     """Return a request's tables with their tiers."""
     return (("device", request.tables), ("host", request.host_tables))
+
+
+def _num_drafts(request: RequestState, end: int) -> int:
+    """Count the drafts among a request's first positions."""
+    return max(0, end - len(request.tokens)) if request.drafts else 0
 
 
 def _encoded(encoder: Encoder | None) -> tuple[int, ...]:

@@ -364,6 +364,7 @@ fn group(object: Borrowed<'_, '_, PyAny>) -> PyResult<Group> {
         eagle: object.getattr("eagle")?.is_truthy()?,
         zero_new_blocks: object.getattr("zero_new_blocks")?.is_truthy()?,
         page_bytes: object.getattr("page_bytes")?.extract()?,
+        draft_states: object.getattr("draft_states")?.extract()?,
     })
 }
 

@@ -24,7 +24,7 @@ use crate::state::state::{MAX_OPERATION, Operation, State, make_state};
 use crate::types::config::{Config, EVICTIONS, Eviction};
 use crate::types::errors::Error;
 use crate::types::event_log::read_events;
-use crate::types::groups::{Group, KINDS};
+use crate::types::groups::{Group, KINDS, Kind};
 use crate::types::ids::{BlockId, Row};
 use crate::types::keys::{HASHINGS, Key};
 use crate::types::memory::check_memory;
@@ -108,10 +108,14 @@ fn read_config(source: &mut Reader<'_>) -> Result<Config, Error> {
 }
 
 fn read_group(source: &mut Reader<'_>) -> Result<Group, Error> {
+    let block_size = source.u32()?;
+    let kind = KINDS[usize::from(source.choice(KINDS.len() as u8)?)];
+    let (number, is_state) = (source.u32()?, kind == Kind::State);
     let group = Group {
-        block_size: source.u32()?,
-        kind: KINDS[usize::from(source.choice(KINDS.len() as u8)?)],
-        window: Some(source.u32()?).filter(|&window| window > 0),
+        block_size,
+        kind,
+        window: Some(number).filter(|&window| window > 0 && !is_state),
+        draft_states: if is_state { number } else { 0 },
         eagle: source.flag()?,
         zero_new_blocks: source.flag()?,
         page_bytes: Some(source.u64()?).filter(|&bytes| bytes > 0),

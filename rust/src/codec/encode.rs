@@ -71,7 +71,7 @@ fn write_config(out: &mut Writer, config: &Config) {
         out.u32(group.block_size);
         let kind = KINDS.iter().position(|&kind| kind == group.kind);
         out.u8(kind.expect("every kind has a number") as u8);
-        out.u32(group.window.unwrap_or(0));
+        out.u32(group.window.unwrap_or(group.draft_states));
         out.flag(group.eagle);
         out.flag(group.zero_new_blocks);
         out.u64(group.page_bytes.unwrap_or(0));

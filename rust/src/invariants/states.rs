@@ -17,7 +17,8 @@ pub(crate) fn live_states(state: &State, _: &mut Scratch) -> Finding {
     let groups = state.config.groups.iter().enumerate().filter(|(_, group)| group.is_state());
     for (index, group) in groups {
         for request in state.requests() {
-            let end = request.num_computed.div_ceil(group.block_size) as usize;
+            let end = request.state_count().div_ceil(group.block_size);
+            let end = (end + request.num_scheduled_drafts()) as usize;
             check_table(state, request, index, end)?;
         }
     }
@@ -69,7 +70,7 @@ pub(crate) fn checkpoints(state: &State, _: &mut Scratch) -> Finding {
 /// Fails unless the open batch leaves a checkpoint of a request.
 fn check_end(state: &State, row: Row) -> Finding {
     let request = state.requests.get(row.index()).and_then(Option::as_ref);
-    let count = request.map_or(0, |request| request.num_computed);
+    let count = request.map_or(0, RequestState::state_count);
     let mut groups = state.config.groups.iter().filter(|group| group.is_state());
     let whole = groups.clone().all(|group| count.is_multiple_of(group.block_size));
     let is_marked = state.batch.marked.contains(&row);

@@ -11,7 +11,7 @@ pub mod writes;
 
 use crate::oracle::calls::{Call, Name, Sampled, Slots, Value};
 use crate::oracle::schedule::resumes::{keeps_state, resumes};
-use crate::oracle::schedule::writes::{Encoder, Write, encoder_of, moved_up, shorten};
+use crate::oracle::schedule::writes::{Encoder, Write, each_once, encoder_of, moved_up, shorten};
 use crate::state::state::State;
 use crate::types::clone_in_place::clone_in_place;
 use crate::types::ids::Row;
@@ -169,7 +169,7 @@ impl Schedule {
             Call::Rewind { names, num_tokens } => {
                 let named = names.iter().filter_map(|name| name.row(state));
                 self.cut.extend(named.clone());
-                for row in named.chain(value.fell().iter().copied()) {
+                for row in each_once(named.chain(value.fell().iter().copied())) {
                     let most = self.came(state, row).min(*num_tokens);
                     self.cut_row(state, row, most);
                 }
@@ -290,8 +290,8 @@ impl Schedule {
             encoder = Some(Encoder { number, num_tokens: slots.num_encoder_tokens });
             self.at(row).encoder = encoder;
         }
-        let name = slots.name;
-        self.schedule(Write { name, row, start, loaded, end, num_slots, encoder, failed: None });
+        let write = Write::of_next_token(slots.name, row, start).with_drafts(&state[row], end);
+        self.schedule(Write { loaded, num_slots, encoder, ..write });
     }
 
     /// Process output: positions scheduled after rejected drafts move up to where these were.
@@ -384,8 +384,8 @@ impl Schedule {
         let brought = loading || self.loads().any(|write| write.row == row);
         self.writes.retain(|write| write.row != row);
         let computed = self.computed(row);
-        let known = state[row].num_tokens();
-        let before = self.at(row).before.take().unwrap_or(computed);
+        let (known, drafts) = (state[row].num_tokens(), state[row].num_scheduled_drafts());
+        let before = self.at(row).before.take().unwrap_or(computed - drafts.min(computed));
         let resumed = |count| if resumes(state, row, count) { count } else { 0 };
         let mut most = if state[row].host_tables.is_empty() { num_tokens } else { 0 };
         let count = resumed(before.min(known));

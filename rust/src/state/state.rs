@@ -135,6 +135,18 @@ impl RequestState {
         if self.drafts.is_empty() { self.num_computed - self.num_accepted() } else { 0 }
     }
 
+    /// Computed drafts that were neither accepted nor dropped.
+    #[must_use]
+    pub fn num_scheduled_drafts(&self) -> u32 {
+        if self.drafts.is_empty() { 0 } else { self.num_computed - self.num_accepted() }
+    }
+
+    /// Tokens of which the request has the state: the computed ones, without drafts.
+    #[must_use]
+    pub fn state_count(&self) -> u32 {
+        self.num_computed - self.num_scheduled_drafts()
+    }
+
     /// Leading blocks of a group's table that have a hash. scale: the group's.
     #[must_use]
     pub fn num_hashed(&self, scale: u32) -> u32 {

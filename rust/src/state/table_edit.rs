@@ -131,6 +131,31 @@ impl<'a> TableEdit<'a> {
         }
     }
 
+    /// Replace the end of the table, from place `first` on, by some of its blocks, in order. The
+    /// others are released, the last one first. kept: places in the end, ascending.
+    pub(crate) fn keep_of_end(mut self, first: u32, kept: &[u32]) {
+        let (row, group_id) = (self.row, self.group_id);
+        let end = self.state[row].tables[group_id as usize][first as usize..].to_vec();
+        let length = first + kept.len() as u32;
+        self.keep_in_use(first..first + end.len() as u32);
+        for (position, &place) in (first..).zip(kept) {
+            let block = end[place as usize];
+            if block != end[(position - first) as usize] {
+                self.note_replaced(position);
+                self.state.effects.emit(Command::SetTable { row, group_id, position, block });
+            }
+        }
+        self.shorten(length);
+        self.state.effects.emit(Command::CutTable { row, group_id, length });
+        let left = || (0..end.len() as u32).filter(|place| !kept.contains(place));
+        left().for_each(|place| self.note_wishes(first + place..first + place + 1));
+        let State { device, effects, requests, .. } = self.state;
+        device.release(left().rev().map(|place| end[place as usize]), effects);
+        let table = &mut request_mut(requests, row).tables[group_id as usize];
+        table.truncate(first as usize);
+        table.extend(kept.iter().map(|&place| end[place as usize]));
+    }
+
     /// Keep `length` blocks of the table and release those behind, the last one first.
     pub(crate) fn cut(mut self, length: u32) {
         let (row, group_id) = (self.row, self.group_id);

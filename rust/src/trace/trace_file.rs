@@ -187,11 +187,12 @@ fn parse_group(word: &str) -> Result<Group, String> {
     let [kind, size, window @ ..] = &parts[..] else { return Err(bad()) };
     let mut group = Group::new(number(size)?);
     group.kind = *KINDS.iter().find(|each| each.name() == *kind).ok_or_else(bad)?;
-    group.window = match window {
-        [] => None,
-        [window] => Some(number(window)?),
+    match window {
+        [] => {}
+        [drafts] if group.is_state() => group.draft_states = number(drafts)?,
+        [window] => group.window = Some(number(window)?),
         _ => return Err(bad()),
-    };
+    }
     for flag in flags {
         match flag {
             "eagle" => group.eagle = true,

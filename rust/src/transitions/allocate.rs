@@ -21,7 +21,7 @@ use crate::transitions::plan::growth::Growth;
 use crate::transitions::plan::{Plan, plan_allocation};
 use crate::transitions::publish::publish_blocks;
 use crate::transitions::slot_request::SlotRequest;
-use crate::transitions::states::{apply_steps, is_stepping};
+use crate::transitions::states::{StateStep, apply_steps, is_stepping};
 use crate::transitions::tails::keys::{note_delay, note_same, withdraw_past};
 use crate::transitions::tails::rewrites::Rewrite;
 use crate::transitions::unconfirmed_loads::{note_load, note_owner, note_rewritten};
@@ -54,8 +54,10 @@ pub fn allocate_slots(
     commit(state, slot_request, &plan);
     let grown = |(group_id, table): (usize, &Vec<BlockId>)| {
         let mut count = plan.growth.get(group_id).map_or(0, |each| each.num_new) as usize;
-        let mut steps = plan.steps.iter().filter(|step| step.group_id as usize == group_id);
-        count += usize::from(steps.any(|step| step.takes && step.source != Some(step.target)));
+        for step in plan.steps.iter().filter(|step| step.group_id as usize == group_id) {
+            count += usize::from(step.takes && step.source != Some(step.target));
+            count += step.num_drafts as usize;
+        }
         table[table.len() - count..].to_vec()
     };
     let blocks = state[row].tables.iter().enumerate().map(grown).collect();
@@ -139,9 +141,10 @@ pub(crate) fn commit(state: &mut State, slot_request: &SlotRequest, plan: &Plan)
 /// Count the blocks that a plan takes.
 fn count_fresh(plan: &Plan) -> u32 {
     let num_shared = plan.rewrites.iter().filter(|rewrite| rewrite.shared).count();
-    let num_states = plan.steps.iter().filter(|step| step.takes).count();
+    let num_states = |step: &StateStep| u32::from(step.takes) + step.num_drafts;
+    let num_states = plan.steps.iter().map(num_states).sum::<u32>();
     let grown = |each: &Growth| each.num_external + each.num_new;
-    (num_shared + num_states) as u32 + plan.growth.iter().map(grown).sum::<u32>()
+    num_shared as u32 + num_states + plan.growth.iter().map(grown).sum::<u32>()
 }
 
 /// Note what the open batch schedules of a request, and how much of that cannot be taken back.

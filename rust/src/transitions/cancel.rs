@@ -117,7 +117,7 @@ fn fall(state: &mut State, row: Row, num_tokens: u32, number: u64) {
         }
     }
     if state.has_states && request.host_tables.is_empty() {
-        request.num_computed = request.num_computed.min(num_tokens);
+        request.num_computed = request.state_count().min(num_tokens);
     }
     if request.host_tables.is_empty() {
         let to_come = state[row].num_output_placeholders();

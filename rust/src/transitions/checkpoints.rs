@@ -31,7 +31,7 @@ pub(crate) type StoredBytes = fn(&State, Row, u32, (u32, u32)) -> Option<Vec<u8>
 /// whether it may get a key. marked: whether it is one in all groups. No earlier end of the request
 /// may be noted.
 pub(crate) fn note_end(state: &mut State, row: Row, publishes: bool, marked: bool) {
-    let count = state[row].num_computed;
+    let count = state[row].state_count();
     let ends = |group: &Group| count.is_multiple_of(group.block_size);
     let mut groups = state.config.groups.iter().filter(|group| group.is_state());
     let is_rest = marked && !groups.clone().all(ends);
@@ -60,7 +60,7 @@ pub(crate) fn settle_ends(
     let in_flight = state.config.max_in_flight > 0;
     let waits = state.config.publish == Publish::Completed && in_flight;
     for row in ends.drain(..) {
-        let (count, marked) = (state[row].num_computed, marked.contains(&row));
+        let (count, marked) = (state[row].state_count(), marked.contains(&row));
         for group_id in 0..state.config.groups.len() as u32 {
             let owed = checkpoint(state, row, count, (group_id, marked), stored);
             let Some(owed) = owed else { continue };
@@ -79,7 +79,7 @@ pub(crate) fn settle_ends(
 /// Publish the state at a request's count, if it is a checkpoint among its first num_tokens tokens
 /// and no unfinished batch writes it; the open batch publishes what it writes.
 pub(crate) fn cache_state(state: &mut State, row: Row, num_tokens: u32, stored: StoredBytes) {
-    if state[row].num_computed != num_tokens {
+    if state[row].state_count() != num_tokens {
         return;
     }
     if state.batch.scheduled.get(row).is_some() {

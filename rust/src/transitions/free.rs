@@ -138,6 +138,9 @@ fn is_unwritten(config: &Config, merge: &Merge, num_tokens: u32, request_id: &st
 /// it is above, and to 0, with all blocks, if the window that it needs was given back.
 pub(crate) fn cut_tables(state: &mut State, row: Row, mut num_tokens: u32, num_to_come: u32) {
     let (before, open) = (state[row].num_computed, state.batch.number);
+    if state.has_states && state[row].num_scheduled_drafts() > 0 {
+        num_tokens = num_tokens.min(state[row].num_tokens());
+    }
     let mut num_computed = (state[row].num_accepted() + num_to_come).min(num_tokens);
     if state.resumable(row, num_computed) < num_computed {
         (num_computed, num_tokens) = (0, 0);

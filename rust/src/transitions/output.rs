@@ -120,6 +120,13 @@ pub(crate) fn drop_positions(state: &mut State, row: Row, rejected: u32) {
     request.set_awaited(&samplers);
 }
 
+/// Make the states findable behind the first num_known tokens whose tokens are known now.
+pub(crate) fn publish_accepted(state: &mut State, row: Row, num_known: u32) {
+    if state.has_states && state.config.enable_caching {
+        publish_reached(state, row, num_known, stored_bytes);
+    }
+}
+
 /// Make blocks findable that new tokens have filled, as far as their write is scheduled.
 ///
 /// num_known: the tokens that were known before.
@@ -130,8 +137,6 @@ pub(crate) fn publish_filled(state: &mut State, row: Row, num_known: u32) {
     let at_once = state.config.publishes_at_once();
     let count = if at_once { state[row].num_accepted() } else { num_finished(state, row) };
     publish_blocks(state, row, count, false);
-    if state.has_states {
-        publish_reached(state, row, num_known, stored_bytes);
-    }
+    publish_accepted(state, row, num_known);
     fill_tails(state, row, num_known);
 }

@@ -21,7 +21,7 @@ use crate::state::state::{NULL_BLOCK, RequestState, State};
 use crate::transitions::plan::growth::Growth;
 use crate::transitions::plan::growth::{measure, num_held, plan_growth, preallocate};
 use crate::transitions::slot_request::{SlotRequest, check_slot_request, read_slot_request};
-use crate::transitions::states::{StateStep, num_steps, plan_steps, states_held};
+use crate::transitions::states::{StateStep, num_draft_states, num_steps, plan_steps, states_held};
 use crate::transitions::tails::rewrites::{
     Lengths, Rewrite, pay_for_all, plan_tailed, writes_same,
 };
@@ -104,9 +104,9 @@ pub fn plan_allocation(
     let mut growth = plan_growth(state, request, slot_request, &hits, &lengths);
     let num_taken = |each: &Growth| i64::from(each.num_external + each.num_new);
     let mut needed = fixed + growth.iter().map(num_taken).sum::<i64>();
-    needed += num_steps(&steps, |step| step.takes && !step.for_key);
+    needed += num_steps(&steps, |step| step.takes && !step.for_key) + num_draft_states(&steps);
     let most = || {
-        let stay = num_steps(&steps, |step| step.stays);
+        let stay = num_steps(&steps, |step| step.stays) + num_draft_states(&steps);
         let held = states_held(state, row, &hits, lengths.seen_from);
         stay + held + step_most(state, request, slot_request, &lengths)
     };
@@ -202,7 +202,7 @@ pub fn gate_need(
         let held = i64::from(num_held(request, hits, index as usize));
         let num_tokens =
             if group.is_cross() { slot_request.num_encoder_tokens() } else { num_full };
-        let mut blocks = i64::from(num_tokens.div_ceil(group.block_size));
+        let mut blocks = i64::from(num_tokens.div_ceil(group.block_size) + group.draft_states);
         if group.is_cross() {
             blocks = blocks.max(held);
         }

@@ -17,9 +17,10 @@ use crate::state::state::{RequestState, State};
 use crate::transitions::free::{check_leaving, cut_tables, leave_open_batch};
 use crate::transitions::in_flight::{forget_entries, shift_starts};
 use crate::transitions::output::{
-    check_output, check_sampled, check_surplus, drop_positions, publish_filled,
+    check_output, check_sampled, check_surplus, drop_positions, publish_accepted, publish_filled,
 };
 use crate::transitions::retention::set_wishes;
+use crate::transitions::states::keep_accepted;
 use crate::transitions::tails::keys::fill_tails;
 use crate::transitions::unconfirmed_loads::forget_reporter;
 use crate::types::errors::{Error, check_count};
@@ -159,6 +160,7 @@ pub fn accept(state: &mut State, request_id: &str, num_accepted: i64) -> Result<
         return Err(Error::BeyondDrafts { request, num_scheduled, requested: num_accepted });
     }
     let (awaited, num_known) = (state[row].awaited(), state[row].num_tokens());
+    keep_accepted(state, row, num_accepted as u32);
     let mut drafts = std::mem::take(&mut state[row].drafts);
     extend(state, row, &drafts[..num_accepted as usize]);
     drafts.clear();
@@ -167,6 +169,7 @@ pub fn accept(state: &mut State, request_id: &str, num_accepted: i64) -> Result<
     request.quiet_until = 0;
     request.num_computed = request.num_accepted();
     request.set_awaited(&awaited);
+    publish_accepted(state, row, num_known);
     fill_tails(state, row, num_known);
     Ok(())
 }

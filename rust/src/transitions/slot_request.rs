@@ -292,15 +292,20 @@ fn step_ends(state: &State, request: &RequestState, slot_request: &SlotRequest) 
     (num_local, num_total, num_total + slot_request.num_new_tokens)
 }
 
-/// Fails with TooManyDrafts if a step of state groups would compute drafts, or more than one token
-/// to come: a state cannot be cut back to the accepted ones. All calls of a batch are one step.
+/// Fails with TooManyDrafts if a step of state groups would compute more drafts than it may keep
+/// states of, or more than one token to come: a state cannot be cut back to the accepted ones. All
+/// calls of a batch are one step.
 pub fn check_one_unknown(state: &State, row: Row, slot_request: &SlotRequest) -> Result<(), Error> {
     let request = &state[row];
     let (num_local, _, end) = step_ends(state, request, slot_request);
     let record = state.batch.scheduled.get(row);
     let start = record.map_or(num_local, |each| num_local.min(each.num_computed_before.into()));
     let num_drafts = end - start.max(request.num_tokens().into());
-    let most = i64::from(request.drafts.is_empty());
+    let groups = state.config.groups.iter().filter(|group| group.is_state());
+    let most = match request.drafts.is_empty() {
+        true => 1,
+        false => groups.map(|group| group.draft_states.into()).min().unwrap_or(0),
+    };
     if num_drafts > most {
         return Err(Error::TooManyDrafts { request: request.name(), num_drafts, most });
     }

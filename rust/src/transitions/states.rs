@@ -4,7 +4,9 @@
 //! Invariants: the state after n tokens stands at position (n - 1) / block_size, the last place of
 //! the table. The forward pass reads the state before the step from the block that it overwrites,
 //! so the commands put it there: a new block is filled by a copy or by zeros. A block that is
-//! shared or has a key is never overwritten. If a step reaches a later position, its source stays
+//! shared or has a key is never overwritten. The states after scheduled drafts stand in the places
+//! behind, in the order of the drafts; `accept` moves the one after the last accepted draft to its
+//! place. If a step reaches a later position, its source stays
 //! in the table until the next trim, so that the step can be taken back. All calls of one batch are
 //! one step: the later ones move the block that the first one wrote to. In a state group,
 //! `num_cached` counts the null blocks at the start of the table.
@@ -37,6 +39,8 @@ pub struct StateStep {
     pub begun: bool,
     /// Whether the source is replaced for its key alone.
     pub for_key: bool,
+    /// New blocks behind the target, for the states after drafts.
+    pub num_drafts: u32,
 }
 
 impl StateStep {
@@ -57,7 +61,7 @@ impl StateStep {
 /// group. Changes nothing.
 ///
 /// seen_from: the first query of which the trim keeps the state. The numbers: tokens computed or
-/// hit, those loaded behind them, and those after the step.
+/// hit, those loaded behind them, and those after the step, drafts included.
 #[must_use]
 pub fn plan_steps(
     state: &State,
@@ -70,18 +74,22 @@ pub fn plan_steps(
         return Vec::new();
     }
     let (mut steps, in_batch) = (Vec::new(), is_stepping(state, row));
+    let request = &state[row];
+    let has_drafts = !request.drafts.is_empty();
+    let num_drafts = if has_drafts { scheduled.saturating_sub(request.num_tokens()) } else { 0 };
     for (index, group) in state.config.groups.iter().enumerate() {
         if !group.is_state() {
             continue;
         }
         let hit = hits.get(index).map_or(&[][..], |hit| hit);
         let held = held_or_hit(state, row, hit, index);
-        let (group_id, target) = (index as u32, (scheduled - 1) / group.block_size);
+        let (group_id, target) = (index as u32, (scheduled - num_drafts - 1) / group.block_size);
         let skipped = skipped_blocks(group, seen_from) as usize;
         let Some(&block) =
             held.last().filter(|&&last| held.len() > skipped && !state.is_null(last))
         else {
-            steps.push(StateStep { group_id, target, takes: true, ..StateStep::default() });
+            let takes = true;
+            steps.push(StateStep { group_id, target, takes, num_drafts, ..StateStep::default() });
             continue;
         };
         let source = held.len() as u32 - 1;
@@ -98,6 +106,7 @@ pub fn plan_steps(
             stays,
             begun: in_batch && !takes,
             for_key: keyed && !(shared || stays),
+            num_drafts,
         });
     }
     steps
@@ -151,6 +160,11 @@ pub(crate) fn pay_for_keys(steps: &mut [StateStep], spare: i64) -> i64 {
     spare
 }
 
+/// Number of blocks that steps take for the states after drafts.
+pub(crate) fn num_draft_states(steps: &[StateStep]) -> i64 {
+    steps.iter().map(|step| i64::from(step.num_drafts)).sum()
+}
+
 /// Number of steps that have a property.
 pub(crate) fn num_steps(steps: &[StateStep], has: impl Fn(&StateStep) -> bool) -> i64 {
     steps.iter().filter(|&step| has(step)).count() as i64
@@ -171,6 +185,8 @@ pub(crate) fn apply_steps(
         let new = step.takes.then(|| fresh.next().expect("ADMIT-EXACT: a block was planned"));
         fill_state(state, row, step, new, loads);
         put_state(state, row, step, new.unwrap_or(NULL_BLOCK));
+        let drafts = fresh.by_ref().take(step.num_drafts as usize);
+        TableEdit::of(state, row, step.group_id).extend(drafts, false);
         let num_cached = &mut state[row].num_cached[step.group_id as usize];
         if step.source.is_none() || (step.source == Some(*num_cached) && !step.stays) {
             *num_cached = step.target;
@@ -248,6 +264,11 @@ fn move_back(state: &mut State, row: Row, num_tokens: u32, keeps_source: bool) {
             continue;
         }
         let (group_id, place) = (index as u32, (num_tokens - 1) / group.block_size);
+        let num_drafts = state[row].num_scheduled_drafts();
+        if num_drafts > 0 {
+            let length = state[row].tables[index].len() as u32 - num_drafts;
+            TableEdit::of(state, row, group_id).cut(length);
+        }
         let table = &state[row].tables[index];
         let has_source = place as usize + 1 < table.len() && !state.is_null(table[place as usize]);
         if has_source && keeps_source {
@@ -262,6 +283,33 @@ fn move_back(state: &mut State, row: Row, num_tokens: u32, keeps_source: bool) {
         *num_cached = place.min(*num_cached);
     }
     state[row].num_computed = num_tokens;
+}
+
+/// Keep the state after a request's last accepted draft, and those before it where a block ends;
+/// the other states after its tokens are released.
+pub(crate) fn keep_accepted(state: &mut State, row: Row, num_accepted: u32) {
+    if !state.has_states || state[row].num_scheduled_drafts() == 0 {
+        return;
+    }
+    let known = state[row].num_tokens();
+    let count = known + num_accepted;
+    for index in 0..state.config.groups.len() {
+        if !state.config.groups[index].is_state() {
+            continue;
+        }
+        let (group_id, size) = (index as u32, state.config.groups[index].block_size);
+        let begun = state[row].num_cached[index];
+        let (first, last) = ((known - 1) / size, (count - 1) / size);
+        if last > first && first > begun + 1 {
+            // More than a step may keep: its source goes, too.
+            note_request(state, row, state[row].num_computed, 0, None);
+            TableEdit::of(state, row, group_id).blank(begun, begun + 1);
+            state[row].num_cached[index] = first;
+        }
+        let end_of = |place: u32| ((place + 1) * size).min(count) - known;
+        let ends: Vec<u32> = (first..=last).map(end_of).collect();
+        TableEdit::of(state, row, group_id).keep_of_end(first, &ends);
+    }
 }
 
 /// Return the tokens of which a request has the state when it leaves the open batch: those from

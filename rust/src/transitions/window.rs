@@ -9,12 +9,12 @@
 
 use smallvec::SmallVec;
 
-use crate::state::state::State;
+use crate::state::state::{RequestState, State};
 use crate::state::table_edit::{TableEdit, users};
 use crate::transitions::in_flight::note_request;
 use crate::types::errors::{Error, check_count};
 use crate::types::groups::skipped_blocks;
-use crate::types::ids::{BlockId, Row};
+use crate::types::ids::{BlockId, Row, Table};
 
 /// At most one per group: few groups have a window, so they need no heap memory.
 pub type Trims = SmallVec<[Trim; 4]>;
@@ -79,7 +79,7 @@ pub fn plan_trims(state: &State, row: Row, seen_from: u32) -> Trims {
         if group.is_state() {
             let first = request.num_cached[index as usize];
             if first < end {
-                let (next, last) = (first + 1, table.len() as u32 - 1);
+                let (next, last) = (first + 1, last_state(request, table));
                 let is_gap = next < end && state.is_null(table[next as usize]);
                 if is_gap && end > last {
                     trims.push(Trim { group_id: index, first: last, end });
@@ -96,6 +96,11 @@ pub fn plan_trims(state: &State, row: Row, seen_from: u32) -> Trims {
         }
     }
     trims
+}
+
+/// Return the place of a request's state in a table, before those after drafts.
+fn last_state(request: &RequestState, table: &Table) -> u32 {
+    table.len() as u32 - 1 - request.num_scheduled_drafts()
 }
 
 /// Whether any held block falls behind a window; in most steps none does.
@@ -145,7 +150,7 @@ pub fn apply_trims(state: &mut State, row: Row, trims: &[Trim]) {
         TableEdit::of(state, row, group_id).blank(first, end);
         if state.config.groups[group_id as usize].is_state() {
             let table = &state[row].tables[group_id as usize];
-            let last = table.len() as u32 - 1; // external tokens may bring a state behind the table
+            let last = last_state(&state[row], table); // external tokens may bring one behind it
             let next = end.min(last);
             let first = if state.is_null(table[next as usize]) { last } else { next };
             state[row].num_cached[group_id as usize] = first;

@@ -228,7 +228,7 @@ impl Config {
     #[must_use]
     pub fn blocks_for(&self, num_tokens: u32) -> u64 {
         let held = |(index, group): (u32, &Group)| {
-            let blocks = num_tokens.div_ceil(group.block_size);
+            let blocks = num_tokens.div_ceil(group.block_size) + group.draft_states;
             u64::from(self.cap(index, 0).map_or(blocks, |cap| blocks.min(cap)))
         };
         (0..).zip(&self.groups).filter(|(_, group)| !group.is_cross()).map(held).sum()

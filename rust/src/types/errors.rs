@@ -147,7 +147,7 @@ errors! {
     /// Pins of prefixes would hold more blocks than the config allows.
     TooManyPinned { pin: String, num_blocks: i64, most: i64 }
         "with pin {pin:?} {num_blocks} blocks are pinned, max_pinned_blocks={most}";
-    /// A state after a draft has no place of its own, and could not be cut back. Two tokens to come
+    /// A state cannot be cut back, so the one after a draft has its own place. Two tokens to come
     /// in one step are a draft and the token after it.
     TooManyDrafts { request: String, num_drafts: i64, most: i64 }
         "request {request:?} schedules {num_drafts} drafts or tokens to come: a step of state \

@@ -73,6 +73,8 @@ pub struct Group {
     pub zero_new_blocks: bool,
     /// Bytes of one block of these layers, None if it is not given.
     pub page_bytes: Option<u64>,
+    /// Most drafts that a step of a state group may compute, each with a state of its own.
+    pub draft_states: u32,
 }
 
 impl Group {
@@ -86,6 +88,7 @@ impl Group {
             eagle: false,
             zero_new_blocks: false,
             page_bytes: None,
+            draft_states: 0,
         }
     }
 
@@ -153,7 +156,14 @@ impl Group {
                 refuse("page_bytes", bytes, "must be at least 1 if it is given")
             }
             _ => Ok(()),
-        }
+        }?;
+        let reason = match self.draft_states {
+            0 => return Ok(()),
+            _ if !self.is_state() => format!("a {name} group has none"),
+            most if most < self.block_size => return Ok(()),
+            _ => format!("must be smaller than block_size={}", self.block_size),
+        };
+        refuse("draft_states", self.draft_states, reason)
     }
 }
 
@@ -189,11 +199,11 @@ pub fn admission_cap(group: &Group, max_num_batched: u32, max_model_len: u32) ->
     Some(most.div_ceil(group.block_size) + u32::from(straddles))
 }
 
-/// Return the most states that a request holds at once: the one after its last step, and the one
-/// before it or those that its tokens to come will make checkpoints.
+/// Return the most states that a request holds at once: the one after its last step, the one before
+/// it or those that its tokens to come will make checkpoints, and those after its drafts.
 #[must_use]
 pub fn most_states(group: &Group, num_to_come: u32) -> u32 {
-    1 + num_to_come.div_ceil(group.block_size).max(1)
+    (1 + num_to_come.div_ceil(group.block_size).max(1)).saturating_add(group.draft_states)
 }
 
 fn refuse(
@@ -244,5 +254,9 @@ mod tests {
         assert_eq!(message(Group::new(0)), "config block_size=0: must be from 1 to 2147483647");
         let bytes = Group { page_bytes: Some(0), ..Group::new(1) };
         assert!(message(bytes).starts_with("config page_bytes=0"));
+        let drafts = Group { draft_states: 2, ..Group::new(2) };
+        assert_eq!(message(drafts), "config draft_states=2: a full_attention group has none");
+        let reason = "config draft_states=2: must be smaller than block_size=2";
+        assert_eq!(message(Group { kind: Kind::State, ..drafts }), reason);
     }
 }

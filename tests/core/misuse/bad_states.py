@@ -4,7 +4,14 @@
 from __future__ import annotations
 
 from kvcore import Group, Hit, KVCacheBlocks, KVCacheManager
-from kvcore.types.errors import NoStateGroup, StaleHits, TooManyDrafts, UnalignedCheckpoint
+from kvcore.types.errors import (
+    BeyondDrafts,
+    DraftsPending,
+    NoStateGroup,
+    StaleHits,
+    TooManyDrafts,
+    UnalignedCheckpoint,
+)
 from tests.conftest import Backend
 from tests.helpers.misuse import Row, bad
 from tests.helpers.stories import add, make, serve, step
@@ -39,7 +46,40 @@ def stateless(backend: Backend) -> KVCacheManager:
     return manager
 
 
+def drafting(backend: Backend) -> KVCacheManager:
+    """Give "most" two drafts behind three tokens, one more than have a state; one draft of "taken"
+    is scheduled.
+    """
+    manager = make(backend, 20, groups=(Group(2), Group(2, kind="state", draft_states=1)))
+    for name, first in (("most", 0), ("taken", 10)):
+        serve(manager, name, range(first, first + 3))
+    step(manager)
+    manager.add_drafts("most", [3, 4])
+    manager.add_drafts("taken", [13])
+    manager.allocate_slots("taken", 1)
+    step(manager)
+    return manager
+
+
 ROWS: list[Row] = [
+    bad(
+        drafting,
+        TooManyDrafts(request="most", num_drafts=2, most=1),
+        *("allocate_slots", "most", 2),
+    ),
+    bad(
+        drafting,
+        UnalignedCheckpoint(request="most", num_tokens=3, requested=4, multiple=2),
+        *("allocate_slots", "most", 1),
+        checkpoint=True,
+    ),
+    bad(drafting, DraftsPending(request="taken", num_drafts=1), "allocate_slots", "taken", 1),
+    bad(drafting, DraftsPending(request="taken", num_drafts=1), "fork", "taken", "child"),
+    bad(
+        drafting,
+        BeyondDrafts(request="taken", num_scheduled=1, requested=2),
+        *("accept", "taken", 2),
+    ),
     bad(
         running,
         TooManyDrafts(request="drafts", num_drafts=1, most=0),

@@ -207,6 +207,9 @@ WINDOW_GROUPS: list[tuple[dict[str, Any], str, Any, str]] = [
     ({"page_bytes": 0}, "page_bytes", 0, "must be at least 1"),
     ({"page_bytes": 2**63}, "page_bytes", 2**63, "must be at least 1"),
     ({"kind": "state", "window": 4}, "window", 4, "a state group has none"),
+    ({"kind": "state", "draft_states": -1}, "draft_states", -1, "must be an integer of at least 0"),
+    ({"kind": "state", "draft_states": 4}, "draft_states", 4, "must be smaller than block_size=4"),
+    ({"draft_states": 1}, "draft_states", 1, "a full_attention group has none"),
     ({"kind": "state", "eagle": True}, "eagle", True, "a state group has no hit block to drop"),
 ]
 

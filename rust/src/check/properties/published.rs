@@ -81,7 +81,9 @@ pub(crate) fn published(made: &Made<'_>) -> Finding {
 /// Fails if a state whose last token a call added cannot become findable.
 fn check_states(made: &Made<'_>) -> Finding {
     let (before, after) = (made.before, made.after);
-    let Call::AddTokens { name, .. } = made.call else { return Ok(()) };
+    let (Call::AddTokens { name, .. } | Call::Accept { name, .. }) = made.call else {
+        return Ok(());
+    };
     let publishes = |row: &Row| after.config.enable_caching && !after.is_stale(*row);
     let Some(row) = name.row(after).filter(publishes) else { return Ok(()) };
     let (request, first) = (&after[row], before[row].num_tokens() + 1);

@@ -11,6 +11,7 @@ use crate::oracle::calls::{Call, Name, PIN_NAMES, Slots};
 use crate::oracle::prefixes::{Numbers, Prefixes};
 use crate::state::state::{RequestState, State};
 use crate::transitions::prefix_lookup::longest_hit;
+use crate::types::groups::Group;
 use crate::types::ids::BlockId;
 use crate::types::values::{Hit, Status};
 use crate::types::violation::Violation;
@@ -202,7 +203,8 @@ pub(crate) fn loads(
     }
 }
 
-/// Add new drafts if all tokens and no drafts are scheduled, or the verdict on drafts.
+/// Add new drafts if all tokens and no drafts are scheduled, or the verdict on drafts. Beside
+/// states, some tokens may be left: a step then computes them, and writes states after drafts.
 pub(crate) fn draft_calls(
     world: &World,
     request: &RequestState,
@@ -210,10 +212,12 @@ pub(crate) fn draft_calls(
     out: &mut Vec<Move>,
 ) {
     let (name, num_tokens) = (Name::of(request), request.num_tokens());
+    let has_states = world.config.groups.iter().any(Group::is_state);
+    let leaves_some = has_states && (1..num_tokens).contains(&request.num_computed);
     if request.num_computed > num_tokens && request.num_drafts() > 0 {
         let verdict = |num_accepted| Move::Call(Call::Accept { name, num_accepted });
         out.extend((0..=request.num_computed - num_tokens).map(verdict));
-    } else if request.num_computed == num_tokens && world.num_drafts > 0 {
+    } else if (leaves_some || request.num_computed == num_tokens) && world.num_drafts > 0 {
         let most = (num_tokens + world.num_drafts).min(world.num_tokens);
         for longer in continuations(world, children, &request.tokens, most) {
             let tokens = longer[num_tokens as usize..].to_vec();

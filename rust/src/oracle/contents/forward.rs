@@ -111,7 +111,7 @@ impl Ghost {
                 }
             }
             if spoilt.contains(&write.row) {
-                self.put_states(write, |_| Content::Spoilt)?;
+                self.put_states(write, |_, _| Content::Spoilt)?;
             }
         }
         Ok(())

@@ -42,8 +42,9 @@ impl Ghost {
             }
         }
         for step in &steps {
-            let node = self.nodes[step.row.index()][step.end as usize - 1];
-            self.put_states(step, |index| Content::Prefix(node, index as u8))?;
+            let nodes = self.nodes[step.row.index()].clone();
+            let node = |count: u32| nodes[count as usize - 1];
+            self.put_states(step, |index, count| Content::Prefix(node(count), index as u8))?;
         }
         Ok(spoilt)
     }
@@ -57,7 +58,8 @@ impl Ghost {
         }
         let mut spoilt = false;
         for (index, _) in self.groups.iter().enumerate().filter(|each| each.1.is_state()) {
-            let slot = self.first_slot(self.place(step.row, index, step.end - 1)?);
+            let slot =
+                self.first_slot(self.place(step.row, index, step.end - step.num_drafts - 1)?);
             let wanted = match step.start.checked_sub(1) {
                 Some(last) => {
                     Content::Prefix(self.nodes[step.row.index()][last as usize], index as u8)
@@ -74,23 +76,33 @@ impl Ghost {
     }
 
     /// Put a content into the blocks that hold the states after a step.
-    pub(crate) fn put_states(&mut self, step: &Write, of: impl Fn(usize) -> Content) -> Checked {
+    /// of: the content of a group after a number of tokens and drafts.
+    pub(crate) fn put_states(
+        &mut self,
+        step: &Write,
+        of: impl Fn(usize, u32) -> Content,
+    ) -> Checked {
+        let known = step.end - step.num_drafts;
         for index in 0..self.groups.len() {
             if !self.groups[index].is_state() {
                 continue;
             }
-            let place = self.place(step.row, index, step.end - 1)?;
-            if !self.is_null(place) {
-                let first = self.first_slot(place);
-                self.contents[first..first + self.size].fill(Content::Unknown);
-                self.contents[first] = of(index);
+            for count in known..=step.end {
+                // The states after drafts stand in the blocks behind, whatever these hold else.
+                let behind = (count - known) * self.groups[index].block_size;
+                let place = self.place(step.row, index, known - 1 + behind)?;
+                if !self.is_null(place) {
+                    let first = self.first_slot(place);
+                    self.contents[first..first + self.size].fill(Content::Unknown);
+                    self.contents[first] = of(index, count);
+                }
             }
         }
         Ok(())
     }
 
     /// Tell the state at a request's count, unless a load still brings it, and those to which a
-    /// cancel takes it back. end: the tokens that it holds.
+    /// cancel takes it back, and those after scheduled drafts. end: the tokens that it holds.
     pub(crate) fn expected_states(
         &self,
         state: &State,
@@ -99,7 +111,7 @@ impl Ghost {
         end: u32,
         see: &mut impl FnMut(&'static str, usize, Content) -> Checked,
     ) -> Checked {
-        let mut least = state[row].num_computed;
+        let mut least = state[row].state_count();
         let mut counts = vec![least];
         let taken = state.in_flight.iter().rev().map(|batch| &batch.entries);
         for known in std::iter::once(&state.batch.entries).chain(taken) {
@@ -112,6 +124,14 @@ impl Ghost {
         for count in counts.into_iter().rev().filter(|count| (1..=known).contains(count)) {
             let block = block_at(table, (count - 1) / self.groups[index].block_size)?;
             let content = Content::Prefix(nodes[count as usize - 1], index as u8);
+            see("STATE-READ", self.first_slot((tier, block)), content)?;
+        }
+        let drafts = state[row].state_count() as usize..known as usize;
+        let behind = table.len() - state[row].num_scheduled_drafts() as usize;
+        for (&block, &node) in
+            table[behind..].iter().zip(&nodes[drafts.start.min(drafts.end)..drafts.end])
+        {
+            let content = Content::Prefix(node, index as u8);
             see("STATE-READ", self.first_slot((tier, block)), content)?;
         }
         Ok(())

@@ -2,7 +2,7 @@
 //! What a step writes: positions of a request, and the encoder's run beside them.
 
 use crate::oracle::calls::Name;
-use crate::state::state::State;
+use crate::state::state::{RequestState, State};
 use crate::types::ids::Row;
 
 /// What a request's cross-attention tables hold: this many tokens of one encoder's run.
@@ -33,14 +33,24 @@ pub struct Write {
     pub encoder: Option<Encoder>,
     /// The first position that a load did not bring.
     pub failed: Option<u32>,
+    /// How many positions at the end are drafts, each with a state of its own.
+    pub num_drafts: u32,
 }
 
 impl Write {
+    /// The write up to this end; positions behind the request's tokens are drafts if it has any.
+    #[must_use]
+    pub(crate) fn with_drafts(self, request: &RequestState, end: u32) -> Self {
+        let beyond = end.saturating_sub(request.num_tokens());
+        Write { end, num_drafts: if request.drafts.is_empty() { 0 } else { beyond }, ..self }
+    }
+
     /// The write of one token.
     #[must_use]
     pub fn of_next_token(name: Name, row: Row, start: u32) -> Self {
-        let (loaded, end) = (start, start + 1);
-        Write { name, row, start, loaded, end, num_slots: end, encoder: None, failed: None }
+        let (loaded, end, encoder, failed) = (start, start + 1, None, None);
+        let (num_slots, num_drafts) = (end, 0);
+        Write { name, row, start, loaded, end, num_slots, encoder, failed, num_drafts }
     }
 }
 
@@ -69,4 +79,15 @@ pub(crate) fn encoder_of(state: &State, row: Row) -> Option<Encoder> {
     let (group, table) = held.next_back()?;
     let num_tokens = table.len() as u32 * group.block_size;
     Some(Encoder { number: 2 * (1 + table[0].0), num_tokens })
+}
+
+/// The rows, each where it comes first.
+pub(crate) fn each_once(rows: impl Iterator<Item = Row>) -> Vec<Row> {
+    let mut found = Vec::new();
+    rows.for_each(|row| {
+        if !found.contains(&row) {
+            found.push(row)
+        }
+    });
+    found
 }

@@ -27,7 +27,7 @@ impl State {
     /// or keeps states and has another one.
     #[must_use]
     pub fn resumable(&self, row: Row, num_tokens: u32) -> u32 {
-        if self.has_states && num_tokens != self[row].num_computed {
+        if self.has_states && num_tokens != self[row].state_count() {
             return 0;
         }
         self.has_blocks_for(row, num_tokens)

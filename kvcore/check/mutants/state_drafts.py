@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Seeded bugs of the states after drafts: where they stand and what is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from kvcore.check.mutants.seeding import Patcher, mutant
+from kvcore.state.state import RequestState
+from kvcore.state.table_edit import TableEdit
+from kvcore.state.transaction import Transaction
+from kvcore.transitions import checkpoints
+from kvcore.types import config
+from kvcore.types.groups import Group
+
+
+@mutant("states-drafts", "STATE-READ")
+def m_accept_keeps_running_state(patcher: Patcher) -> None:
+    """A request goes on with the state before its accepted drafts."""
+
+    @patcher.around(TableEdit, "keep_of_end")
+    def keep_first(
+        keep: Any, edit: TableEdit, group_id: int, first: int, kept: Sequence[int]
+    ) -> None:
+        keep(edit, group_id, first, range(len(kept)))
+
+
+@mutant("states-drafts", "STATE-READ")
+def m_accept_keeps_last_draft_state(patcher: Patcher) -> None:
+    """A request goes on with the state after its last draft, whether it was accepted or not."""
+
+    @patcher.around(TableEdit, "keep_of_end")
+    def keep_last(
+        keep: Any, edit: TableEdit, group_id: int, first: int, kept: Sequence[int]
+    ) -> None:
+        last = len(edit.tables[group_id]) - 1 - first
+        keep(edit, group_id, first, [*kept[:-1], last])
+
+
+@mutant("states-drafts-three", "PUBLISHED", costs="less is findable, what is found is right")
+def m_accept_loses_the_boundary(patcher: Patcher) -> None:
+    """Of the states that accepted drafts reach, only the last one gets a key."""
+
+    @patcher.around(checkpoints, "publish_reached")
+    def only_last(
+        publish: Any, tx: Transaction, request: RequestState, num_known: int, stored: Any
+    ) -> None:
+        publish(tx, request, max(num_known, len(request.tokens) - 1), stored)
+
+
+@mutant("states-drafts", "STATE-LIVE", "STATE-READ")
+def m_rejected_states_stay(patcher: Patcher) -> None:
+    """The states after rejected drafts stay in the table, behind the one to go on from."""
+
+    @patcher.around(TableEdit, "keep_of_end")
+    def keep_all(
+        keep: Any, edit: TableEdit, group_id: int, first: int, kept: Sequence[int]
+    ) -> None:
+        others = range(kept[-1] + 1, len(edit.tables[group_id]) - first)
+        keep(edit, group_id, first, [*kept, *others])
+
+
+@mutant("states-drafts-chunks", "DEADLOCK-FREE")
+def m_cap_forgets_draft_states(patcher: Patcher) -> None:
+    """The cap of a state group does not count the states after drafts."""
+
+    @patcher.around(config, "most_states")
+    def without_drafts(most: Any, group: Group, num_to_come: int) -> int:
+        found: int = most(group, num_to_come)
+        return found - group.draft_states
