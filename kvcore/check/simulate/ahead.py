@@ -50,9 +50,10 @@ def ahead(play: Play, names: Sequence[str], tokens: Sequence[int], follow: bool)
 
 def foresee(play: Play, name: str, tokens: Sequence[int], num_rejected: int) -> Any:
     """Give a request slots for a token to come, accepted drafts after it, and rejected ones."""
-    if not can_run_ahead(play, name) or play.config.has_states:
+    count = len(tokens) + num_rejected
+    if count < 2 or not can_run_ahead(play, name) or play.config.has_states:
         return None
-    known, count = play.known[name], len(tokens) + num_rejected
+    known = play.known[name]
     value = play.call("allocate_slots", name, count, num_output_placeholders=count)
     if isinstance(value, Misuse | Refused):
         return value
@@ -93,6 +94,7 @@ def receive(play: Play, name: str, more: int, named: bool) -> Any:
     options: dict[str, Any] = {"num_rejected": rejected} if rejected else {}
     if named and sampler is not None:
         options["batch"] = sampler
+    count = play.manager.num_computed_tokens(name) - rejected
     value = play.call("add_tokens", name, tokens, **options)
     if isinstance(value, Misuse):
         raise InvariantViolation("OUTPUT-ONCE", f"{play.calls[-1]} gives {value}")
@@ -100,7 +102,7 @@ def receive(play: Play, name: str, more: int, named: bool) -> Any:
         known.guesses.pop(0)
     play.prefixes.grow(known, tokens)
     del known.future[: len(tokens)]
-    _check_taken(play, known)
+    _check_taken(play, known, count)
     if "batch" in options:
         again = play.careful("add_tokens", name, tokens, batch=sampler)
         if not isinstance(again, Misuse):
@@ -150,11 +152,10 @@ def _schedule(play: Play, known: SimulatedRequest, new: int, rejected: int) -> N
     play.schedule(known, end - new, end - new, end, end + rejected)
 
 
-def _check_taken(play: Play, known: SimulatedRequest) -> None:
-    """Check that the manager has the tokens, and the positions to come that are left."""
-    count = len(known.tokens) + len(known.future) + known.num_rejected
+def _check_taken(play: Play, known: SimulatedRequest, count: int) -> None:
+    """Check that the manager has the tokens, and counts all positions but rejected ones."""
     num_tokens = play.manager.num_tokens(known.name)
     computed = play.manager.num_computed_tokens(known.name)
-    if num_tokens != len(known.tokens) or (computed != count and computed):
+    if (num_tokens, computed) != (len(known.tokens), count):
         detail = f"{known.name!r} has {num_tokens} tokens and counts {computed}, not {count}"
         raise InvariantViolation("COMPUTED-RULE", detail)

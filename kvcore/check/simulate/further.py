@@ -79,7 +79,8 @@ class Further:
             name = random.choice(able)
             able.remove(name)
             tokens = self._tokens(random.randint(1, 3))
-            self._make("foresee", name, tokens, random.randint(0, 2))
+            rejected = random.randint(int(len(tokens) < 2), 2)
+            self._make("foresee", name, tokens, rejected)
         for follow in (True, False):
             if able and self.happens("ahead"):
                 chosen = random.sample(able, random.randint(1, len(able)))

@@ -152,6 +152,7 @@ def accept(play: Play, name: str, count: int) -> Any:
     value = play.call("accept", name, count)
     if not isinstance(value, Misuse):
         accepted, known.drafts = known.drafts[:count], []
+        known.sampler = None  # perhaps a batch before that of the drafts
         play.prefixes.grow(known, accepted)
     return value
 

@@ -150,6 +150,7 @@ def _check_states(
 
 def _check_owners(state: State, memory: ContentOracle) -> None:
     owned, cached = owners(state)
+    memory.cached -= memory.evicted - cached  # they may have lost the last of several keys
     if (memory.owned, memory.cached) != (owned, cached):
         wrong = sorted((memory.owned ^ owned) | (memory.cached ^ cached))
         detail = f"blocks {wrong[:5]} have another owner or key by the commands"
