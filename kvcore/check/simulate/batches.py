@@ -29,8 +29,11 @@ def shorten(play: Play, name: str, num_tokens: int) -> Any:
     guess = next((each for each in known.guesses if each.batch is None), None)
     num_before = known.num_rejected - (0 if guess is None else guess.rejected)
     if guess is not None:
-        num_tokens = kept + num_before
-    num_tokens = max(min(num_tokens, count), kept + num_before)
+        num_tokens = 0
+    num_tokens, kept = min(num_tokens, count), kept + num_before
+    if num_tokens < kept and not isinstance(play.careful("unschedule", name, kept - 1), Misuse):
+        raise InvariantViolation("COMPUTED-RULE", f"{play.calls[-1]} takes hits back")
+    num_tokens = max(num_tokens, kept)
     value = play.careful("unschedule", name, num_tokens)
     if isinstance(value, Misuse):
         if value.error == "HitInOpenBatch" or kept == 0 or play.config.groups[-1].is_cross:

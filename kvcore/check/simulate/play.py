@@ -19,6 +19,7 @@ import attrs
 
 from kvcore.check.names.in_flight import copied
 from kvcore.check.simulate.prefixes import Prefixes, SimulatedRequest
+from kvcore.check.simulate.watched import Watch
 from kvcore.manager import KVCacheManager
 from kvcore.oracle.content_oracle import ContentOracle, Pass, Tables, set_entry
 from kvcore.oracle.device import Device, DeviceSize
@@ -88,6 +89,7 @@ class Play:
     ) -> None:
         self.config = config
         self.managers = [(name, make(config)) for name, make in managers]
+        self._watch = Watch(config, self.managers)
         self.prefixes = Prefixes(config)
         self.memory = ContentOracle(config, self.prefixes.block)
         plan = DeviceSize(config, num_rows, num_tokens, self.prefixes.block)
@@ -121,7 +123,7 @@ class Play:
         """
         call = Call(name, args, options)
         self.calls.append(call)
-        num_free = self.manager.num_free_blocks
+        num_free, before = self.manager.num_free_blocks, self._watch.state()
         values = [self._make(label, manager, call) for label, manager in self.managers]
         for (label, _), value in zip(self.managers[1:], values[1:], strict=True):
             if value != values[0]:
@@ -129,6 +131,7 @@ class Play:
                 detail = f"{call} gives {value!r} in {label}, {values[0]!r} in {first}"
                 raise InvariantViolation("PARITY", detail)
         value = values[0]
+        self._watch.check(before, call, value)
         if isinstance(value, Misuse):
             self.goals[value.error] += 1
         elif isinstance(value, Refused):
