@@ -59,12 +59,14 @@ def lost(
     call shares and replaces is lost, too; a state that moves to another position is not.
     """
     after, null = outcome.state.requests, before.device.first_block
+    taken = {each.block for each in outcome.commands if isinstance(each, Allocate)}
     for name, request in before.requests.items():
         left = after.get(name)
         for group_id, table in enumerate(request.tables):
             held = [] if left is None else list(left.tables[group_id])
             for position, block in enumerate(table):
-                stays = held[position : position + 1] == [block] or block in held
+                moves = block in held and block not in taken
+                stays = held[position : position + 1] == [block] or moves
                 if block >= null and not stays:
                     yield request, group_id, position, block
     hit = hit_of(call)

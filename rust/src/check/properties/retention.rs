@@ -62,6 +62,14 @@ fn joined(made: &Made<'_>) -> KeptBlocks {
 /// shares and replaces is lost, too; a state that moves to another position is not.
 fn lost(made: &Made<'_>) -> Vec<(Row, u32, u32, BlockId)> {
     let (before, after, mut found) = (made.before, made.after, Vec::new());
+    let taken: Vec<BlockId> = made
+        .outcome
+        .commands(after)
+        .filter_map(|command| match command {
+            Command::Allocate { block } => Some(block),
+            _ => None,
+        })
+        .collect();
     let rows = (0..).map(Row).zip(&before.requests);
     for (row, request) in rows.filter_map(|(row, request)| Some((row, request.as_ref()?))) {
         let left = after.requests[row.index()].as_ref();
@@ -69,7 +77,8 @@ fn lost(made: &Made<'_>) -> Vec<(Row, u32, u32, BlockId)> {
         for (index, table) in request.tables.iter().enumerate() {
             let held = left.map_or(&[][..], |left| &left.tables[index]);
             for (position, &block) in table.iter().enumerate() {
-                let stays = held.get(position) == Some(&block) || held.contains(&block);
+                let moves = held.contains(&block) && !taken.contains(&block);
+                let stays = held.get(position) == Some(&block) || moves;
                 if !before.is_null(block) && !stays {
                     found.push((row, index as u32, position as u32, block));
                 }
