@@ -9,7 +9,7 @@ from typing import Any
 import attrs
 import pytest
 
-from kvcore import Config, Group, KVCacheManager, KvcoreError, Request
+from kvcore import Config, Group, KVCacheManager, KvcoreError, MediaItem, Request
 from kvcore.explain.explanation import Explanation
 from kvcore.explain.observer import AdmissionObserver
 from kvcore.types.values import Refused
@@ -21,6 +21,8 @@ GROUPS = {
     "sizes": (Group(1), Group(2)),
     "window": (Group(2), Group(2, kind="sliding_window", window=3)),
     "sliding": (Group(1, kind="sliding_window", window=2),),
+    "chunks": (Group(1), Group(2, kind="chunked_local", window=4)),
+    "chunk": (Group(1, kind="chunked_local", window=3),),
 }
 WAYS = {
     "add": 6,
@@ -36,6 +38,11 @@ WAYS = {
     "reset": 0.5,
     "epoch": 0.3,
     "swap": 2,
+    "load": 3,
+    "end": 3,
+    "fail": 1,
+    "complete": 8,
+    "cancel": 1,
 }
 """How often each kind of call is drawn."""
 NUM_RUNS = 70
@@ -61,17 +68,17 @@ class Run:
             return
         self.calls.append((name, *args, options))
         self.observer.note(name, outcome, *args, **options)
-        request_id = args[0] if name == "allocate_slots" else None
-        if request_id and not isinstance(outcome, Refused):
-            hit = options.get("hit")
-            if not any(map(any, self.naive.state.requests[request_id].tables)):
-                self._compare(request_id, used_tokens(hit))
+        if name in ("allocate_slots", "load") and not isinstance(outcome, Refused):
+            external = options.get("num_external_computed_tokens", 0)
+            external = args[1] if name == "load" else external
+            if not any(map(any, self.naive.state.requests[args[0]].tables)):
+                self._compare(args[0], used_tokens(options.get("hit")), external)
         assert not self.explained
         self.naive.note(name, self.manager.state(), *args)
 
-    def _compare(self, request_id: str, used: int) -> None:
+    def _compare(self, request_id: str, used: int, external: int) -> None:
         said = self.explained.pop()
-        expected = self.naive.explain(request_id, used, 0)
+        expected = self.naive.explain(request_id, used, external)
         causes: list[tuple[str, Lost | None]] = []
         for span in said.spans:
             lost = span.removal
@@ -94,15 +101,21 @@ def play(run: Run, random: Random, num_calls: int) -> None:
         if way == "add" and name not in requests:
             salt = random.choice([None, None, None, "salt"])
             prompt = random.choices([1, 2], [3, 1], k=random.randint(1, 8))
-            run.call("add_request", Request(name, prompt, cache_salt=salt))
+            media = ()
+            if len(prompt) > 2 and random.random() < 0.3:
+                media = (MediaItem(random.choice("ab"), 1, 1),)
+            run.call("add_request", Request(name, prompt, cache_salt=salt, media=media))
         elif way == "admit" and waits:
             name = random.choice(waits)
             hit = random.choice([manager.get_computed_blocks(name)] * 3 + [None])
             num_new = len(requests[name].tokens) - used_tokens(hit)
             num_new = random.choice([num_new, num_new, random.randint(1, num_new)])
-            run.call(
-                "allocate_slots", name, num_new, hit=hit, delay_cache_blocks=random.random() < 0.1
-            )
+            options = {"delay_cache_blocks": random.random() < 0.1}
+            if random.random() < 0.2:
+                external = random.randint(1, num_new)
+                options["num_external_computed_tokens"] = external
+                num_new = random.randint(0, num_new - external)
+            run.call("allocate_slots", name, num_new, hit=hit, **options)
         elif way == "go_on" and runs:
             name = random.choice(runs)
             left = len(requests[name].tokens) - requests[name].num_computed
@@ -122,7 +135,23 @@ def play(run: Run, random: Random, num_calls: int) -> None:
             run.call("fork", random.choice(list(requests)), name)
         elif way == "truncate" and requests:
             name = random.choice(list(requests))
-            run.call("truncate", name, random.randint(1, len(requests[name].tokens)))
+            least = 2 if run.naive.media[name] else 1
+            run.call("truncate", name, random.randint(least, len(requests[name].tokens)))
+        elif way == "load" and waits:
+            name, hit = random.choice(waits), None
+            if random.random() < 0.5:
+                hit = manager.get_computed_blocks(name)
+            run.call("load", name, random.randint(1, 8), hit=hit)
+        elif way == "end" and manager.state().operations:
+            number = random.choice(sorted(manager.state().operations))
+            run.call("complete_operation", number, random.random() < 0.7)
+        elif way == "fail" and runs:
+            name = random.choice(runs)
+            run.call("rewind", [name], random.randint(0, requests[name].num_computed))
+        elif way == "complete" and manager.in_flight:
+            run.call("complete", manager.in_flight[0])
+        elif way == "cancel" and manager.in_flight:
+            run.call("cancel", random.choice(manager.in_flight))
         elif way == "evict":
             run.call("evict_blocks", random.sample(range(1, manager.config.num_blocks), 2))
         elif way == "reset":
@@ -149,5 +178,7 @@ def check_run(seed: int, groups: tuple[Group, ...]) -> None:
         eviction=random.choice(["lru", "uncached_first"]),
         duplicates=random.choice(["keep", "keep", "merge"]),
         use_eagle=random.random() < 0.2,
+        max_in_flight=random.choice([0, 0, 1, 2]),
+        publish=random.choice(["scheduled", "scheduled", "completed"]),
     )
     play(Run(config), random, 60)
