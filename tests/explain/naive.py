@@ -10,6 +10,7 @@ was not. Nothing here is shared with `kvcore.explain`. It knows full, sliding an
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from itertools import chain
 from typing import Any
 
 from kvcore.state.state import RequestState, State
@@ -49,8 +50,8 @@ class Naive:
         self.lost: dict[bytes, Lost] = {}
         self.owned = [0] * state.config.num_blocks
 
-    def note(self, name: str, state: State, *args: Any) -> None:
-        """Add a call that was made, and the state after it."""
+    def note(self, name: str, state: State, *args: Any, hit: Hit | None = None) -> None:
+        """Add a call that was made, and the state after it. hit: owned by the call, at least."""
         before, self.state = self.state, state
         self.call += 1
         if name in ("add_request", "fork"):
@@ -64,7 +65,7 @@ class Naive:
         for request_id, request in state.requests.items():
             labels = self._labels(request_id, request)
             self.texts.add((self.numbers[request_id], self.extra[request_id], labels))
-            if any(map(any, request.tables)):
+            if any(map(len, request.tables)):
                 self.admitted.add(request_id)
         if name == "advance_epoch":
             self.ever.clear()
@@ -74,6 +75,8 @@ class Naive:
             self.step if was else last
             for last, was in zip(self.owned, before.device.ref_counts, strict=True)
         ]
+        for block in () if hit is None else chain.from_iterable(hit.blocks.blocks):
+            self.owned[block] = self.step
         if name in ("free", "swap_out", "truncate"):
             self._settle(before, args)
         self.step += name == "take_batch"

@@ -71,10 +71,10 @@ class Run:
         if name in ("allocate_slots", "load") and not isinstance(outcome, Refused):
             external = options.get("num_external_computed_tokens", 0)
             external = args[1] if name == "load" else external
-            if not any(map(any, self.naive.state.requests[args[0]].tables)):
+            if not any(map(len, self.naive.state.requests[args[0]].tables)):
                 self._compare(args[0], used_tokens(options.get("hit")), external)
         assert not self.explained
-        self.naive.note(name, self.manager.state(), *args)
+        self.naive.note(name, self.manager.state(), *args, hit=options.get("hit"))
 
     def _compare(self, request_id: str, used: int, external: int) -> None:
         said = self.explained.pop()
@@ -96,8 +96,8 @@ def play(run: Run, random: Random, num_calls: int) -> None:
         way = random.choices(list(WAYS), list(WAYS.values()))[0]
         requests = dict(sorted(manager.state().requests.items()))
         name = random.choice(names)
-        waits = [n for n, r in requests.items() if not any(r.tables)]
-        runs = [n for n, r in requests.items() if any(r.tables)]
+        waits = [n for n, r in requests.items() if not any(map(len, r.tables))]
+        runs = [n for n, r in requests.items() if any(map(len, r.tables))]
         if way == "add" and name not in requests:
             salt = random.choice([None, None, None, "salt"])
             prompt = random.choices([1, 2], [3, 1], k=random.randint(1, 8))
