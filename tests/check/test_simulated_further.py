@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Simulated engines that run ahead, change weights, pin, wish, unschedule and hit inside blocks: the
-cores hold, and each kind of these draws finds seeded bugs that the others do not.
+"""Simulated engines that run ahead, change weights, pin, wish, unschedule and hit inside blocks.
+
+The cores hold, and each kind of these draws finds seeded bugs that others do not.
 """
 
 from __future__ import annotations

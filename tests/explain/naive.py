@@ -173,6 +173,7 @@ class Naive:
         config, group = self.state.config, self.state.config.groups[g]
         size, first = group.block_size, 0
         if group.kind == "chunked_local":
+            assert group.window is not None
             first = at // group.window * group.window // size
         elif group.window is not None:
             first = min(max(0, at - group.window + 1) // size, at // size - 1)

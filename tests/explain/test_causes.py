@@ -68,13 +68,14 @@ class Run:
             return
         self.calls.append((name, *args, options))
         self.observer.note(name, outcome, *args, **options)
+        hit = None if isinstance(outcome, Refused) else options.get("hit")
         if name in ("allocate_slots", "load") and not isinstance(outcome, Refused):
             external = options.get("num_external_computed_tokens", 0)
             external = args[1] if name == "load" else external
             if not any(map(len, self.naive.state.requests[args[0]].tables)):
-                self._compare(args[0], used_tokens(options.get("hit")), external)
+                self._compare(args[0], used_tokens(hit), external)
         assert not self.explained
-        self.naive.note(name, self.manager.state(), *args, hit=options.get("hit"))
+        self.naive.note(name, self.manager.state(), *args, hit=hit)
 
     def _compare(self, request_id: str, used: int, external: int) -> None:
         said = self.explained.pop()
@@ -101,7 +102,7 @@ def play(run: Run, random: Random, num_calls: int) -> None:
         if way == "add" and name not in requests:
             salt = random.choice([None, None, None, "salt"])
             prompt = random.choices([1, 2], [3, 1], k=random.randint(1, 8))
-            media = ()
+            media: tuple[MediaItem, ...] = ()
             if len(prompt) > 2 and random.random() < 0.3:
                 media = (MediaItem(random.choice("ab"), 1, 1),)
             run.call("add_request", Request(name, prompt, cache_salt=salt, media=media))
@@ -110,7 +111,7 @@ def play(run: Run, random: Random, num_calls: int) -> None:
             hit = random.choice([manager.get_computed_blocks(name)] * 3 + [None])
             num_new = len(requests[name].tokens) - used_tokens(hit)
             num_new = random.choice([num_new, num_new, random.randint(1, num_new)])
-            options = {"delay_cache_blocks": random.random() < 0.1}
+            options: dict[str, Any] = {"delay_cache_blocks": random.random() < 0.1}
             if random.random() < 0.2:
                 external = random.randint(1, num_new)
                 options["num_external_computed_tokens"] = external
@@ -137,21 +138,6 @@ def play(run: Run, random: Random, num_calls: int) -> None:
             name = random.choice(list(requests))
             least = 2 if run.naive.media[name] else 1
             run.call("truncate", name, random.randint(least, len(requests[name].tokens)))
-        elif way == "load" and waits:
-            name, hit = random.choice(waits), None
-            if random.random() < 0.5:
-                hit = manager.get_computed_blocks(name)
-            run.call("load", name, random.randint(1, 8), hit=hit)
-        elif way == "end" and manager.state().operations:
-            number = random.choice(sorted(manager.state().operations))
-            run.call("complete_operation", number, random.random() < 0.7)
-        elif way == "fail" and runs:
-            name = random.choice(runs)
-            run.call("rewind", [name], random.randint(0, requests[name].num_computed))
-        elif way == "complete" and manager.in_flight:
-            run.call("complete", manager.in_flight[0])
-        elif way == "cancel" and manager.in_flight:
-            run.call("cancel", random.choice(manager.in_flight))
         elif way == "evict":
             run.call("evict_blocks", random.sample(range(1, manager.config.num_blocks), 2))
         elif way == "reset":
@@ -161,6 +147,31 @@ def play(run: Run, random: Random, num_calls: int) -> None:
         elif way == "swap" and requests:
             name = random.choice(list(requests))
             run.call(random.choice(["swap_out", "swap_in"]), [name])
+        else:
+            play_transfers(run, random, way)
+
+
+def play_transfers(run: Run, random: Random, way: str) -> None:
+    """Make a random call of a way that begins or ends a load or a batch in flight."""
+    manager = run.manager
+    requests = dict(sorted(manager.state().requests.items()))
+    waits = [n for n, r in requests.items() if not any(map(len, r.tables))]
+    runs = [n for n in requests if n not in waits]
+    if way == "load" and waits:
+        name, hit = random.choice(waits), None
+        if random.random() < 0.5:
+            hit = manager.get_computed_blocks(name)
+        run.call("load", name, random.randint(1, 8), hit=hit)
+    elif way == "end" and manager.state().operations:
+        number = random.choice(sorted(manager.state().operations))
+        run.call("complete_operation", number, random.random() < 0.7)
+    elif way == "fail" and runs:
+        name = random.choice(runs)
+        run.call("rewind", [name], random.randint(0, requests[name].num_computed))
+    elif way == "complete" and manager.in_flight:
+        run.call("complete", manager.in_flight[0])
+    elif way == "cancel" and manager.in_flight:
+        run.call("cancel", random.choice(manager.in_flight))
 
 
 @pytest.mark.parametrize("groups", GROUPS.values(), ids=GROUPS)

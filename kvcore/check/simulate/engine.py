@@ -5,8 +5,8 @@ In each step the device may advance, disturbances may happen (aborts, preemption
 batches, failed transfers, pins, evictions), requests are admitted, prompts are scheduled in chunks
 and answers in one call, and the batch is taken. A refused request preempts others, the last
 admitted first. Every choice comes from the run's random generators and from the answers of the
-managers. `further.py` has the moves of engines that do more. An engine that makes no progress first releases everything that it holds; if that does not
-help, the run is stuck (DEADLOCK-FREE).
+managers. `further.py` has the moves of engines that do more. An engine that makes no progress first
+releases everything that it holds; if that does not help, the run is stuck (DEADLOCK-FREE).
 """
 
 from __future__ import annotations

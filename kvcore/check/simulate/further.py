@@ -2,8 +2,8 @@
 """What an engine does beyond requests, batches and transfers: it runs ahead of its tokens, shortens
 the open batch, changes weights, and says what is to stay cached.
 
-Each of FURTHER is drawn for some of the runs, from a generator of its own: a run without them is the
-run that it was before they were drawn.
+Each kind in FURTHER is drawn for some of the runs, from a generator of its own, so that it does not
+change the other choices of a run.
 """
 
 from __future__ import annotations

@@ -107,5 +107,3 @@ def check_stale(play: Play) -> None:
     stale = set(play.manager.stale_requests())
     if stale != older:
         raise InvariantViolation("EPOCH-HIT", f"{sorted(stale)} are stale, not {sorted(older)}")
-
-

@@ -247,9 +247,7 @@ def media_end(known: SimulatedRequest) -> int:
     return max((each.offset + each.length for each in known.request.media), default=1)
 
 
-def retention(
-    first: int, end: int | None, level: int, ms: int | None
-) -> KvCacheRetentionConfig:
+def retention(first: int, end: int | None, level: int, ms: int | None) -> KvCacheRetentionConfig:
     """Make a wish for some tokens; those of answers may leave early."""
     wish = TokenRangeRetentionConfig(first, end, level, ms)
     return KvCacheRetentionConfig([wish], decode_retention_priority=min(level, 20))

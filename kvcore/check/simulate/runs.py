@@ -2,7 +2,8 @@
 """Runs from seeds, their moves, and the same moves again.
 
 Generators that one seed determines decide everything, the configuration first; a run that is made
-again from its moves needs no random number. A failure names a property and keeps the moves that lead to it.
+again from its moves needs no random number. A failure names a property and keeps the moves that
+lead to it.
 """
 
 from __future__ import annotations
