@@ -12,9 +12,11 @@ import pytest
 
 from kvcore import _twin
 from kvcore.check.mutants import MUTANTS, Patcher
+from kvcore.check.simulate.as_trace import trace_text
 from kvcore.check.simulate.further import FURTHER
-from kvcore.check.simulate.runs import BackendName, Failure, again, simulate
+from kvcore.check.simulate.runs import BackendName, Failure, again, managers, simulate
 from kvcore.check.simulate.setting import Fixed
+from kvcore.trace import trace_file
 from kvcore.types.config import Config
 from kvcore.types.groups import Group
 from tests.helpers.amount import examples
@@ -134,6 +136,10 @@ def test_a_failure_of_an_engine_that_runs_ahead_is_made_again_by_its_moves() -> 
         mutant.patch(patcher)
         found = first_failure(small("ahead"))
         assert found is not None
-        _, repeated = again(found.config, found.moves, backend="python")
+        play, repeated = again(found.config, found.moves, backend="python")
     assert repeated is not None
     assert repeated.name == found.name
+    text = trace_text(found, found.config, play.calls, "a test")
+    for backend in managers(BACKEND):
+        story = trace_file.parse_trace(text, source="further")
+        trace_file.replay(story, "rust" if backend[0] == "rust" else "python")

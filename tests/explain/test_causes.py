@@ -193,3 +193,37 @@ def check_run(seed: int, groups: tuple[Group, ...]) -> None:
         publish=random.choice(["scheduled", "scheduled", "completed"]),
     )
     play(Run(config), random, 60)
+
+
+def test_late_output_of_an_earlier_request_is_known() -> None:
+    run = Run(Config(9, 2))
+    run.call("add_request", Request("early", [1, 1, 2, 1], cache_salt="salt"))
+    run.call("truncate", "early", 2)
+    run.call("allocate_slots", "early", 2)
+    run.call("add_request", Request("later", [1, 1, 1, 2], cache_salt="other"))
+    run.call("take_batch")
+    run.call("append", ["early"], [1])
+    run.call("take_batch")
+    run.call("free", "early")
+    run.call("allocate_slots", "later", 4)
+    assert run.seen == {"namespace"}
+
+
+def test_a_load_that_was_given_up_in_its_batch_computed_nothing() -> None:
+    run = Run(Config(9, 1))
+    run.call("add_request", Request("r", [1, 2, 3]))
+    run.call("load", "r", 2)
+    run.call("free", "r")
+    run.call("allocate_slots", "r", 3)
+    assert run.seen == set()
+
+
+def test_other_media_over_other_tokens_is_another_prefix() -> None:
+    run = Run(Config(9, 1))
+    for name, item, token in (("r", "a", 1), ("s", "b", 2)):
+        media = (MediaItem(item, 1, 1),)
+        run.call("add_request", Request(name, [7, token, 8], media=media))
+        run.call("allocate_slots", name, 3)
+        run.call("take_batch")
+    assert run.explained == []
+    assert run.seen == {"unused"}
