@@ -112,7 +112,7 @@ def simulated(num_calls: int) -> tuple[Any, Any]:
         hash_seed=b"simulate",
         null_block=True,
     )
-    fixed = Fixed(config=config, num_requests=24)
+    fixed = Fixed(config=config, num_requests=24, further=())
     with tempfile.TemporaryDirectory() as folder:
         run = simulate(SEED, num_calls // CALLS_A_STEP, backend=[("rust", make)], fixed=fixed)
         assert run.failure is None, run.failure

@@ -135,7 +135,7 @@ class Tree:
         depth, num_labels = edge.end, len(labels) // LABEL
         while depth < num_labels:
             child = edge.children.get(labels[depth * LABEL : (depth + 1) * LABEL])
-            if child is None:
+            if child is None or (before is not None and child.first >= before):
                 late = [each for each in edge.growing if len(each.labels) > edge.end * LABEL]
                 for each in late:
                     each.join()
@@ -144,8 +144,6 @@ class Tree:
                 child = edge if edge.end > depth else None
             if child is None:
                 continue
-            if before is not None and child.first >= before:
-                break
             edge, most = child, min(child.end, num_labels) - depth
             segment = child.segment
             depth += num_equal(segment.labels, depth - segment.start, labels, depth, most)

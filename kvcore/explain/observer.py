@@ -189,6 +189,7 @@ class AdmissionObserver:
             request.epoch = self._epoch
         self._admit(request, hit, num_tokens)
         self._rewrite(request, "load")
+        request.schedule(self._contents.step)
         self._refresh(request)
         self._publish(request)
 
@@ -245,8 +246,6 @@ class AdmissionObserver:
 
     def _advance_epoch(self, epoch: int, *_: Any, **__: Any) -> None:
         """Note that no key is left, and that new weights compute all tokens from now on."""
-        for request in self._requests.values():
-            request.settle(self._contents.step, self._epoch)
         self._epoch = epoch
         self._namespaces.begin_epoch()
         self._contents.clear()

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Sequence
+from hashlib import blake2b
 from typing import Any
-from zlib import crc32
 
 import attrs
 
@@ -231,12 +231,19 @@ def _labels(request: Request, tokens: bytes, hash_block_size: int) -> bytes:
     for item in request.media:
         for position in range(item.offset, item.offset + item.length):
             place = f"{item.identifier} {position - item.offset}".encode()
-            labels[position] = crc32(place, labels[position])
+            labels[position] = _mixed(labels[position], place)
     if request.prompt_embeds is not None:
         data, row = request.prompt_embeds.data, request.prompt_embeds.bytes_per_token
         for position in range(len(labels)):
-            labels[position] = crc32(data[position * row : (position + 1) * row], labels[position])
+            place = data[position * row : (position + 1) * row]
+            labels[position] = _mixed(labels[position], place)
     for number, each in enumerate(request.block_hashes or ()):
         for position in range(number * hash_block_size, (number + 1) * hash_block_size):
-            labels[position] = crc32(each, position)
+            labels[position] = _mixed(position, each)
     return labels.tobytes()
+
+
+def _mixed(label: int, data: bytes) -> int:
+    """Return a label for one and other data; it has no structure in which two could be equal."""
+    mixed = blake2b(label.to_bytes(4, "little") + data, digest_size=LABEL)
+    return int.from_bytes(mixed.digest(), "little")

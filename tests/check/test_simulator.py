@@ -30,7 +30,7 @@ from tests.helpers.amount import examples
 
 BACKEND: BackendName = "both" if _twin.available() else "python"
 SMALL = Fixed(num_blocks=12, num_requests=5)
-PLAIN = Fixed(num_blocks=12, num_requests=5, states=False)
+PLAIN = Fixed(num_blocks=12, num_requests=5, states=False, further=())
 NUM_SEEDS, NUM_STEPS = 6, 60
 REACHED = (
     *("append", "cancel", "complete", "fork", "load", "store", "swap_out", "swap_in", "truncate"),

@@ -2,13 +2,15 @@
 """The causes of missed tokens by their definitions, from a full history and in quadratic time.
 
 The history is read from the states before and after each call of the Python core: every text and
-every computed prefix that ever was, and for each key how it was last lost. Nothing here is shared
-with `kvcore.explain`. It knows full and sliding groups.
+every computed prefix that ever was, and for each key how it was last lost. What a request counted
+when it gave up its blocks was computed; what a cancel, a failed load or the open batch took back
+was not. Nothing here is shared with `kvcore.explain`. It knows full, sliding and chunked groups.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from itertools import chain
 from typing import Any
 
 from kvcore.state.state import RequestState, State
@@ -20,7 +22,9 @@ ROWS = (
     *("namespace", "not_computed", "old_epoch", "partial_block", "last_token", "draft_drop"),
     *("not_published", "lost", "groups_disagree", "unused"),
 )
-TAKERS = {"allocate_slots": "prompt", "append": "decode", "swap_in": "swap_in"}
+TAKERS = {"allocate_slots": "prompt", "append": "decode", "swap_in": "swap_in", "load": "load"}
+Labels = tuple[Any, ...]
+"""The tokens of a text, each with the media there."""
 
 
 def num_equal(one: Sequence[int], other: Sequence[int]) -> int:
@@ -38,28 +42,30 @@ class Naive:
         self.numbers: dict[str, int] = {}
         self.extra: dict[str, Any] = {}
         self.prompts: dict[str, int] = {}
-        self.texts: set[tuple[int, Any, tuple[int, ...]]] = set()
-        self.computed: set[tuple[Any, tuple[int, ...], int]] = set()
+        self.media: dict[str, Any] = {}
+        self.texts: set[tuple[int, Any, Labels]] = set()
+        self.computed: set[tuple[Any, Labels, int]] = set()
         self.admitted: set[str] = set()
         self.ever: set[bytes] = set()
         self.lost: dict[bytes, Lost] = {}
         self.owned = [0] * state.config.num_blocks
 
-    def note(self, name: str, state: State, *args: Any) -> None:
-        """Add a call that was made, and the state after it."""
+    def note(self, name: str, state: State, *args: Any, hit: Hit | None = None) -> None:
+        """Add a call that was made, and the state after it. hit: owned by the call, at least."""
         before, self.state = self.state, state
         self.call += 1
         if name in ("add_request", "fork"):
             new = args[0] if name == "add_request" else None
             request_id = new.request_id if new else args[1]
             self.extra[request_id] = (new.cache_salt, new.lora) if new else self.extra[args[0]]
+            self.media[request_id] = new.media if new else self.media[args[0]]
             self.prompts[request_id] = len(new.tokens) if new else self.prompts[args[0]]
             self.numbers[request_id] = self.num_requests = self.num_requests + 1
             self.admitted.discard(request_id)
         for request_id, request in state.requests.items():
-            text = (self.numbers[request_id], self.extra[request_id], tuple(request.tokens))
-            self.texts.add(text)
-            if any(map(any, request.tables)):
+            labels = self._labels(request_id, request)
+            self.texts.add((self.numbers[request_id], self.extra[request_id], labels))
+            if any(map(len, request.tables)):
                 self.admitted.add(request_id)
         if name == "advance_epoch":
             self.ever.clear()
@@ -69,14 +75,16 @@ class Naive:
             self.step if was else last
             for last, was in zip(self.owned, before.device.ref_counts, strict=True)
         ]
-        if name == "take_batch":
-            self.step += 1
-            self.computed |= self._counts(state)
+        for block in () if hit is None else chain.from_iterable(hit.blocks.blocks):
+            self.owned[block] = self.step
+        if name in ("free", "swap_out", "truncate"):
+            self._settle(before, args)
+        self.step += name == "take_batch"
 
     def explain(self, request_id: str, used: int, external: int) -> list[tuple[str, Lost | None]]:
         """Return the cause of each token that an admission missed, by the state before it."""
         request, mine = self.state.requests[request_id], self.extra[request_id]
-        config, text = self.state.config, tuple(request.tokens)
+        config, text = self.state.config, self._labels(request_id, request)
         sizes = [group.block_size for group in config.groups]
         computed = self.computed | self._counts(self.state)
         lengths: dict[str, int] = {}
@@ -95,7 +103,7 @@ class Naive:
         same = [num_equal(text, its) for _, extra, its in earlier if extra == mine]
         lengths["not_computed"] = max([*same, lengths["old_epoch"]])
         lengths["namespace"] = max(
-            [*(num_equal(text, its) for *_, its in earlier), lengths["not_computed"]]
+            [*(num_equal(plain(text), plain(its)) for *_, its in earlier), lengths["not_computed"]]
         )
         fresh, most = lengths["partial_block"], len(text) - 1
         starts = [at for at in range(fresh + 1) if all(at % size == 0 for size in sizes)]
@@ -124,22 +132,50 @@ class Naive:
                 cause = "external"
             elif cause == "lost":
                 lost = self._lost_at(request, least, token // sizes[least], now)
-                cause = "evicted" if lost[2] in ("prompt", "decode", "swap_in") else "withdrawn"
+                cause = "evicted" if lost[2] in TAKERS.values() else "withdrawn"
             causes.append((cause, lost))
         return causes
 
-    def _counts(self, state: State) -> set[tuple[Any, tuple[int, ...], int]]:
-        """Return what requests count as computed now: extra keys, tokens, epoch."""
+    def _counts(self, state: State) -> set[tuple[Any, Labels, int]]:
+        """Return what requests count as computed now: extra keys, labels, epoch."""
         return {
-            (self.extra[name], tuple(request.tokens)[: request.num_computed], request.epoch)
+            (self.extra[name], self._labels(name, request)[: request.num_computed], request.epoch)
             for name, request in state.requests.items()
         }
+
+    def _settle(self, before: State, args: Any) -> None:
+        """Note what requests had computed that gave up blocks, without the open batch."""
+        names = args[0] if isinstance(args[0], list) else [args[0]]
+        for name in names:
+            request, record = before.requests[name], before.batch.scheduled.get(name)
+            count = request.num_computed
+            count = count if record is None else min(count, record.num_computed_before)
+            labels = self._labels(name, request)[:count]
+            self.computed.add((self.extra[name], labels, request.epoch))
+
+    def _labels(self, name: str, request: RequestState) -> Labels:
+        """Return the tokens of a request, each with its media."""
+        items = self.media[name]
+        return tuple(
+            (
+                token,
+                *(
+                    (each.identifier, at - each.offset)
+                    for each in items
+                    if each.offset <= at < each.offset + each.length
+                ),
+            )
+            for at, token in enumerate(request.tokens)
+        )
 
     def _finds(self, request: RequestState, g: int, at: int, keys: Collection[bytes]) -> bool:
         """Return whether a group can resume at a token if these keys are there."""
         config, group = self.state.config, self.state.config.groups[g]
         size, first = group.block_size, 0
-        if group.window is not None:
+        if group.kind == "chunked_local":
+            assert group.window is not None
+            first = at // group.window * group.window // size
+        elif group.window is not None:
             first = min(max(0, at - group.window + 1) // size, at // size - 1)
         end = at // size + config.drops_last_hit(g)
         return not at or all(request.key(config, g, n) in keys for n in range(first, end))
@@ -176,3 +212,8 @@ class Naive:
 def used_tokens(hit: Hit | None) -> int:
     """Return how many tokens an allocation takes from a hit."""
     return 0 if hit is None else hit.num_tokens
+
+
+def plain(labels: Labels) -> tuple[int, ...]:
+    """Return the tokens of labels."""
+    return tuple(token for token, *_ in labels)

@@ -9,7 +9,7 @@ from typing import Any
 import attrs
 import pytest
 
-from kvcore import Config, Group, KVCacheManager, KvcoreError, Request
+from kvcore import Config, Group, KVCacheManager, KvcoreError, MediaItem, Request
 from kvcore.explain.explanation import Explanation
 from kvcore.explain.observer import AdmissionObserver
 from kvcore.types.values import Refused
@@ -21,6 +21,8 @@ GROUPS = {
     "sizes": (Group(1), Group(2)),
     "window": (Group(2), Group(2, kind="sliding_window", window=3)),
     "sliding": (Group(1, kind="sliding_window", window=2),),
+    "chunks": (Group(1), Group(2, kind="chunked_local", window=4)),
+    "chunk": (Group(1, kind="chunked_local", window=3),),
 }
 WAYS = {
     "add": 6,
@@ -36,6 +38,11 @@ WAYS = {
     "reset": 0.5,
     "epoch": 0.3,
     "swap": 2,
+    "load": 3,
+    "end": 3,
+    "fail": 1,
+    "complete": 8,
+    "cancel": 1,
 }
 """How often each kind of call is drawn."""
 NUM_RUNS = 70
@@ -61,17 +68,18 @@ class Run:
             return
         self.calls.append((name, *args, options))
         self.observer.note(name, outcome, *args, **options)
-        request_id = args[0] if name == "allocate_slots" else None
-        if request_id and not isinstance(outcome, Refused):
-            hit = options.get("hit")
-            if not any(map(any, self.naive.state.requests[request_id].tables)):
-                self._compare(request_id, used_tokens(hit))
+        hit = None if isinstance(outcome, Refused) else options.get("hit")
+        if name in ("allocate_slots", "load") and not isinstance(outcome, Refused):
+            external = options.get("num_external_computed_tokens", 0)
+            external = args[1] if name == "load" else external
+            if not any(map(len, self.naive.state.requests[args[0]].tables)):
+                self._compare(args[0], used_tokens(hit), external)
         assert not self.explained
-        self.naive.note(name, self.manager.state(), *args)
+        self.naive.note(name, self.manager.state(), *args, hit=hit)
 
-    def _compare(self, request_id: str, used: int) -> None:
+    def _compare(self, request_id: str, used: int, external: int) -> None:
         said = self.explained.pop()
-        expected = self.naive.explain(request_id, used, 0)
+        expected = self.naive.explain(request_id, used, external)
         causes: list[tuple[str, Lost | None]] = []
         for span in said.spans:
             lost = span.removal
@@ -89,20 +97,26 @@ def play(run: Run, random: Random, num_calls: int) -> None:
         way = random.choices(list(WAYS), list(WAYS.values()))[0]
         requests = dict(sorted(manager.state().requests.items()))
         name = random.choice(names)
-        waits = [n for n, r in requests.items() if not any(r.tables)]
-        runs = [n for n, r in requests.items() if any(r.tables)]
+        waits = [n for n, r in requests.items() if not any(map(len, r.tables))]
+        runs = [n for n, r in requests.items() if any(map(len, r.tables))]
         if way == "add" and name not in requests:
             salt = random.choice([None, None, None, "salt"])
             prompt = random.choices([1, 2], [3, 1], k=random.randint(1, 8))
-            run.call("add_request", Request(name, prompt, cache_salt=salt))
+            media: tuple[MediaItem, ...] = ()
+            if len(prompt) > 2 and random.random() < 0.3:
+                media = (MediaItem(random.choice("ab"), 1, 1),)
+            run.call("add_request", Request(name, prompt, cache_salt=salt, media=media))
         elif way == "admit" and waits:
             name = random.choice(waits)
             hit = random.choice([manager.get_computed_blocks(name)] * 3 + [None])
             num_new = len(requests[name].tokens) - used_tokens(hit)
             num_new = random.choice([num_new, num_new, random.randint(1, num_new)])
-            run.call(
-                "allocate_slots", name, num_new, hit=hit, delay_cache_blocks=random.random() < 0.1
-            )
+            options: dict[str, Any] = {"delay_cache_blocks": random.random() < 0.1}
+            if random.random() < 0.2:
+                external = random.randint(1, num_new)
+                options["num_external_computed_tokens"] = external
+                num_new = random.randint(0, num_new - external)
+            run.call("allocate_slots", name, num_new, hit=hit, **options)
         elif way == "go_on" and runs:
             name = random.choice(runs)
             left = len(requests[name].tokens) - requests[name].num_computed
@@ -122,7 +136,8 @@ def play(run: Run, random: Random, num_calls: int) -> None:
             run.call("fork", random.choice(list(requests)), name)
         elif way == "truncate" and requests:
             name = random.choice(list(requests))
-            run.call("truncate", name, random.randint(1, len(requests[name].tokens)))
+            least = 2 if run.naive.media[name] else 1
+            run.call("truncate", name, random.randint(least, len(requests[name].tokens)))
         elif way == "evict":
             run.call("evict_blocks", random.sample(range(1, manager.config.num_blocks), 2))
         elif way == "reset":
@@ -132,6 +147,31 @@ def play(run: Run, random: Random, num_calls: int) -> None:
         elif way == "swap" and requests:
             name = random.choice(list(requests))
             run.call(random.choice(["swap_out", "swap_in"]), [name])
+        else:
+            play_transfers(run, random, way)
+
+
+def play_transfers(run: Run, random: Random, way: str) -> None:
+    """Make a random call of a way that begins or ends a load or a batch in flight."""
+    manager = run.manager
+    requests = dict(sorted(manager.state().requests.items()))
+    waits = [n for n, r in requests.items() if not any(map(len, r.tables))]
+    runs = [n for n in requests if n not in waits]
+    if way == "load" and waits:
+        name, hit = random.choice(waits), None
+        if random.random() < 0.5:
+            hit = manager.get_computed_blocks(name)
+        run.call("load", name, random.randint(1, 8), hit=hit)
+    elif way == "end" and manager.state().operations:
+        number = random.choice(sorted(manager.state().operations))
+        run.call("complete_operation", number, random.random() < 0.7)
+    elif way == "fail" and runs:
+        name = random.choice(runs)
+        run.call("rewind", [name], random.randint(0, requests[name].num_computed))
+    elif way == "complete" and manager.in_flight:
+        run.call("complete", manager.in_flight[0])
+    elif way == "cancel" and manager.in_flight:
+        run.call("cancel", random.choice(manager.in_flight))
 
 
 @pytest.mark.parametrize("groups", GROUPS.values(), ids=GROUPS)
@@ -149,5 +189,41 @@ def check_run(seed: int, groups: tuple[Group, ...]) -> None:
         eviction=random.choice(["lru", "uncached_first"]),
         duplicates=random.choice(["keep", "keep", "merge"]),
         use_eagle=random.random() < 0.2,
+        max_in_flight=random.choice([0, 0, 1, 2]),
+        publish=random.choice(["scheduled", "scheduled", "completed"]),
     )
     play(Run(config), random, 60)
+
+
+def test_late_output_of_an_earlier_request_is_known() -> None:
+    run = Run(Config(9, 2))
+    run.call("add_request", Request("early", [1, 1, 2, 1], cache_salt="salt"))
+    run.call("truncate", "early", 2)
+    run.call("allocate_slots", "early", 2)
+    run.call("add_request", Request("later", [1, 1, 1, 2], cache_salt="other"))
+    run.call("take_batch")
+    run.call("append", ["early"], [1])
+    run.call("take_batch")
+    run.call("free", "early")
+    run.call("allocate_slots", "later", 4)
+    assert run.seen == {"namespace"}
+
+
+def test_a_load_that_was_given_up_in_its_batch_computed_nothing() -> None:
+    run = Run(Config(9, 1))
+    run.call("add_request", Request("r", [1, 2, 3]))
+    run.call("load", "r", 2)
+    run.call("free", "r")
+    run.call("allocate_slots", "r", 3)
+    assert run.seen == set()
+
+
+def test_other_media_over_other_tokens_is_another_prefix() -> None:
+    run = Run(Config(9, 1))
+    for name, item, token in (("r", "a", 1), ("s", "b", 2)):
+        media = (MediaItem(item, 1, 1),)
+        run.call("add_request", Request(name, [7, token, 8], media=media))
+        run.call("allocate_slots", name, 3)
+        run.call("take_batch")
+    assert run.explained == []
+    assert run.seen == {"unused"}

@@ -28,7 +28,7 @@ from tests.conftest import Backend
 from tests.record.records import CONFIG, record, story
 
 SMALL = Config(13, 2, num_host_blocks=8, max_in_flight=1, hash_seed=b"shrink")
-SOUND = Fixed(config=SMALL, num_requests=5)
+SOUND = Fixed(config=SMALL, num_requests=5, further=())
 
 
 @pytest.fixture

@@ -242,7 +242,8 @@ def _make_parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog="kvcore simulate",
         description="Random engines at real sizes over the core: scheduler, late device, failures; "
-        "groups of any kinds, recurrent states too, whose checkpoints calls choose.",
+        "groups of any kinds, recurrent states too, whose checkpoints calls choose; hits inside "
+        "blocks, epochs of weights, retention, pins of prefixes, engines that run ahead.",
         epilog="Exit code: 0 no run failed, 1 one did, 2 the call was wrong, 130 interrupted.",
     )
     add = parser.add_argument

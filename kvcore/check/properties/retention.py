@@ -56,15 +56,18 @@ def lost(
     before: State, call: Call, outcome: Outcome[State, Any]
 ) -> Iterator[tuple[RequestState, int, int, int]]:
     """Yield the blocks that requests lose: request, group, position, block. A hit block that one
-    call shares and replaces is lost, too.
+    call shares and replaces is lost, too; a state that moves to another position is not.
     """
     after, null = outcome.state.requests, before.device.first_block
+    taken = {each.block for each in outcome.commands if isinstance(each, Allocate)}
     for name, request in before.requests.items():
         left = after.get(name)
         for group_id, table in enumerate(request.tables):
             held = [] if left is None else list(left.tables[group_id])
             for position, block in enumerate(table):
-                if block >= null and held[position : position + 1] != [block]:
+                moves = block in held and block not in taken
+                stays = held[position : position + 1] == [block] or moves
+                if block >= null and not stays:
                     yield request, group_id, position, block
     hit = hit_of(call)
     if hit is None or isinstance(outcome.value, Misuse | Refused):
@@ -124,8 +127,11 @@ class Followed:
                         self.join(block)
                 case EvictAll():
                     self.cached.clear()
-                case Free(block, _) if block not in self.waits:
-                    self.join(block)
+                case Free(block, cached):
+                    if cached:  # perhaps published by this call
+                        self.cached.add(block)
+                    if block not in self.waits:
+                        self.join(block)
 
     def level(self, block: int) -> int:
         """Return the current level of a block; a block without a key is below all levels."""

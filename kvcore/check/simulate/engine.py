@@ -4,9 +4,9 @@
 In each step the device may advance, disturbances may happen (aborts, preemptions, cancelled
 batches, failed transfers, pins, evictions), requests are admitted, prompts are scheduled in chunks
 and answers in one call, and the batch is taken. A refused request preempts others, the last
-admitted first. Every choice comes from the run's random generator and from the answers of the
-managers. An engine that makes no progress first releases everything that it holds; if that does not
-help, the run is stuck (DEADLOCK-FREE).
+admitted first. Every choice comes from the run's random generators and from the answers of the
+managers. `further.py` has the moves of engines that do more. An engine that makes no progress first
+releases everything that it holds; if that does not help, the run is stuck (DEADLOCK-FREE).
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from collections.abc import Callable
 from random import Random
 from typing import Any
 
+from kvcore.check.simulate.further import LETTERS, Further
 from kvcore.check.simulate.play import Move, Play
 from kvcore.check.simulate.prefixes import KINDS
 from kvcore.check.simulate.setting import Setting
@@ -26,8 +27,6 @@ IDLE_LETS_GO, IDLE_STUCK = 8, 40
 MOST_WAITING_BATCHES = 4
 MOST_ENCODED = 20
 """Encoder tokens of a request."""
-LETTERS = 3
-"""Number of different answers that can follow one prefix."""
 
 TROUBLE = (
     *("abort", "preempt", "pin", "evict", "store", "swap", "trim", "truncate"),
@@ -39,10 +38,11 @@ Do = Callable[[Move], Any]
 
 
 class Engine:
-    """The engine of one run. do: makes a move."""
+    """The engine of one run. more: generator of its further moves. do: makes a move."""
 
-    def __init__(self, random: Random, setting: Setting, play: Play, do: Do) -> None:
+    def __init__(self, random: Random, more: Random, setting: Setting, play: Play, do: Do) -> None:
         self._random = random
+        self._further = Further(more, setting.further, play, self._make)
         self._setting = setting
         self._play = play
         self._do = do
@@ -57,12 +57,15 @@ class Engine:
     def step(self) -> None:
         """Plan and issue one batch."""
         self._go_on()
+        self._further.early()
         self._trouble()
         self._arrive()
         before = self._made + self._done
         self._finish_answers()
+        self._further.ahead(self._running)
         self._decode()
         self._admit()
+        self._further.late()
         self._late_trouble()
         busy = bool(self._play.passes) or self._made + self._done > before
         self._idle = 0 if busy or not self._play.known else self._idle + 1
@@ -168,7 +171,10 @@ class Engine:
                 self._recent = [*self._recent[-3:], tokens]
                 goal = len(tokens) + self._random.randint(1, self._setting.num_output)
                 name = self._name()
-                self._make("add", name, tokens, self._random.choice(KINDS), goal)
+                kind = self._random.choice(KINDS)
+                if kind == "plain" and self._further.happens("kept"):
+                    kind = "kept"
+                self._make("add", name, tokens, kind, goal)
             arrivals -= 1
 
     def _prompt(self) -> list[int]:
@@ -290,7 +296,8 @@ class Engine:
 
     def _waits_for_something(self) -> bool:
         play = self._play
-        return bool(play.unfinished or play.transfers or play.pins or play.passes)
+        holders = (play.unfinished, play.transfers, play.pins, play.pinned, play.passes)
+        return any(map(bool, holders))
 
     def _finish_answers(self) -> None:
         for name in [name for name in self._running if name in self._play.known]:
@@ -342,6 +349,7 @@ class Engine:
             self._make("finish", 0, True)
         while self._play.pins:
             self._make("unpin", 0)
+        self._further.let_go()
         for name in list(self._play.known):
             self._free(name)
         self._running = []

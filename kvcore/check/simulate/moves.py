@@ -8,25 +8,21 @@ their age. A cancel, a failing load and an abort are moves like any other.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import attrs
 
-from kvcore.check.simulate.batches import cancel, complete, execute, take
+from kvcore.check.simulate.batches import execute, take
 from kvcore.check.simulate.events import follow
-from kvcore.check.simulate.play import Move, Play, Transfer
+from kvcore.check.simulate.kept import forget_pinned
+from kvcore.check.simulate.play import Play, Transfer
 from kvcore.check.simulate.prefixes import SimulatedRequest, make_request, media_end
 from kvcore.trace.calls import Misuse
 from kvcore.types.errors import InvariantViolation
 from kvcore.types.values import Appended, Hit, Refused, Status
 
 WELL = (Misuse, Refused)
-
-
-def make(play: Play, move: Move) -> Any:
-    """Make a move on a run; return the value of its last call, None if it made none."""
-    return MOVES[move.verb](play, *move.args)
 
 
 def add(play: Play, name: str, tokens: Sequence[int], kind: str, goal: int) -> Any:
@@ -52,8 +48,8 @@ def hashes(play: Play, name: str) -> Any:
 
 
 def extend(play: Play, name: str, tokens: Sequence[int]) -> Any:
-    """Append tokens to a request."""
-    if name not in play.known:
+    """Append tokens to a request that awaits none."""
+    if name not in play.known or play.known[name].future or play.known[name].guesses:
         return None
     value = play.call("add_tokens", name, list(tokens))
     if not isinstance(value, Misuse):
@@ -93,7 +89,7 @@ def allocate(
         said.pop("num_external_computed_tokens", None)
     if start:
         said.pop("num_encoder_tokens", None)
-    num_free = play.manager.num_free_blocks
+    num_free, began = play.manager.num_free_blocks, _counts(play, name)
     value = play.call("allocate_slots", name, count, *([hit] if hit else []), **said)
     if not isinstance(value, WELL):
         few = play.manager.num_free_blocks < min(num_free, play.config.watermark_blocks)
@@ -103,6 +99,8 @@ def allocate(
             detail = f"request {name!r} counts {play.manager.num_computed_tokens(name)}, not {end}"
             raise InvariantViolation("COMPUTED-RULE", detail)
         num_slots = min(end + options.get("num_lookahead_tokens", 0), limit)
+        if not began:
+            play.prefixes.begin(known, play.epoch)
         if not start:
             known.encoder = play.prefixes.encode(said.get("num_encoder_tokens", 0))
         play.schedule(known, start, start + external, end, num_slots)
@@ -154,6 +152,7 @@ def accept(play: Play, name: str, count: int) -> Any:
     value = play.call("accept", name, count)
     if not isinstance(value, Misuse):
         accepted, known.drafts = known.drafts[:count], []
+        known.sampler = None  # perhaps a batch before that of the drafts
         play.prefixes.grow(known, accepted)
     return value
 
@@ -188,6 +187,10 @@ def fork(play: Play, parent: str, child: str, goal: int) -> Any:
         request = attrs.evolve(source.request, request_id=child)
         made = attrs.evolve(source, name=child, row=row, request=request, goal=goal, drafts=[])
         made.tokens, made.nodes = list(source.tokens), list(source.nodes)
+        same = source.contents is source.nodes
+        made.contents = made.nodes if same else list(source.contents)
+        made.drop_output()
+        made.dropped = None
         play.known[child] = made
     return row
 
@@ -199,6 +202,8 @@ def truncate(play: Play, name: str, num_tokens: int) -> Any:
         return None
     value = play.call("truncate", name, num_tokens)
     if not isinstance(value, Misuse):
+        stale = [each for each in known.future if each[1] is not None]
+        known.dropped = stale[0] if stale else None
         play.prefixes.cut(known, num_tokens)
         play.leave([name])
     return value
@@ -242,7 +247,10 @@ def unpin(play: Play, index: int) -> Any:
 def evict(play: Play, name: str, group_id: int, position: int) -> Any:
     """Withdraw the key of a block of a request."""
     block = _block(play, name, group_id, position)
-    return None if block is None else play.call("evict_blocks", [block])
+    if block is None:
+        return None
+    forget_pinned(play)
+    return play.call("evict_blocks", [block])
 
 
 def store(play: Play, name: str, group_id: int, positions: Sequence[int]) -> Any:
@@ -272,6 +280,7 @@ def load(play: Play, name: str, num_blocks: int) -> Any:
     if not isinstance(value, WELL):
         for operation in value:
             play.transfers[operation] = Transfer(play.number, True, name)
+        play.prefixes.begin(play.known[name], play.epoch)
         if value:
             play.load_starts[name] = start
     return value
@@ -287,7 +296,8 @@ def finish(play: Play, index: int, done: bool) -> Any:
     ran = number in play.memory.loads
     done = done and (ran or not transfer.loads)
     if ran:
-        nodes = play.prefixes.block(play.memory.loads[number][0]) if done else None
+        key, _, epoch = play.memory.loads[number]
+        nodes = play.prefixes.block(key, epoch) if done else None
         for device in play.devices:
             device.arrive(number, nodes)
     value = play.call("complete_operation", number, done)
@@ -339,6 +349,7 @@ def fail(play: Play, name: str, offset: int) -> Any:
         return None
     while play.waiting:
         execute(play)
+    forget_pinned(play)
     fell = play.call("rewind", [name], first)
     if isinstance(fell, Misuse):
         raise InvariantViolation("LOAD-FAILED", f"the report of {name!r} is refused: {fell}")
@@ -349,6 +360,11 @@ def fail(play: Play, name: str, offset: int) -> Any:
 def _runs(play: Play, name: str) -> bool:
     """Return whether a request holds device blocks and waits for no load."""
     return play.status(name) is Status.RUNNING and not play.loading(name)
+
+
+def _counts(play: Play, name: str) -> bool:
+    """Return whether a request counts tokens."""
+    return play.manager.num_computed_tokens(name) > 0
 
 
 def _hit(play: Play, name: str) -> Hit | None:
@@ -377,13 +393,3 @@ def _block(play: Play, name: str, group_id: int, position: int) -> int | None:
         return None
     block = table[position % len(table)]
     return block if block >= int(play.config.null_block) else None
-
-
-MOVES: dict[str, Callable[..., Any]] = {
-    each.__name__: each
-    for each in (
-        *(add, extend, hashes, allocate, append, guess, accept, free, remove, fork, truncate),
-        *(swap_out, swap_in, pin, unpin, evict, store, load, finish, cache, trim, reset, drain),
-        *(take, execute, complete, cancel, fail),
-    )
-}

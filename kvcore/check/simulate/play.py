@@ -19,6 +19,7 @@ import attrs
 
 from kvcore.check.names.in_flight import copied
 from kvcore.check.simulate.prefixes import Prefixes, SimulatedRequest
+from kvcore.check.simulate.watched import Watch
 from kvcore.manager import KVCacheManager
 from kvcore.oracle.content_oracle import ContentOracle, Pass, Tables, set_entry
 from kvcore.oracle.device import Device, DeviceSize
@@ -26,7 +27,7 @@ from kvcore.trace.calls import Call, Misuse, perform_on
 from kvcore.types.commands import Allocate, Batch, CutTable, SetTable, SwapOut
 from kvcore.types.config import Config
 from kvcore.types.errors import InvariantViolation
-from kvcore.types.values import Reason, Refused, Status
+from kvcore.types.values import Reason, Refused, Request, Status
 
 MakeManager = Callable[[Config], KVCacheManager]
 ADMITTING = ("allocate_slots", "load", "swap_in")
@@ -63,6 +64,15 @@ class Transfer:
     waits: str | None
 
 
+@attrs.frozen
+class Pinned:
+    """A prefix that a pin keeps: the first tokens of a request. epoch: of the weights."""
+
+    request: Request
+    num_tokens: int
+    epoch: int
+
+
 class Play:
     """The managers, the device and the engine's knowledge of one run.
 
@@ -79,6 +89,7 @@ class Play:
     ) -> None:
         self.config = config
         self.managers = [(name, make(config)) for name, make in managers]
+        self._watch = Watch(config, self.managers)
         self.prefixes = Prefixes(config)
         self.memory = ContentOracle(config, self.prefixes.block)
         plan = DeviceSize(config, num_rows, num_tokens, self.prefixes.block)
@@ -96,6 +107,9 @@ class Play:
         self.calls: list[Call] = []
         self.goals: Counter[str] = Counter()
         self.number = 0
+        self.epoch = config.epoch
+        self.now_ms = 0
+        self.pinned: dict[str, Pinned | None] = {}
         self.forgot = False
 
     @property
@@ -109,7 +123,7 @@ class Play:
         """
         call = Call(name, args, options)
         self.calls.append(call)
-        num_free = self.manager.num_free_blocks
+        num_free, before = self.manager.num_free_blocks, self._watch.state()
         values = [self._make(label, manager, call) for label, manager in self.managers]
         for (label, _), value in zip(self.managers[1:], values[1:], strict=True):
             if value != values[0]:
@@ -117,6 +131,7 @@ class Play:
                 detail = f"{call} gives {value!r} in {label}, {values[0]!r} in {first}"
                 raise InvariantViolation("PARITY", detail)
         value = values[0]
+        self._watch.check(before, call, value)
         if isinstance(value, Misuse):
             self.goals[value.error] += 1
         elif isinstance(value, Refused):
@@ -127,6 +142,14 @@ class Play:
             few = self.manager.num_free_blocks < min(num_free, self.config.watermark_blocks)
             if name == "swap_in" and few:
                 raise InvariantViolation("ADMIT-EXACT", f"{call} leaves less than the watermark")
+        return value
+
+    def careful(self, name: str, *args: Any, **options: Any) -> Any:
+        """Make a call that may be misuse, which must leave the state unchanged (ATOMIC-FAIL)."""
+        before = self.manager.encode()
+        value = self.call(name, *args, **options)
+        if isinstance(value, Misuse) and self.manager.encode() != before:
+            raise InvariantViolation("ATOMIC-FAIL", f"{self.calls[-1]} raises {value}")
         return value
 
     def _check_refusal(self, call: Call, refused: Refused) -> None:
@@ -171,9 +194,11 @@ class Play:
         self, known: SimulatedRequest, start: int, loaded: int, end: int, num_slots: int
     ) -> Pass:
         """Return a forward pass for a request."""
-        nodes = known.nodes
-        if known.drafts:
-            nodes = nodes + self.prefixes.numbers(known, known.drafts)
+        nodes = known.contents
+        more = known.drafts or [token for token, _ in known.future]
+        if more:
+            more = self.prefixes.numbers(known, more)
+            nodes = nodes + self.prefixes.in_epoch(more, known.epoch)
         return Pass(
             request_id=known.name,
             row=known.row,
@@ -191,6 +216,8 @@ class Play:
         """Forget what the open batch schedules for requests, and whose loads they wait for."""
         self.passes = [each for each in self.passes if each.request_id not in names]
         for name in names:
+            if name in self.known:
+                self.known[name].drop_output()
             self.load_starts.pop(name, None)
             for each in self.transfers.values():
                 each.waits = None if each.waits == name else each.waits
@@ -205,6 +232,11 @@ class Play:
     def issue(self, batch: Batch) -> None:
         """Hand a taken batch to the device. Raises InvariantViolation (CMD-INFLIGHT)."""
         passes, self.passes = self.passes, []
+        for each in passes:
+            known = self.known[each.request_id]
+            known.sampler = batch.number if each.end > each.loaded else None
+            for guess in known.guesses:
+                guess.batch = batch.number if guess.batch is None else guess.batch
         for command in batch:
             if isinstance(command, SetTable | CutTable):
                 set_entry(self.tables, command)
@@ -217,6 +249,7 @@ class Play:
 
     def run(self, issued: Issued) -> None:
         """Let the devices execute a batch."""
+        self.memory.epoch = issued.batch.epoch
         for device in self.devices:
             try:
                 device.apply(issued.batch)
@@ -238,8 +271,13 @@ class Play:
                 self.load_starts.pop(each.waits, None)
                 each.waits = None
         self.number += 1
-        for name in self.known:
+        for name, known in self.known.items():
             self.settle(name)
+            known.guesses = [g for g in known.guesses if g.batch is not None and g.batch < first]
+            left = self.manager.num_computed_tokens(name) - len(known.tokens)
+            known.guesses = known.guesses if left > 0 else []
+            known.future = known.future[: max(0, left - known.num_rejected)]
+            known.sampler = None
 
     def has_run(self, number: int) -> bool:
         """Return whether a batch was executed, or never will be."""

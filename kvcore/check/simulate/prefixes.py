@@ -21,6 +21,7 @@ from kvcore.types.config import Config
 from kvcore.types.errors import InvariantViolation
 from kvcore.types.extra_inputs import LoRA, MediaItem
 from kvcore.types.keys import HASH_SIZE
+from kvcore.types.retention import KvCacheRetentionConfig, TokenRangeRetentionConfig
 from kvcore.types.values import Request
 
 OWN = ascii_letters + digits
@@ -30,13 +31,35 @@ Nodes = list[int]
 """The number of the prefix that ends with each token."""
 
 
+Output = tuple[int, int | None]
+"""A token that the device sampled, and the batch that did, if that is certain."""
+
+
+@attrs.define
+class Guess:
+    """Drafts that were scheduled before any token there was known.
+
+    offset: position of the first. accepted, rejected: how many are. batch: which one computes them,
+    None if it is open.
+    """
+
+    offset: int
+    accepted: int
+    rejected: int
+    batch: int | None = None
+
+
 @attrs.define
 class SimulatedRequest:
     """A request as the engine knows it.
 
     nodes: numbers of its tokens' prefixes. drafts: after its tokens. num_hashed: how many hashes
     were learnt, or handed in if it brings its own; last_hash: the last that was learnt. goal:
-    tokens at which it is done. encoder: the contents of its cross-attention tables.
+    tokens at which it is done. encoder: the contents of its cross-attention tables. epoch: the
+    weights' epoch in which its count began; contents: the numbers of its prefixes in that epoch.
+    future: tokens of scheduled positions that the manager does not know yet. guesses: scheduled
+    drafts among these. sampler: the batch that samples the token after them, None if that is not
+    certain. dropped: a token that a cut made stale, and the batch that sampled it.
     """
 
     name: str
@@ -50,6 +73,21 @@ class SimulatedRequest:
     last_hash: bytes = b""
     own: bool = False
     encoder: Nodes = attrs.field(factory=list)
+    epoch: int = 0
+    contents: Nodes = attrs.Factory(lambda self: self.nodes, takes_self=True)
+    future: list[Output] = attrs.field(factory=list)
+    guesses: list[Guess] = attrs.field(factory=list)
+    sampler: int | None = None
+    dropped: Output | None = None
+
+    @property
+    def num_rejected(self) -> int:
+        """Number of scheduled drafts that the device rejected and the manager still counts."""
+        return sum(each.rejected for each in self.guesses)
+
+    def drop_output(self) -> None:
+        """Forget all positions to come, and which batch samples the next token."""
+        self.future, self.guesses, self.sampler = [], [], None
 
 
 class Prefixes:
@@ -66,7 +104,10 @@ class Prefixes:
 
     def grow(self, known: SimulatedRequest, tokens: Sequence[int]) -> None:
         """Append tokens to a request and learn the hashes of the blocks that they fill."""
-        known.nodes.extend(self.numbers(known, tokens))
+        more = self.numbers(known, tokens)
+        known.nodes.extend(more)
+        if known.contents is not known.nodes:
+            known.contents.extend(self.in_epoch(more, known.epoch))
         known.tokens.extend(tokens)
         if self._config.enable_caching:
             self._learn(known)
@@ -74,12 +115,27 @@ class Prefixes:
     def cut(self, known: SimulatedRequest, num_tokens: int) -> None:
         """Keep this many of a request's tokens; its drafts are dropped."""
         known.tokens = known.tokens[:num_tokens]
+        same = known.contents is known.nodes
         known.nodes = known.nodes[:num_tokens]
+        known.contents = known.nodes if same else known.contents[:num_tokens]
         known.drafts = []
         known.num_hashed = min(known.num_hashed, num_tokens // self._size) if known.own else 0
         known.last_hash = b""
         if self._config.enable_caching:
             self._learn(known)
+
+    def begin(self, known: SimulatedRequest, epoch: int) -> None:
+        """Note that a request begins to be computed, with the weights of an epoch."""
+        if known.epoch != epoch:
+            known.epoch = epoch
+            known.contents = self.in_epoch(known.nodes, epoch) if epoch else known.nodes
+
+    def in_epoch(self, nodes: Nodes, epoch: int) -> Nodes:
+        """Return the numbers of the contents that the weights of an epoch make of prefixes."""
+        if not epoch:
+            return nodes
+        numbers = self._numbers
+        return [numbers.setdefault((-epoch, node), len(numbers) + 1) for node in nodes]
 
     def own(self, known: SimulatedRequest) -> list[bytes]:
         """Return the engine's own hashes for blocks of a request that have none; none if it brings
@@ -120,10 +176,13 @@ class Prefixes:
             found.append(node)
         return found
 
-    def block(self, key: bytes, _epoch: int = 0) -> Nodes:
-        """Return the contents of a block under a key, or of its first tokens under a tail key; a
-        state stands for one prefix. Raises InvariantViolation.
+    def block(self, key: bytes, epoch: int = 0) -> Nodes:
+        """Return the contents of a block under a key of an epoch, or of its first tokens under a
+        tail key; a state stands for one prefix. Raises InvariantViolation.
         """
+        return self.in_epoch(self._block(key), epoch)
+
+    def _block(self, key: bytes) -> Nodes:
         group_id = group_of(key)
         group = self._config.groups[group_id]
         size = 1 if group.is_state else group.block_size
@@ -175,6 +234,8 @@ def make_request(name: str, tokens: list[int], kind: str) -> Request:
             return Request(name, tokens, cache_salt="one")
         case "skip":
             return Request(name, tokens, skip_reading_prefix_cache=True)
+        case "kept":
+            return Request(name, tokens, retention=retention(0, 1 + len(tokens) // 2, 80, 2000))
         case "picture" | "sound" if len(tokens) > 2:
             length = (len(tokens) + 1) // 3
             return Request(name, tokens, media=(MediaItem(kind, length, length),))
@@ -184,6 +245,12 @@ def make_request(name: str, tokens: list[int], kind: str) -> Request:
 def media_end(known: SimulatedRequest) -> int:
     """Return the fewest tokens that a request can be cut to with its media whole."""
     return max((each.offset + each.length for each in known.request.media), default=1)
+
+
+def retention(first: int, end: int | None, level: int, ms: int | None) -> KvCacheRetentionConfig:
+    """Make a wish for some tokens; those of answers may leave early."""
+    wish = TokenRangeRetentionConfig(first, end, level, ms)
+    return KvCacheRetentionConfig([wish], decode_retention_priority=min(level, 20))
 
 
 KINDS = ("plain",) * 10 + ("picture", "sound", "lora", "salt", "skip", "own")

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 
 from kvcore.check.properties.outcomes import announced, check_hit
 from kvcore.check.simulate.events import follow
-from kvcore.check.simulate.moves import make
+from kvcore.check.simulate.every_move import make
+from kvcore.check.simulate.kept import check_pinned, check_stale
 from kvcore.check.simulate.play import Move, Play
 from kvcore.check.world.ghost import owners, tables_of, tiers
 from kvcore.invariants import pool_and_state
@@ -44,8 +45,10 @@ def check_all(play: Play) -> None:
     check_bytes(play)
     memory = play.memory.copied()
     for issued in play.waiting:
+        memory.epoch = issued.batch.epoch
         memory.apply(issued.batch)
         memory.forward(issued.passes)
+    memory.epoch = state.epoch
     memory.apply(close(state.batch.number, state.batch.commands))
     memory.forward(play.passes)
     _check_tables(state, memory)
@@ -53,6 +56,8 @@ def check_all(play: Play) -> None:
     if not play.forgot:
         _check_owners(state, memory)
     _check_queues(play, state)
+    check_pinned(play, state)
+    check_stale(play)
     for name in [name for name in play.known if play.status(name) is Status.WAITING][:MOST_HITS]:
         check_hit(state, state.requests[name], play.manager.get_computed_blocks(name))
     if state.config.enable_events:
@@ -81,6 +86,8 @@ def finish(play: Play) -> None:
         make(play, Move("finish", (0, True)))
     while play.pins:
         make(play, Move("unpin", (0,)))
+    while play.pinned:
+        make(play, Move("unpin_prefix", (0,)))
     for _ in range(2):
         for verb in ("take", "execute", "complete", "drain"):
             make(play, Move(verb))
@@ -112,6 +119,7 @@ def _check_contents(play: Play, state: State, memory: ContentOracle) -> None:
     for name, request in state.requests.items():
         known = play.known[name]
         start, end = request.num_accepted, play.load_starts.get(name, request.num_computed)
+        end = end - known.num_rejected if known.guesses else end
         counted = play.pass_of(known, start, start, end, end)
         for tier, tables in tiers(request):
             if any(tables):
@@ -142,6 +150,7 @@ def _check_states(
 
 def _check_owners(state: State, memory: ContentOracle) -> None:
     owned, cached = owners(state)
+    memory.cached -= memory.evicted - cached  # they may have lost the last of several keys
     if (memory.owned, memory.cached) != (owned, cached):
         wrong = sorted((memory.owned ^ owned) | (memory.cached ^ cached))
         detail = f"blocks {wrong[:5]} have another owner or key by the commands"

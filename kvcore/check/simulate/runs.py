@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs from seeds, their moves, and the same moves again.
 
-One `random.Random(seed)` decides everything, the configuration first; a run that is made again from
-its moves needs no random number. A failure names a property and keeps the moves that lead to it.
+Generators that one seed determines decide everything, the configuration first; a run that is made
+again from its moves needs no random number. A failure names a property and keeps the moves that
+lead to it.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import attrs
 
 from kvcore.check.simulate import run_checks
 from kvcore.check.simulate.engine import Engine
-from kvcore.check.simulate.moves import make
+from kvcore.check.simulate.every_move import make
 from kvcore.check.simulate.play import MakeManager, Move, Play
 from kvcore.check.simulate.setting import Fixed, Setting, draw_setting
 from kvcore.manager import KVCacheManager
@@ -86,11 +87,11 @@ def simulate(
     every: steps between two full checks. stop: called before each step; if it returns true, the run
     ends early.
     """
-    random = Random(seed)
+    random, more = Random(seed), Random(f"further {seed}")
     fixed = Fixed() if fixed is None else fixed
     if devices:  # they hold slots of tokens that a request writes itself
-        fixed = attrs.evolve(fixed, cross=False, states=False)
-    setting = draw_setting(random, fixed)
+        fixed = attrs.evolve(fixed, cross=False, states=False, further=())
+    setting = draw_setting(random, more, fixed)
     play = _play(setting.config, backend, devices, setting)
     moves: list[Move] = []
     step: int | None = 0
@@ -99,7 +100,7 @@ def simulate(
         moves.append(move)
         return make(play, move)
 
-    engine = Engine(random, setting, play, do)
+    engine = Engine(random, more, setting, play, do)
     looks = every or max(1, num_steps // LOOKS)
     run = Run(seed, setting.config)
     try:

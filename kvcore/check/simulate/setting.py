@@ -1,18 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """The setting of a simulated run: a configuration, and the traffic and trouble of its engine.
 
-All of it is drawn from the run's one random generator, in a fixed order, so that a seed and the
-given options make the run again. Given values are not drawn. A pool is made smaller than its
+All of it is drawn from the run's random generators, in a fixed order, so that a seed and the given
+options make the run again. Given values are not drawn. A pool is made smaller than its
 requests need together, so that most runs evict and preempt.
 """
 
 from __future__ import annotations
 
+import math
 from random import Random
 from typing import Any
 
 import attrs
 
+from kvcore.check.simulate.further import FURTHER
 from kvcore.types.config import EVICTIONS, Config
 from kvcore.types.errors import KvcoreError
 from kvcore.types.groups import Group, Kind
@@ -20,6 +22,8 @@ from kvcore.types.groups import Group, Kind
 KINDS: tuple[Kind, ...] = ("full_attention", "full_attention", "sliding_window", "chunked_local")
 CROSS = 0.1
 """Chance of a group of encoder tokens beside the others; nothing is cached then."""
+SHARE = 0.35
+"""Chance of each kind of further draws."""
 STATES = 0.2
 """Chance of groups of recurrent states beside the others."""
 TRIES = 100
@@ -31,7 +35,7 @@ class Fixed:
 
     num_blocks: usable device blocks. num_requests: most requests at a time. config: the whole
     configuration. cross, states: whether a group of encoder tokens, or of recurrent states, may be
-    drawn.
+    drawn. further: the kinds of further draws that the run makes; each may be drawn if it is None.
     """
 
     num_blocks: int | None = None
@@ -39,6 +43,7 @@ class Fixed:
     config: Config | None = None
     cross: bool = True
     states: bool = True
+    further: tuple[str, ...] | None = None
 
 
 @attrs.frozen(kw_only=True)
@@ -48,6 +53,7 @@ class Setting:
     num_prompt, num_output: most tokens of a request's prompt and of its answer. budget: most tokens
     that a step schedules. num_documents: texts that prompts begin with. arrival: new requests per
     step. lag: chance that the device is late by another step. fails: chance that a transfer fails.
+    further: the rates of further events.
     """
 
     config: Config
@@ -60,11 +66,18 @@ class Setting:
     lag: float
     fails: float
     rates: dict[str, float]
+    further: dict[str, float]
 
 
-def draw_setting(random: Random, fixed: Fixed) -> Setting:
-    """Draw the setting of a run."""
-    config = _draw_config(random, fixed) if fixed.config is None else fixed.config
+def draw_setting(random: Random, more: Random, fixed: Fixed) -> Setting:
+    """Draw the setting of a run. more: the generator of its further draws."""
+    names = fixed.further
+    if names is None:
+        names = tuple(name for name in FURTHER if more.random() < SHARE)
+    config = fixed.config
+    if config is None:
+        config = _with_further(_draw_config(random, fixed), more, names)
+    further = [pair for name in names for pair in FURTHER[name].items()]
     usable, size = config.num_usable_blocks, config.block_size
     num_requests = fixed.num_requests or random.choice([2, 5, 20, 60, 200])
     pressure = random.choice([0.5, 1.0, 1.5, 3.0])
@@ -90,6 +103,7 @@ def draw_setting(random: Random, fixed: Fixed) -> Setting:
         lag=random.choice([0.1, 0.5, 0.9]),
         fails=random.choice([0.0, 0.1, 0.5]),
         rates=rates,
+        further={name: min(1.0, rate * more.choice([1, 1, 2])) for name, rate in further},
     )
 
 
@@ -131,6 +145,20 @@ def _draw_config(random: Random, fixed: Fixed) -> Config:
         except KvcoreError:
             continue
     return Config((fixed.num_blocks or 64) + 1, block_size=4, hash_seed=b"simulate")
+
+
+def _with_further(config: Config, more: Random, names: tuple[str, ...]) -> Config:
+    """Return the configuration with what the named draws need, as far as the manager accepts it."""
+    changes: dict[str, Any] = {}
+    if "retention" in names:
+        changes["eviction"] = "retention"
+    if "inside" in names:
+        common = math.gcd(*(group.block_size for group in config.groups))
+        units = [unit for unit in range(1, common) if common % unit == 0]
+        if units and config.enable_caching:
+            changes["hash_block_size"] = more.choice(units)
+            changes["eviction"] = more.choice(["lru", "uncached_first"])
+    return attrs.evolve(config, **changes)
 
 
 def _draw_options(random: Random, fixed: Fixed) -> dict[str, Any]:

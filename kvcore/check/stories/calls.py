@@ -32,6 +32,7 @@ from kvcore.types.commands import Batch, segments
 from kvcore.types.config import Config
 from kvcore.types.extra_inputs import LoRA
 from kvcore.types.groups import Group
+from kvcore.types.retention import KvCacheRetentionConfig
 from kvcore.types.values import Request
 
 OPTION_WORDS = {option: word for word, option in (WORDS | OUTPUT_WORDS).items()}
@@ -157,6 +158,8 @@ def _words(call: Call) -> list[str]:
             return [str(args[0]), "done" if args[1] else "failed"]
         case "add_drafts" | "add_tokens":
             return [name_of(args[0]), write_tokens(list(args[1])), *_option_words(call)]
+        case "extend_retention":
+            return [name_of(args[0]), retention_words(args[1])]
         case "add_block_hashes":
             return [name_of(args[0]), _letters(args[1])]
     items = args[0] if name in ON_LISTS else args
@@ -170,9 +173,24 @@ def _request_words(request: Request) -> list[str]:
     items = (f"{each.identifier}@{each.offset}+{each.length}" for each in request.media)
     words += [f"media={','.join(items)}"] if request.media else []
     words += [f"salt={request.cache_salt}"] if request.cache_salt is not None else []
-    hashes = request.block_hashes
+    wish, hashes = request.retention, request.block_hashes
+    words += [f"retain={retention_words(wish)}"] if wish is not None else []
     words += [f"own={_letters(hashes)}"] if hashes is not None else []
     return words + ["skip"] * request.skip_reading_prefix_cache
+
+
+def retention_words(wish: KvCacheRetentionConfig) -> str:
+    """Write a retention wish as a trace does."""
+
+    def level(priority: int, ms: int | None) -> str:
+        return f"@{priority}" if ms is None else f"@{priority}/{ms}"
+
+    words = []
+    for each in wish.token_range_retention_configs:
+        length = "" if each.token_end is None else str(each.token_end - each.token_start)
+        words.append(f"{each.token_start}+{length}{level(each.priority, each.duration_ms)}")
+    words.append(f"decode{level(wish.decode_retention_priority, wish.decode_duration_ms)}")
+    return ",".join(words)
 
 
 def _letters(hashes: Sequence[bytes]) -> str:
@@ -213,6 +231,7 @@ def config_words(config: Config) -> str:
             if name == "floors":
                 said = ",".join(f"{salt}:{size}" for salt, size in sorted(value.items()))
             words.append(f"{name}={said}")
+    words += [f"hash_block_size={config.hash_unit}"] if config.hash_unit is not None else []
     return " ".join(words)
 
 

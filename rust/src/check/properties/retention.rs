@@ -59,9 +59,17 @@ fn joined(made: &Made<'_>) -> KeptBlocks {
 }
 
 /// Return the blocks that requests lose: row, group, position and block. A hit block that one call
-/// shares and replaces is lost, too.
+/// shares and replaces is lost, too; a state that moves to another position is not.
 fn lost(made: &Made<'_>) -> Vec<(Row, u32, u32, BlockId)> {
     let (before, after, mut found) = (made.before, made.after, Vec::new());
+    let taken: Vec<BlockId> = made
+        .outcome
+        .commands(after)
+        .filter_map(|command| match command {
+            Command::Allocate { block } => Some(block),
+            _ => None,
+        })
+        .collect();
     let rows = (0..).map(Row).zip(&before.requests);
     for (row, request) in rows.filter_map(|(row, request)| Some((row, request.as_ref()?))) {
         let left = after.requests[row.index()].as_ref();
@@ -69,7 +77,9 @@ fn lost(made: &Made<'_>) -> Vec<(Row, u32, u32, BlockId)> {
         for (index, table) in request.tables.iter().enumerate() {
             let held = left.map_or(&[][..], |left| &left.tables[index]);
             for (position, &block) in table.iter().enumerate() {
-                if !before.is_null(block) && held.get(position) != Some(&block) {
+                let moves = held.contains(&block) && !taken.contains(&block);
+                let stays = held.get(position) == Some(&block) || moves;
+                if !before.is_null(block) && !stays {
                     found.push((row, index as u32, position as u32, block));
                 }
             }
@@ -158,7 +168,14 @@ impl<'a> Followed<'a> {
                     }
                 }
                 Command::EvictAll => self.cached.clear(),
-                Command::Free { block, .. } if !waits(block) => self.join(block),
+                Command::Free { block, cached } => {
+                    if cached {
+                        self.cached.insert(block); // perhaps published by this call
+                    }
+                    if !waits(block) {
+                        self.join(block);
+                    }
+                }
                 _ => {}
             }
         }
