@@ -54,14 +54,20 @@ class RankTier:
         """See `FarTier`."""
         self._tier.attach(memory)
 
+    def join(self, num_slots: int, weights: str) -> str:
+        """Return a digest of all ranks' weights. Raises RankLost, and StepFailed unless each rank
+        has a tier and as many slots.
+        """
+        self._send([RankOrder(OrderKind.JOIN, 0, num_slots, bytes(KEY_SIZE))])
+        return gather_weights(self._links, weights)
+
     def own(self, owners: Sequence[PageOwner], views: Sequence[View]) -> None:
         """Set the owner of each rank's pages. views: of the slots. Raises StepFailed, RankLost."""
         self._owners = owners
         self._slots = {id(view): slot for slot, view in enumerate(views)}
         pad = bytes(KEY_SIZE - len(owners[0].identity))
         self._send(
-            RankOrder(OrderKind.OWN, each.rank, len(views), each.identity + pad)
-            for each in owners[1:]
+            RankOrder(OrderKind.OWN, each.rank, 0, each.identity + pad) for each in owners[1:]
         )
 
     def submit_find(self, names: Sequence[str], lease_s: float) -> int | None:
@@ -160,9 +166,8 @@ class RankExchange(FarExchange):
         options = options or FarOptions()
         self._tier = RankTier(tier, links)
         self._world = links.world
-        weights = gather_weights(
-            links, options.weights or identify(engine.model, engine.manager.config.groups)
-        )
+        weights = options.weights or identify(engine.model, engine.manager.config.groups)
+        weights = self._tier.join(options.staging_pages, weights)
         options = attrs.evolve(options, weights=weights, rank=0, world=links.world)
         super().__init__(engine, self._tier, options, clock=clock)
 

@@ -22,7 +22,7 @@ from kvcore_runtime.ranks.errors import BadStep
 from kvcore_runtime.ranks.exchange import gather_weights
 from kvcore_runtime.ranks.links import NO_TICKET, Links
 from kvcore_runtime.ranks.pages import RankPages
-from kvcore_runtime.ranks.step_wire import RankPass, RankStep, decode_step
+from kvcore_runtime.ranks.step_wire import OrderKind, RankPass, RankStep, decode_step
 
 _LOG = logging.getLogger("kvcore_runtime")
 
@@ -71,7 +71,7 @@ class RankFollower:
         if tier is not None:
             far = far or FarOptions()
             self._pages = RankPages(links.rank, links.world, tier, far.staging_pages, self.runtime)
-            gather_weights(links, far.weights or identify(model, config.groups))
+            self._weights = far.weights or identify(model, config.groups)
 
     def run(self) -> None:
         """Follow the leader until it ends. Raises RankLost, BadStep, and any error of a pass."""
@@ -99,6 +99,8 @@ class RankFollower:
             status = -self._links.rank
         ended = (NO_TICKET, 0) if self._pages is None else self._pages.take_ended()
         self._links.report(status, *ended)
+        if status >= 0 and any(each.kind is OrderKind.JOIN for each in step.orders):
+            gather_weights(self._links, self._weights)
         if step.computes is None:
             return True
         if status < 0:

@@ -53,12 +53,13 @@ class RankPages:
         """Carry out orders. Raises BadStep."""
         num_slots = len(self._staging.views)
         for each in orders:
-            if each.kind is OrderKind.OWN:
-                if each.ticket == self._rank:
-                    self._owner = PageOwner(each.key[:32], self._rank, self._world)
+            if each.kind is OrderKind.JOIN:
                 if each.slot != num_slots:
                     reason = f"rank 0 has {each.slot} slots of a far tier, this rank {num_slots}"
                     raise BadStep(reason=reason)
+            elif each.kind is OrderKind.OWN:
+                if each.ticket == self._rank:
+                    self._owner = PageOwner(each.key[:32], self._rank, self._world)
             elif each.slot >= num_slots or self._owner is None:
                 raise BadStep(reason=f"an order about slot {each.slot} of {num_slots}")
         marks = [each for each in orders if each.kind in _USES]

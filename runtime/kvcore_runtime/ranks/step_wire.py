@@ -63,15 +63,17 @@ class RankPass:
 
 class OrderKind(enum.IntEnum):
     """What a rank is to do. LOAD, STORE: with its tier, as part of a ticket. READ, WRITE: mark the
-    slot for the batch's `Load` or `Store` of this key. OWN: from now on the pages of rank `ticket`
-    have the identity with which the key begins; `slot` is the number of slots.
+    slot for the batch's `Load` or `Store` of this key. JOIN: have `slot` slots, and tell the digest
+    of the weights. OWN: from now on the pages of rank `ticket` have the identity with which the key
+    begins.
     """
 
     LOAD = 0
     STORE = 1
     READ = 2
     WRITE = 3
-    OWN = 4
+    JOIN = 4
+    OWN = 5
 
 
 @attrs.frozen
