@@ -2,18 +2,20 @@
 """Compare a far tier's page transfers with the client library alone: Redis, or Mooncake.
 
 Run: python -m benches.far [--mooncake]. Needs redis-server, or Mooncake's package. Batches of 32
-pages, put and got in turns; the figure is the median of the ratios of neighbours. The library alone
-sends the same bytes and does nothing with the answer.
+pages, put and got in turns, each first in every second round; the figure is the median of the
+ratios of neighbours. The library alone sends the same bytes and does nothing with the answer. The
+tier hands each batch to a thread, whose waking counts, and checks each page; what checking takes is
+printed, too.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from statistics import median
 from typing import Any, Protocol
 
 import numpy as np
@@ -21,13 +23,13 @@ from kvcore_runtime.demos.processes import make_store, mooncake_store, page_stor
 from kvcore_runtime.errors import KvcoreRuntimeError, load_extra
 from kvcore_runtime.far.threaded import ThreadedTier
 
-from kvcore.far.page import PAYLOAD_START, PageOwner, begin_page, seal_page
+from kvcore.far.page import PAYLOAD_START, PageOwner, begin_page, check_pages, seal_page
 from kvcore.far.tier import FarStatus
 from kvcore.types.keys import make_key
 
 NUM_PAGES = 32
-NUM_ROUNDS = 15
-SIZES = (64 << 10, 2 << 20)
+NUM_ROUNDS = {64 << 10: 60, 2 << 20: 15}
+"""By bytes of a page."""
 PLACE = PageOwner(bytes(range(32)))
 
 
@@ -112,7 +114,18 @@ def wait(tier: ThreadedTier, ticket: int | None) -> None:
     assert set(done[0].statuses) == {FarStatus.OK}
 
 
-def measure(place: str, size: int) -> tuple[float, float, float]:
+def pair(
+    alone: Callable[[], object], tier: Callable[[], object], number: int, before: Callable[[], None]
+) -> tuple[float, float]:
+    """Return the seconds of the library and of the tier, which is the first in odd rounds."""
+    seconds = [0.0, 0.0]
+    for which in (0, 1) if number % 2 == 0 else (1, 0):
+        before()
+        seconds[which] = timed((alone, tier)[which])
+    return seconds[0], seconds[1]
+
+
+def measure(place: str, size: int) -> str:
     """Return the ratios of put and get (library time over tier time), and MB per second of gets."""
     stride = PAYLOAD_START + size
     memory = memoryview(bytearray(2 * NUM_PAGES * stride))
@@ -127,18 +140,30 @@ def measure(place: str, size: int) -> tuple[float, float, float]:
     for page, key in zip(pages, keys, strict=True):
         begin_page(page, PLACE.identity, key)
         seal_page(page)
-    puts, gets, rate = [], [], []
-    for _ in range(NUM_ROUNDS):
-        library.clear()
-        alone = timed(lambda: library.put(names, pages))
-        library.clear()
-        puts.append(alone / timed(lambda: wait(tier, tier.submit_store(names, pages))))
-        alone = timed(lambda: library.get(names, slots))
-        got = timed(lambda: wait(tier, tier.submit_load(names, slots)))
-        gets.append(alone / got)
-        rate.append(NUM_PAGES * size / got / 1e6)
+    sizes = [stride] * NUM_PAGES
+    puts, gets, checks = [], [], []
+    for number in range(NUM_ROUNDS[size]):
+        puts.append(
+            pair(
+                lambda: library.put(names, pages),
+                lambda: wait(tier, tier.submit_store(names, pages)),
+                number,
+                library.clear,
+            )
+        )
+        gets.append(
+            pair(
+                lambda: library.get(names, slots),
+                lambda: wait(tier, tier.submit_load(names, slots)),
+                number,
+                lambda: None,
+            )
+        )
+        checks.append(timed(lambda: check_pages(names, slots, sizes, lambda _: None)) / gets[-1][1])
     tier.close(5)
-    return statistics.median(puts), statistics.median(gets), statistics.median(rate)
+    put, get, check = median(a / b for a, b in puts), median(a / b for a, b in gets), median(checks)
+    rate = NUM_PAGES * size / median(each for _, each in gets) / 1e6
+    return f"put {put:.2f}  get {get:.2f}, of which checks {check:.0%}  {rate:,.0f} MB/s got"
 
 
 @contextlib.contextmanager
@@ -157,9 +182,8 @@ def main() -> None:
     try:
         with server(mooncake=parser.parse_args().mooncake) as place:
             print("the library's time over the tier's, batches of 32 pages")
-            for size in SIZES:
-                put, get, rate = measure(place, size)
-                print(f"{size >> 10:6,} KiB  put {put:.2f}  get {get:.2f}  {rate:,.0f} MB/s got")
+            for size in NUM_ROUNDS:
+                print(f"{size >> 10:6,} KiB  {measure(place, size)}")
     except KvcoreRuntimeError as error:
         sys.exit(f"benches.far: {error}")
 
