@@ -134,7 +134,7 @@ def measure(place: str, size: int) -> str:
     is_redis = not place.startswith("mooncake")
     library: Library = Redis(place) if is_redis else Mooncake(place, memory)
     tier = ThreadedTier(make_store(place))
-    tier.attach(memory)
+    tier.attach(memory, stride)
     keys = [make_key(number.to_bytes(32, "little"), 0) for number in range(NUM_PAGES)]
     names = [PLACE.name(key) for key in keys]
     for page, key in zip(pages, keys, strict=True):

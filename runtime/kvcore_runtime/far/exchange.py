@@ -49,7 +49,7 @@ class FarExchange(FarClient, Exchange):
         self._options = options
         self._clock = clock
         staging = Staging(options.staging_pages, engine.runtime.cache.layout.page_size_bytes)
-        tier.attach(staging.memory)
+        tier.attach(staging.memory, staging.slot_bytes)
         warn = Warnings().warn
         super().__init__(engine, tier, staging, options, clock, engine.spans.end, warn)
         weights = options.weights or identify(engine.model, config.groups)

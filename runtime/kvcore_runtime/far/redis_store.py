@@ -21,7 +21,6 @@ ASKED_BYTES_MAX = 8 << 20
 """Most bytes of pages that are asked for at once, and wait in the server; a larger page alone."""
 SENT_BYTES_MAX = 256 << 10
 """Most bytes of a piece that is joined from smaller ones: each piece is a call of the system."""
-_MISSES = (FarStatus.FAILED, FarStatus.MISSING)
 _FULL = "OOM"
 """The beginning of a server's error when it has no memory left."""
 
@@ -41,9 +40,12 @@ class RedisStore:
         if not timeout_s > 0:
             raise InvalidTier(name="timeout_s", value=timeout_s, expected="more than 0 seconds")
         self._redis = load_extra("redis", what="pages in Redis", package="redis", extra="redis")
-        self._client: Any = self._redis.Redis.from_url(
-            url, socket_timeout=timeout_s, socket_connect_timeout=timeout_s, retry=None
-        )
+        limits = {"socket_timeout": timeout_s, "socket_connect_timeout": timeout_s}
+        try:
+            self._client: Any = self._redis.Redis.from_url(url, **limits, retry=None)
+        except ValueError:  # whose text may be a part of the password
+            expected = "redis://host:port/database"
+            raise InvalidTier(name="url", value="(not shown)", expected=expected) from None
         try:
             self._client.ping()
         except self._redis.RedisError as error:
@@ -52,7 +54,7 @@ class RedisStore:
                 reason = f"Redis does not answer: {type(error).__name__}"
                 raise TierUnusable(place=self._place(), reason=reason) from None
 
-    def attach(self, memory: View) -> None:
+    def attach(self, memory: View, slot_bytes: int) -> None:
         """See `FarTier`."""
 
     def find(self, names: Sequence[str], lease_s: float) -> list[bool]:
@@ -64,18 +66,27 @@ class RedisStore:
             return [bool(each) for each in pipeline.execute()]
 
     def get(self, names: Sequence[str], views: Sequence[View]) -> list[int | FarStatus]:
-        """See `BlockingStore`: each page is in its slot before the next one is read."""
+        """See `BlockingStore`: each page is in its slot before the next one is read, and no more of
+        a value is read than tells that it is too long.
+        """
         got: list[int | FarStatus] = []
         num_each = max(1, ASKED_BYTES_MAX // max(map(len, views), default=1))
         with self._connection() as connection:
             for start in range(0, len(names), num_each):
-                asked = names[start : start + num_each]
-                connection.send_packed_command(connection.pack_commands(("GET", x) for x in asked))
-                for view in views[start : start + num_each]:
+                asked = slice(start, start + num_each)
+                pairs = zip(names[asked], views[asked], strict=True)
+                commands = [("GETRANGE", name, 0, len(view)) for name, view in pairs]
+                connection.send_packed_command(connection.pack_commands(commands))
+                for view in views[asked]:
                     value = self._answer(connection)
                     if isinstance(value, bytes) and len(value) == len(view):
                         view[:] = value
-                    got.append(len(value) if isinstance(value, bytes) else _MISSES[value is None])
+                    got.append(len(value) if isinstance(value, bytes) else FarStatus.FAILED)
+        empty = [at for at, size in enumerate(got) if size == 0]
+        if empty:
+            found = self.find([names[at] for at in empty], 0.0)
+            for at, is_there in zip(empty, found, strict=True):
+                got[at] = 0 if is_there else FarStatus.MISSING
         return got
 
     def put(self, names: Sequence[str], views: Sequence[View]) -> list[FarStatus]:

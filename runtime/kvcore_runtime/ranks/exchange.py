@@ -17,6 +17,7 @@ from collections.abc import Iterable, Sequence
 import attrs
 
 from kvcore.far.engine import Clock
+from kvcore.far.errors import UnknownTicket
 from kvcore.far.options import FarOptions
 from kvcore.far.page import PageOwner
 from kvcore.far.slots import Use
@@ -50,9 +51,9 @@ class RankTier:
         self._stores: set[int] = set()
         self._asked = 0.0
 
-    def attach(self, memory: View) -> None:
+    def attach(self, memory: View, slot_bytes: int) -> None:
         """See `FarTier`."""
-        self._tier.attach(memory)
+        self._tier.attach(memory, slot_bytes)
 
     def join(self, num_slots: int, weights: str) -> str:
         """Return a digest of all ranks' weights. Raises RankLost, and StepFailed unless each rank
@@ -93,7 +94,9 @@ class RankTier:
 
     def cancel(self, ticket: int) -> None:
         """See `FarTier`: the other ranks complete theirs."""
-        if self._own.get(ticket, ()) is None or ticket in self._finds:
+        if ticket not in self._finds and ticket not in self._own:
+            raise UnknownTicket(ticket=ticket)
+        if self._own.get(ticket) is None:
             self._tier.cancel(ticket)
 
     def poll(self) -> list[Done]:

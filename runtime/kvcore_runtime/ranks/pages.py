@@ -42,7 +42,7 @@ class RankPages:
     def __init__(self, rank: int, world: int, tier: FarTier, num_slots: int, runtime: Runtime):
         self._rank, self._world, self._tier = rank, world, tier
         self._staging = MirroredStaging(num_slots, runtime.cache.layout.page_size_bytes)
-        tier.attach(self._staging.memory)
+        tier.attach(self._staging.memory, self._staging.slot_bytes)
         runtime.external = self._staging
         self._owner: PageOwner | None = None
         self._tickets: dict[int, tuple[int, list[int]]] = {}

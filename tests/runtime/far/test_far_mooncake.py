@@ -83,7 +83,7 @@ def test_slots_that_are_attached_before_or_after_the_first_call_are_used(server:
         store, memory = make_store(server), memoryview(bytearray(2 * SIZE))
         if first:
             store.find([name(1)], 1.0)
-        store.attach(memory)
+        store.attach(memory, SIZE)
         memory[:SIZE] = page(1)
         assert store.put([name(1)], [memory[:SIZE]]) == [FarStatus.OK]
         assert store.get([name(1)], [memory[SIZE:]]) == [SIZE]
