@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rank 0: an engine whose steps the other ranks follow.
 
-One broadcast carries a step: its batch, and its forward pass with all tokens. Each rank reports to
+One message carries a step: its batch, and its forward pass with all tokens. Each rank reports to
 rank 0 that it has applied the batch, and computes; rank 0 reads the reports when it has computed,
 too. So they cost no waiting, and nothing of the step counts before all have come. A rank that
 cannot apply a batch adds zeros to the sums of its pass, so no rank waits for one that never comes.

@@ -3,9 +3,9 @@
 
 Why: a follower waits for a step without a time limit, since there may be no requests; every other
 wait has one, since a stopped rank must be noticed. A rank that dies closes its sockets, which ends
-all waits. Steps and reports are messages between rank 0 and each other rank: a broadcast and a
-reduction of gloo would take three times as long, and only rank 0 acts on a report. Tensors have a
-group of their own, the fastest there is.
+all waits. Steps and reports are messages between rank 0 and each other rank: only rank 0 acts on a
+report, and a broadcast and a reduction of gloo take longer (benches/ranks.py). Tensors have a group
+of their own, the fastest there is.
 """
 
 from __future__ import annotations
