@@ -50,11 +50,16 @@ class Links:
     """On rank 0: the reports on each ticket of a far tier."""
     _awaited: list[tuple[dist.Work, Tensor]] = attrs.field(factory=list, init=False)
     """The reports that were not waited for yet, or this rank's last one until it has gone."""
+    _sent: list[tuple[dist.Work, Tensor]] = attrs.field(factory=list, init=False)
+    """The messages that the others may not have yet."""
     num_bytes: int = attrs.field(default=0, init=False)
     """Bytes of the steps that were sent or received."""
 
     def broadcast(self, message: bytes | None = None) -> bytes:
-        """Send a step to all from rank 0, or wait for it elsewhere. Raises RankLost, BadStep."""
+        """Send a step to all from rank 0, or wait for it elsewhere. Raises RankLost, BadStep.
+
+        Rank 0 waits until the others have it in `collect`: they may still compute the last one.
+        """
         if message is None:
             return self._receive()
         others = range(1, self.world)
@@ -68,10 +73,11 @@ class Links:
             first = message[:FIRST_BYTES].ljust(FIRST_BYTES, b"\0")
             for part in (first, message[FIRST_BYTES:]):
                 if part:
+                    self._finish_sends()
                     data = torch.frombuffer(bytearray(part), dtype=torch.uint8)
-                    sent = [_work(dist.isend(data, rank, self.control)) for rank in others]
-                    for each in sent:
-                        each.wait(self.timeout)
+                    self._sent = [
+                        (_work(dist.isend(data, rank, self.control)), data) for rank in others
+                    ]
         self.num_bytes += len(message)
         return message
 
@@ -105,6 +111,7 @@ class Links:
         Raises RankLost.
         """
         least = self.number
+        self._finish_sends()
         for work, report in self._awaited:
             with self._or_lost():
                 work.wait(self.timeout)
@@ -113,6 +120,12 @@ class Links:
             if ticket != NO_TICKET:
                 self.ended.setdefault(ticket, []).append(num_pages)
         return least
+
+    def _finish_sends(self) -> None:
+        sent, self._sent = self._sent, []
+        for work, _ in sent:
+            with self._or_lost():
+                work.wait(self.timeout)
 
     def finish_report(self) -> None:
         """Wait until rank 0 has this rank's last report. Raises RankLost."""
