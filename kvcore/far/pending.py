@@ -35,7 +35,7 @@ class PendingTier:
         """Whether it takes one more ticket."""
         return True
 
-    def attach(self, memory: View) -> None:
+    def attach(self, memory: View, slot_bytes: int) -> None:
         """See `FarTier`."""
 
     def submit_find(self, names: Sequence[str], lease_s: float) -> int | None:

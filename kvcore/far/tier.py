@@ -44,8 +44,11 @@ class FarTier(Protocol):
     ticket, even after `cancel`.
     """
 
-    def attach(self, memory: View) -> None:
-        """Note the memory that contains the views of all later calls; called once, first."""
+    def attach(self, memory: View, slot_bytes: int) -> None:
+        """Note the memory that contains the views of all later calls; called once, first.
+
+        slot_bytes: of each view. Raises InvalidTier if the tier can keep no page of this size.
+        """
 
     def submit_find(self, names: Sequence[str], lease_s: float) -> int | None:
         """Ask which names exist. Statuses: OK or MISSING. lease_s: how long to keep them."""
@@ -72,7 +75,7 @@ class BlockingStore(Protocol):
     They are called from several threads.
     """
 
-    def attach(self, memory: View) -> None:
+    def attach(self, memory: View, slot_bytes: int) -> None:
         """See `FarTier`."""
 
     def find(self, names: Sequence[str], lease_s: float) -> list[bool]:

@@ -30,7 +30,7 @@ from kvcore_runtime.demos.processes import (
 )
 from kvcore_runtime.engine.engine import Engine, EngineOptions
 from kvcore_runtime.engine.sequence import GenerationRequest
-from kvcore_runtime.errors import KvcoreRuntimeError
+from kvcore_runtime.errors import KvcoreRuntimeError, PackageMissing
 from kvcore_runtime.far.exchange import FarExchange
 from kvcore_runtime.far.handover import as_decode, as_prefill, hand_over, read_handover
 from kvcore_runtime.far.threaded import ThreadedTier
@@ -62,7 +62,9 @@ def main(argv: list[str] | None = None) -> int:
         ):
             return _decode(make_engine(options.tiny, place), other)
     except KvcoreRuntimeError as error:
-        print(f"kvcore_runtime.demos.apart: {error}", file=sys.stderr)
+        is_mooncake = isinstance(error, PackageMissing) and options.mooncake
+        hint = " (or, outside the project: make engines-mooncake)" if is_mooncake else ""
+        print(f"kvcore_runtime.demos.apart: {error}{hint}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
+import os
 import shutil
 import socket
 import subprocess
@@ -14,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from kvcore.far.tier import BlockingStore
+from kvcore.sanitizer.hunter.adapter import peer_python
 from kvcore_runtime.cache.errors import TierUnusable
 from kvcore_runtime.errors import load_extra
 from kvcore_runtime.far.directory import DirectoryStore
@@ -36,8 +39,25 @@ def free_port() -> int:
 def make_store(place: str) -> BlockingStore:
     """Open the store at a place of `page_store`."""
     if place.startswith("mooncake://"):
+        find_mooncake()
         return MooncakeStore(place.removeprefix("mooncake://"))
     return RedisStore(place) if place.startswith("redis") else DirectoryStore(Path(place))
+
+
+def find_mooncake() -> bool:
+    """Let this process and its children import Mooncake from where `make engines-mooncake` puts it,
+    unless it is installed here. Returns whether it can be imported.
+    """
+    os.environ.setdefault("MC_LOG_LEVEL", "ERROR")
+    if importlib.util.find_spec("mooncake") is None:
+        name = f"python{sys.version_info.major}.{sys.version_info.minor}"
+        site = peer_python("mooncake").parents[1] / "lib" / name / "site-packages"
+        if not (site / "mooncake").is_dir():
+            return False
+        sys.path.append(str(site))
+        paths = (os.environ.get("PYTHONPATH"), str(site))
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+    return True
 
 
 @contextlib.contextmanager
@@ -79,6 +99,7 @@ def mooncake_keeper(port: int, num_bytes: int) -> list[str]:
 
 def _mooncake(program: str) -> str:
     """Return the path of a program in Mooncake's package. Raises PackageMissing."""
+    find_mooncake()
     module = load_extra("mooncake", what="pages in Mooncake", package="mooncake", extra="mooncake")
     return str(Path(module.__path__[0], program))
 

@@ -166,6 +166,8 @@ class Forward:
         self.on_pass: Callable[[Begun, Tensor], None] | None = None
         """Called before each pass with the tokens at all its positions; what it raises is raised.
         """
+        self.on_passed: Callable[[], None] | None = None
+        """Called after each pass, before its samples are drawn; what it raises is raised."""
         self._newest = torch.zeros(rows, dtype=torch.int64, device=model.device)
         self._places = [
             (kinds.index((each.group_id, each.visibility)), each.layer) for each in groups.places
@@ -275,6 +277,8 @@ class Forward:
             logits = self._model.forward(
                 tokens, begun.attention.positions, begun.attention, begun.wanted
             )
+        if self.on_passed is not None:
+            self.on_passed()
         self._runtime.check_content(reads)
         sampled = self._draw(begun, logits)
         return Computed(logits=logits if self._keep_logits else None, tokens=sampled)

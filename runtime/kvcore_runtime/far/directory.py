@@ -46,8 +46,12 @@ class DirectoryStore:
                 self._files[name] = (max(info.st_atime, info.st_mtime), info.st_size)
         remove_old(self.path)
 
-    def attach(self, memory: View) -> None:
+    def attach(self, memory: View, slot_bytes: int) -> None:
         """See `FarTier`."""
+        del memory
+        if self._max_bytes is not None and self._max_bytes < slot_bytes:
+            expected = f"at least one page, {slot_bytes} bytes"
+            raise InvalidTier(name="max_bytes", value=self._max_bytes, expected=expected)
 
     def file(self, name: str) -> Path:
         """Return the path of the page of a name, in a folder of two digits of its key."""

@@ -49,7 +49,7 @@ class FarExchange(FarClient, Exchange):
         self._options = options
         self._clock = clock
         staging = Staging(options.staging_pages, engine.runtime.cache.layout.page_size_bytes)
-        tier.attach(staging.memory)
+        tier.attach(staging.memory, staging.slot_bytes)
         warn = Warnings().warn
         super().__init__(engine, tier, staging, options, clock, engine.spans.end, warn)
         weights = options.weights or identify(engine.model, config.groups)
@@ -79,7 +79,7 @@ class FarExchange(FarClient, Exchange):
             if self._weights[0] == epoch and self._weights[1] != weights:
                 raise EpochHasWeights(epoch=epoch, weights=self._weights[1], others=weights)
             self._weights = epoch, weights
-        self._link.set_place(None if weights is None else self._place(weights))
+        self._link.set_place(None if weights is None else self._owner(weights, self._options.rank))
 
     def flush(self, timeout_s: float) -> bool:
         """See `Exchange`: wait until the tier has answered all stores."""
@@ -96,9 +96,9 @@ class FarExchange(FarClient, Exchange):
         """Close the tier; tickets that it has not answered within timeout_s are given up."""
         self._link.close(timeout_s)
 
-    def _place(self, weights: str) -> PageOwner:
-        """Return the place of pages: all that decides their bytes apart from their keys."""
-        engine, options = self._engine, self._options
+    def _owner(self, weights: str, rank: int) -> PageOwner:
+        """Return the owner of a rank's pages: all that decides their bytes besides their keys."""
+        engine, world = self._engine, self._options.world
         config = engine.manager.config
         cache = engine.runtime.cache
         groups = (
@@ -110,6 +110,6 @@ class FarExchange(FarClient, Exchange):
             f"{cache.layout.dtype}",
             *groups,
             f"hash {config.hashing} {config.hash_block_size} {config.hash_seed.hex()}",
-            f"rank {options.rank} of {options.world}",
+            f"rank {rank} of {world}",
         )
-        return PageOwner(identify_pages(lines), options.rank, options.world)
+        return PageOwner(identify_pages(lines), rank, world)

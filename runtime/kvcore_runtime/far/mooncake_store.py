@@ -60,8 +60,9 @@ class MooncakeStore:
             if required:
                 raise TierUnusable(place=master, reason=str(error)) from None
 
-    def attach(self, memory: View) -> None:
+    def attach(self, memory: View, slot_bytes: int) -> None:
         """See `FarTier`: the slots become memory that keepers can read and write."""
+        del slot_bytes
         self._slots = np.frombuffer(memory, np.uint8)
 
     def find(self, names: Sequence[str], lease_s: float) -> list[bool]:

@@ -7,7 +7,8 @@ command. The server evicts by itself (`maxmemory-policy allkeys-lru`), or refuse
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from kvcore.far.errors import InvalidTier
@@ -16,9 +17,10 @@ from kvcore_runtime.cache.errors import TierUnusable
 from kvcore_runtime.errors import load_extra
 
 LOOPBACK = "redis://127.0.0.1:6379/0"
-GET_BYTES_MAX = 8 << 20
-"""Most bytes of pages in one answer, which the client library holds beside the slots; a larger page
-comes alone."""
+ASKED_BYTES_MAX = 8 << 20
+"""Most bytes of pages that are asked for at once, and wait in the server; a larger page alone."""
+SENT_BYTES_MAX = 256 << 10
+"""Most bytes of a piece that is joined from smaller ones: each piece is a call of the system."""
 _FULL = "OOM"
 """The beginning of a server's error when it has no memory left."""
 
@@ -38,9 +40,12 @@ class RedisStore:
         if not timeout_s > 0:
             raise InvalidTier(name="timeout_s", value=timeout_s, expected="more than 0 seconds")
         self._redis = load_extra("redis", what="pages in Redis", package="redis", extra="redis")
-        self._client: Any = self._redis.Redis.from_url(
-            url, socket_timeout=timeout_s, socket_connect_timeout=timeout_s, retry=None
-        )
+        limits = {"socket_timeout": timeout_s, "socket_connect_timeout": timeout_s}
+        try:
+            self._client: Any = self._redis.Redis.from_url(url, **limits, retry=None)
+        except ValueError:  # whose text may be a part of the password
+            expected = "redis://host:port/database"
+            raise InvalidTier(name="url", value="(not shown)", expected=expected) from None
         try:
             self._client.ping()
         except self._redis.RedisError as error:
@@ -49,7 +54,7 @@ class RedisStore:
                 reason = f"Redis does not answer: {type(error).__name__}"
                 raise TierUnusable(place=self._place(), reason=reason) from None
 
-    def attach(self, memory: View) -> None:
+    def attach(self, memory: View, slot_bytes: int) -> None:
         """See `FarTier`."""
 
     def find(self, names: Sequence[str], lease_s: float) -> list[bool]:
@@ -61,24 +66,36 @@ class RedisStore:
             return [bool(each) for each in pipeline.execute()]
 
     def get(self, names: Sequence[str], views: Sequence[View]) -> list[int | FarStatus]:
-        """See `BlockingStore`: pages of at most `GET_BYTES_MAX` in one answer of the server."""
+        """See `BlockingStore`: each page is in its slot before the next one is read, and no more of
+        a value is read than tells that it is too long.
+        """
         got: list[int | FarStatus] = []
-        num_each = max(1, GET_BYTES_MAX // max(map(len, views), default=1))
-        for start in range(0, len(names), num_each):
-            values = self._client.mget(names[start : start + num_each])
-            for view, value in zip(views[start : start + num_each], values, strict=True):
-                if value is not None and len(value) == len(view):
-                    view[:] = value
-                got.append(FarStatus.MISSING if value is None else len(value))
+        num_each = max(1, ASKED_BYTES_MAX // max(map(len, views), default=1))
+        with self._connection() as connection:
+            for start in range(0, len(names), num_each):
+                asked = slice(start, start + num_each)
+                pairs = zip(names[asked], views[asked], strict=True)
+                commands = [("GETRANGE", name, 0, len(view)) for name, view in pairs]
+                connection.send_packed_command(connection.pack_commands(commands))
+                for view in views[asked]:
+                    value = self._answer(connection)
+                    if isinstance(value, bytes) and len(value) == len(view):
+                        view[:] = value
+                    got.append(len(value) if isinstance(value, bytes) else FarStatus.FAILED)
+        empty = [at for at, size in enumerate(got) if size == 0]
+        if empty:
+            found = self.find([names[at] for at in empty], 0.0)
+            for at, is_there in zip(empty, found, strict=True):
+                got[at] = 0 if is_there else FarStatus.MISSING
         return got
 
     def put(self, names: Sequence[str], views: Sequence[View]) -> list[FarStatus]:
-        """See `BlockingStore`."""
-        with self._client.pipeline(transaction=False) as pipeline:
-            for name, view in zip(names, views, strict=True):
-                pipeline.set(name, view, nx=True)
-            answers = pipeline.execute(raise_on_error=False)
-        return [self._status(each) for each in answers]
+        """See `BlockingStore`: small pages are sent in one piece."""
+        pairs = zip(names, views, strict=True)
+        with self._connection() as connection:
+            parts = connection.pack_commands(("SET", name, view, "NX") for name, view in pairs)
+            connection.send_packed_command(_joined(parts))
+            return [self._status(self._answer(connection)) for _ in names]
 
     def remove(self, names: Sequence[str]) -> None:
         """See `BlockingStore`."""
@@ -87,6 +104,25 @@ class RedisStore:
     def close(self) -> None:
         """See `BlockingStore`."""
         self._client.close()
+
+    @contextlib.contextmanager
+    def _connection(self) -> Iterator[Any]:
+        """Lend a connection, which is closed unless all its answers were read."""
+        connection = self._client.connection_pool.get_connection()
+        try:
+            yield connection
+        except BaseException:
+            connection.disconnect()
+            raise
+        finally:
+            self._client.connection_pool.release(connection)
+
+    def _answer(self, connection: Any) -> object:
+        """Read an answer; an error of the server is one, too."""
+        try:
+            return connection.read_response()
+        except self._redis.ResponseError as error:
+            return error
 
     def _status(self, answer: object) -> FarStatus:
         """Convert the answer to a `SET NX`: done, already there (None), or an error."""
@@ -98,3 +134,22 @@ class RedisStore:
     def _place(self) -> str:
         options = self._client.connection_pool.connection_kwargs
         return f"{options.get('host', options.get('path'))}:{options.get('port', '')}"
+
+
+def _joined(parts: Iterable[View | bytes]) -> Iterator[View | bytes]:
+    """Yield the same bytes in fewer pieces, each of which is sent before the next one is made.
+
+    Small parts go through one buffer: memory for each piece would cost more than it saves.
+    """
+    buffer = memoryview(bytearray(SENT_BYTES_MAX))
+    end = 0
+    for part in parts:
+        if end + len(part) > SENT_BYTES_MAX:
+            yield buffer[:end]
+            end = 0
+        if len(part) > SENT_BYTES_MAX:
+            yield part
+        else:
+            buffer[end : end + len(part)] = part
+            end += len(part)
+    yield buffer[:end]

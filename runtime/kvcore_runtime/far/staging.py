@@ -24,7 +24,10 @@ _ALIGNMENT = 4096
 
 
 class Staging(Slots):
-    """Holds num_slots slots, each for a page of page_bytes and its header. Raises InvalidTier."""
+    """Holds num_slots slots, each for a page of page_bytes and its header. Raises InvalidTier.
+
+    memory: of all slots. slot_bytes: of each.
+    """
 
     def __init__(self, num_slots: int, page_bytes: int) -> None:
         if num_slots < NUM_SLOTS_MIN:
@@ -37,6 +40,7 @@ class Staging(Slots):
         self.memory = memoryview(memory.view(-1).numpy().data)
         views = [self.memory[at * stride : at * stride + size] for at in range(num_slots)]
         super().__init__(views, mmap.mmap(-1, num_slots * MARK_SIZE))
+        self.slot_bytes = size
         self._pages = [each[PAYLOAD_START:size] for each in memory]
 
     def store(self, key: bytes, page: Tensor) -> None:

@@ -49,9 +49,9 @@ class ThreadedTier:
         self._threads: list[threading.Thread] = []
         self._is_closed = False
 
-    def attach(self, memory: View) -> None:
+    def attach(self, memory: View, slot_bytes: int) -> None:
         """See `FarTier`."""
-        self._store.attach(memory)
+        self._store.attach(memory, slot_bytes)
 
     def submit_find(self, names: Sequence[str], lease_s: float) -> int | None:
         """See `FarTier`."""

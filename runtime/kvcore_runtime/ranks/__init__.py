@@ -5,9 +5,10 @@ A rank is a process with its own share of the heads. Block ids, tables and comma
 all of them.
 """
 
+from kvcore_runtime.ranks.exchange import RankExchange
 from kvcore_runtime.ranks.follower import RankFollower
 from kvcore_runtime.ranks.leader import Leader
 from kvcore_runtime.ranks.links import Links, connect
 from kvcore_runtime.ranks.shard import pad_heads, shard
 
-__all__ = ["Leader", "Links", "RankFollower", "connect", "pad_heads", "shard"]
+__all__ = ["Leader", "Links", "RankExchange", "RankFollower", "connect", "pad_heads", "shard"]

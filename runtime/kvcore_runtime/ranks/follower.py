@@ -6,27 +6,55 @@ from __future__ import annotations
 import logging
 
 import torch
+from torch import Tensor
 
 from kvcore import Config
+from kvcore.far.options import FarOptions
+from kvcore.far.tier import FarTier
 from kvcore_runtime.cache.apply import Runtime
 from kvcore_runtime.engine.engine import EngineOptions
 from kvcore_runtime.engine.forward import Begun, Forward, make_runtime
 from kvcore_runtime.errors import KvcoreRuntimeError
+from kvcore_runtime.far.exchange import CLOSE_S
+from kvcore_runtime.model.identity import identify
 from kvcore_runtime.model.model import Llama
-from kvcore_runtime.ranks.links import Links
-from kvcore_runtime.ranks.step_wire import RankPass, RankStep, decode_step
+from kvcore_runtime.ranks.errors import BadStep
+from kvcore_runtime.ranks.exchange import gather_weights
+from kvcore_runtime.ranks.links import NO_TICKET, Links
+from kvcore_runtime.ranks.pages import RankPages
+from kvcore_runtime.ranks.step_wire import OrderKind, RankPass, RankStep, decode_step
 
 _LOG = logging.getLogger("kvcore_runtime")
+
+
+class _NoAttention:
+    """Attention to nothing."""
+
+    def attend(
+        self, layer: int, q: Tensor, k: Tensor, v: Tensor, gates: Tensor | None = None
+    ) -> Tensor:
+        """See `Attention`."""
+        del layer, k, v, gates
+        return torch.zeros_like(q)
 
 
 class RankFollower:
     """A rank without manager or sequences.
 
-    model: its shard. config, options: those of the leader's engine. Raises what `Engine` raises.
+    model: its shard. config, options: those of the leader's engine. tier, far: this rank's tier, if
+    the leader's engine has a `RankExchange`, and the options of that. Raises what `Engine` raises,
+    and InvalidTier.
     """
 
     def __init__(
-        self, model: Llama, config: Config, options: EngineOptions | None, links: Links
+        self,
+        model: Llama,
+        config: Config,
+        options: EngineOptions | None,
+        links: Links,
+        *,
+        tier: FarTier | None = None,
+        far: FarOptions | None = None,
     ) -> None:
         options = options or EngineOptions()
         self.runtime: Runtime
@@ -38,7 +66,12 @@ class RankFollower:
             guard=options.guard,
         )
         self._forward = Forward(model, self.runtime, groups)
-        self._links = links
+        self._model, self._links = model, links
+        self._pages: RankPages | None = None
+        if tier is not None:
+            far = far or FarOptions()
+            self._pages = RankPages(links.rank, links.world, tier, far.staging_pages, self.runtime)
+            self._weights = far.weights or identify(model, config.groups)
 
     def run(self) -> None:
         """Follow the leader until it ends. Raises RankLost, BadStep, and any error of a pass."""
@@ -48,25 +81,55 @@ class RankFollower:
                     pass
         finally:
             self._links.close()
+            if self._pages is not None:
+                self._pages.close(CLOSE_S)
 
     def _follow(self, step: RankStep) -> bool:
         """Apply and compute one step. Returns whether another one follows."""
         number = self._links.number = step.batch.number
         if step.ends:
-            self._links.agree(0)
+            self._links.report(0)
+            self._links.finish_report()
             return False
         status = number
         try:
-            if step.skips:
-                self.runtime.skip(number)
-            self.runtime.apply(step.batch)
+            self._apply(step)
         except KvcoreRuntimeError as error:
             _LOG.warning("rank %d cannot apply batch %d: %s", self._links.rank, number, error)
             status = -self._links.rank
-        least, *_ = self._links.agree(status, 0, 0, 0)
-        if step.computes is not None and least >= 0:
+        ended = (NO_TICKET, 0) if self._pages is None else self._pages.take_ended()
+        self._links.report(status, *ended)
+        if status >= 0 and any(each.kind is OrderKind.JOIN for each in step.orders):
+            gather_weights(self._links, self._weights)
+        if step.computes is None:
+            return True
+        if status < 0:
+            self._add_zeros(len(step.computes.tokens))
+        else:
             self._forward.compute(self._begun(step.computes))
         return True
+
+    def _apply(self, step: RankStep) -> None:
+        """Carry out the orders of a step, and apply its batch. Raises what `Runtime.apply` raises,
+        BadStep, and the error of a store or load, which copies from a slot and cannot fail.
+        """
+        if step.orders:
+            if self._pages is None:
+                raise BadStep(reason="it has orders for a far tier, and this rank has none")
+            self._pages.follow(step.orders)
+        if step.is_applied:
+            return
+        if step.skips:
+            self.runtime.skip(step.batch.number)
+        self.runtime.apply(step.batch)
+        for each in self.runtime.take_finished():
+            if each.error is not None:
+                raise each.error
+
+    def _add_zeros(self, num_tokens: int) -> None:
+        """Take part in the sums of a pass that cannot be computed here, so that all others end."""
+        tokens = torch.zeros(num_tokens, dtype=torch.int64, device=self._model.device)
+        self._model.hidden(tokens, tokens, _NoAttention())
 
     def _begun(self, computes: RankPass) -> Begun:
         """Set up a pass. Only rank 0 needs logits."""

@@ -29,7 +29,7 @@ def shard(model: Llama, rank: int, world: int, reduce: Reduce | None = None) -> 
         "inner size": config.intermediate_size,
     }
     for what, size in sizes.items():
-        if size % world:
+        if world < 1 or size % world:
             raise UnevenShard(what=what, size=size, world=world)
     shape = attrs.evolve(
         config,

@@ -4,13 +4,10 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 from kvcore_runtime.demos.processes import (
     HOST,
@@ -22,23 +19,9 @@ from kvcore_runtime.demos.processes import (
 )
 
 from kvcore.far.tier import FarStatus
-from kvcore.sanitizer.hunter.adapter import peer_python
 from tests.runtime.far.servers import WAIT_S, free_port
 
-SITE = next((peer_python("mooncake").parent.parent / "lib").glob("python3*/site-packages"), Path())
 KEPT_BYTES = 256 << 20
-
-
-def is_installed() -> bool:
-    """Return whether `make engines-mooncake` installed the package; it can be imported then."""
-    if not SITE.joinpath("mooncake").exists():
-        return False
-    if str(SITE) not in sys.path:
-        sys.path.append(str(SITE))
-        paths = [os.environ.get("PYTHONPATH", ""), str(SITE)]
-        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
-        os.environ.setdefault("MC_LOG_LEVEL", "ERROR")
-    return True
 
 
 class Mooncake:

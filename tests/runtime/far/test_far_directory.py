@@ -121,6 +121,9 @@ def test_a_directory_that_cannot_be_had_is_said(
         DirectoryStore(tmp_path / "file")
     with pytest.raises(InvalidTier, match="max_bytes is 0, expected at least one page"):
         DirectoryStore(tmp_path / "new", max_bytes=0)
+    small = DirectoryStore(tmp_path / "small", max_bytes=SIZE - 1)
+    with pytest.raises(InvalidTier, match=f"max_bytes is {SIZE - 1}, expected at least one page, "):
+        ThreadedTier(small).attach(memoryview(bytearray(3 * SIZE)), SIZE)
     assert not (tmp_path / "new").exists()
     mine = os.geteuid()
     monkeypatch.setattr(os, "geteuid", lambda: mine + 1)
@@ -234,8 +237,8 @@ class Stopped:
         self.removed: list[str] = []
         self.is_closed = False
 
-    def attach(self, memory: memoryview) -> None:
-        del memory
+    def attach(self, memory: memoryview, slot_bytes: int) -> None:
+        del memory, slot_bytes
 
     def find(self, names: list[str], lease_s: float) -> list[bool]:
         del lease_s

@@ -11,7 +11,14 @@ from collections.abc import Iterator
 
 import pytest
 from kvcore_runtime.cache.errors import TierUnusable
-from kvcore_runtime.demos.processes import HOST, ended, mooncake_master, quiet, wait_for
+from kvcore_runtime.demos.processes import (
+    HOST,
+    ended,
+    find_mooncake,
+    mooncake_master,
+    quiet,
+    wait_for,
+)
 from kvcore_runtime.engine.engine import Engine
 from kvcore_runtime.errors import PackageMissing
 from kvcore_runtime.far.exchange import FarExchange
@@ -22,7 +29,7 @@ from kvcore import Config
 from kvcore.far.errors import InvalidTier
 from kvcore.far.options import FarOptions
 from kvcore.far.tier import FarStatus
-from tests.runtime.far.mooncake import Mooncake, is_installed, mooncake
+from tests.runtime.far.mooncake import Mooncake, mooncake
 from tests.runtime.far.servers import free_port
 from tests.runtime.far.test_apart import check_deaths
 from tests.runtime.far.test_far_directory import SIZE, empty, name, page, wait
@@ -33,7 +40,7 @@ from tests.runtime.test_demos import WAIT_S, command, environment, left_over
 pytestmark = [
     pytest.mark.mooncake,
     pytest.mark.skipif(
-        not is_installed(), reason="Mooncake is not installed: `make engines-mooncake`"
+        not find_mooncake(), reason="Mooncake is not installed: `make engines-mooncake`"
     ),
 ]
 made: list[MooncakeStore] = []
@@ -76,7 +83,7 @@ def test_slots_that_are_attached_before_or_after_the_first_call_are_used(server:
         store, memory = make_store(server), memoryview(bytearray(2 * SIZE))
         if first:
             store.find([name(1)], 1.0)
-        store.attach(memory)
+        store.attach(memory, SIZE)
         memory[:SIZE] = page(1)
         assert store.put([name(1)], [memory[:SIZE]]) == [FarStatus.OK]
         assert store.get([name(1)], [memory[SIZE:]]) == [SIZE]

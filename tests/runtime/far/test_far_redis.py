@@ -4,14 +4,14 @@
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import pytest
 from kvcore_runtime.cache.errors import TierUnusable
 from kvcore_runtime.engine.engine import Engine
 from kvcore_runtime.errors import PackageMissing
 from kvcore_runtime.far.exchange import FarExchange
-from kvcore_runtime.far.redis_store import RedisStore
+from kvcore_runtime.far.redis_store import SENT_BYTES_MAX, RedisStore
 from kvcore_runtime.far.threaded import ThreadedTier
 
 from kvcore import Config
@@ -63,7 +63,7 @@ def test_a_page_is_kept_found_had_and_removed(server: Redis) -> None:
 
 
 @pytest.mark.parametrize(("page_bytes", "answers"), [(1 << 20, [8, 1]), (9 << 20, [1, 1, 1])])
-def test_an_answer_holds_few_bytes_of_pages(
+def test_few_bytes_of_pages_are_asked_for_at_once(
     server: Redis, monkeypatch: pytest.MonkeyPatch, page_bytes: int, answers: list[int]
 ) -> None:
     store, count = make_store(server.port), sum(answers)
@@ -72,19 +72,53 @@ def test_an_answer_holds_few_bytes_of_pages(
     del pages[-1]  # the last one is missing
     store.put(names[:-1], pages)
     requested: list[int] = []
-    mget = store._client.mget
+    with store._connection() as connection:  # the pool lends it again
+        pack = connection.pack_commands
 
-    def spy(some: list[str]) -> list[bytes | None]:
-        requested.append(len(some))
-        values: list[bytes | None] = mget(some)
-        return values
+    def spy(commands: Iterable[tuple[str, ...]]) -> list[bytes]:
+        asked = list(commands)
+        if asked[0][0] == "GETRANGE":
+            requested.append(len(asked))
+        packed: list[bytes] = pack(asked)
+        return packed
 
-    monkeypatch.setattr(store._client, "mget", spy)
+    monkeypatch.setattr(connection, "pack_commands", spy)
     slots = [memoryview(bytearray(page_bytes)) for _ in names]
     assert store.get(names, slots) == [page_bytes] * (count - 1) + [FarStatus.MISSING]
     assert requested == answers
     assert slots[:-1] == pages
     store.remove(names)
+
+
+@pytest.mark.parametrize("page_bytes", [1, 3000, SENT_BYTES_MAX // 2, SENT_BYTES_MAX + 1])
+def test_pages_of_all_sizes_come_back(server: Redis, page_bytes: int) -> None:
+    store = make_store(server.port)
+    names = [name(each) for each in range(100, 109)]
+    pages = [memoryview(bytes([each]) * page_bytes) for each in range(9)]
+    slots = [memoryview(bytearray(page_bytes)) for _ in names]
+    assert store.put(names, pages) == [FarStatus.OK] * 9
+    assert store.get(names, slots) == [page_bytes] * 9
+    assert slots == pages
+    store.remove(names)
+
+
+def test_a_value_that_is_too_long_is_not_read(server: Redis) -> None:
+    store, got = make_store(server.port), empty()
+    store._client.set(name(1), bytes(1000 * SIZE))
+    before = store._client.info("stats")["total_net_output_bytes"]
+    assert store.get([name(1)], [got]) == [SIZE + 1]
+    assert store._client.info("stats")["total_net_output_bytes"] - before < 200 * SIZE
+    assert got == empty()
+    store.remove([name(1)])
+
+
+def test_an_error_of_the_server_ends_one_name_and_no_other(server: Redis) -> None:
+    store, got = make_store(server.port), [empty(), empty()]
+    store._client.rpush(name(1), "a list")
+    store.put([name(2)], [page(2)])
+    assert store.get([name(1), name(2)], got) == [FarStatus.FAILED, SIZE]
+    assert got[1] == page(2)
+    store.remove([name(1), name(2)])
 
 
 def test_what_is_not_this_page_is_damaged_and_goes(server: Redis) -> None:
@@ -112,6 +146,10 @@ def test_a_server_that_cannot_be_had_is_said_or_is_down(monkeypatch: pytest.Monk
     with pytest.raises(TierUnusable, match=f"127.0.0.1:{port}: Redis does not answer: Conn"):
         RedisStore(f"redis://:secret@127.0.0.1:{port}/0", timeout_s=TIMEOUT_S)
     make_store(port, required=False)
+    with pytest.raises(InvalidTier, match=r"url is '\(not shown\)', expected redis://") as refused:
+        RedisStore("redis://:half/secret@127.0.0.1:7/0")
+    assert "half" not in str(refused.value)
+    assert refused.value.__suppress_context__
     with pytest.raises(InvalidTier, match="timeout_s is 0, expected more than 0 seconds"):
         RedisStore(timeout_s=0)
     monkeypatch.setitem(sys.modules, "redis", None)

@@ -3,14 +3,10 @@
 
 from __future__ import annotations
 
-import contextlib
-import multiprocessing
 import os
 import signal
-import sys
 import time
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
@@ -19,41 +15,8 @@ import torch
 from kvcore_runtime.engine.engine import Engine
 from kvcore_runtime.model.model import tiny_model
 
+from tests.runtime.ranks.processes import WAIT_S, errors, ranks
 from tests.runtime.ranks.rank import CONFIG, OPTIONS, SHAPE, TIMEOUT_S, model_requests, run
-
-WAIT_S = 120.0
-# A fork has torch already, whose import takes seconds.
-PROCESSES = (
-    multiprocessing.get_context("fork")
-    if sys.platform == "linux"
-    else multiprocessing.get_context("spawn")
-)
-
-
-@contextlib.contextmanager
-def ranks(folder: Path, world: int, story: str) -> Iterator[list[BaseProcess]]:
-    """Yield the processes of all ranks; none is left behind."""
-    started: list[BaseProcess] = [
-        PROCESSES.Process(target=run, args=(folder, rank, world, story)) for rank in range(world)
-    ]
-    try:
-        with warnings.catch_warnings():
-            # Python warns about the threads that a fork lacks; it does not wait for any of them.
-            warnings.simplefilter("ignore", DeprecationWarning)
-            for each in started:
-                each.start()
-        yield started
-    finally:
-        for each in started:
-            if each.pid is not None:
-                each.kill()
-                each.join()
-            each.close()
-
-
-def errors(folder: Path, rank: int) -> str:
-    """Return what a rank has reported."""
-    return (folder / f"errors{rank}").read_text()
 
 
 def wait_for(folder: Path, name: str, processes: list[BaseProcess]) -> None:
@@ -66,7 +29,7 @@ def wait_for(folder: Path, name: str, processes: list[BaseProcess]) -> None:
 
 
 def test_answers_and_tables_are_those_of_one_process(tmp_path: Path) -> None:
-    with ranks(tmp_path, 2, "whole") as processes:
+    with ranks(tmp_path, 2, "whole", run) as processes:
         for rank, each in enumerate(processes):
             each.join(WAIT_S)
             assert each.exitcode == 0, errors(tmp_path, rank)
@@ -108,7 +71,7 @@ def test_a_lost_rank_is_an_error_on_every_survivor(
     seconds: float,
     tmp_path: Path,
 ) -> None:
-    with ranks(tmp_path, world, "endless") as processes:
+    with ranks(tmp_path, world, "endless", run) as processes:
         wait_for(tmp_path, "running", processes)
         hurt(processes[victim])
         for number, each in enumerate(processes):
@@ -119,7 +82,7 @@ def test_a_lost_rank_is_an_error_on_every_survivor(
 
 
 def test_a_batch_that_a_follower_cannot_apply_is_an_error_of_the_leader(tmp_path: Path) -> None:
-    with ranks(tmp_path, 2, "small") as processes:
+    with ranks(tmp_path, 2, "small", run) as processes:
         for each in processes:
             each.join(WAIT_S)
         assert processes[0].exitcode == 1

@@ -60,6 +60,7 @@ def test_heads_of_zeros_change_no_answer() -> None:
     [
         ({"num_heads": 6, "num_kv_heads": 3}, 2, "key-value heads 3 .* over 2 ranks"),
         ({"num_heads": 3, "num_kv_heads": 3}, 2, "query heads 3 .* over 2 ranks"),
+        ({}, 0, "query heads 4 .* over 0 ranks"),
         ({"intermediate_size": 127}, 2, "inner size 127 .* over 2 ranks"),
     ],
 )

@@ -4,13 +4,17 @@
 from __future__ import annotations
 
 import random
+import zlib
 
 import numpy as np
 import pytest
 from kvcore_runtime.ranks.errors import BadStep
 from kvcore_runtime.ranks.step_wire import (
+    CHECKSUM_AT,
     HEADER,
     STEP_BYTES_MAX,
+    OrderKind,
+    RankOrder,
     RankPass,
     RankStep,
     decode_step,
@@ -36,6 +40,13 @@ def some_step(draw: random.Random) -> RankStep:
         draw.randrange(2**32),
     )
     if draw.random() < 0.2:
+        kinds = [draw.choice(list(OrderKind)) for _ in range(draw.randrange(1, 5))]
+        orders = tuple(
+            RankOrder(kind, draw.randrange(limit), draw.randrange(limit), draw.randbytes(KEY_SIZE))
+            for kind in kinds
+        )
+        return RankStep(batch=batch, orders=orders, is_applied=draw.random() < 0.5)
+    if draw.random() < 0.2:
         return RankStep(batch=batch, skips=draw.random() < 0.5, ends=draw.random() < 0.5)
     starts = [draw.randrange(5000) for _ in range(draw.randrange(1, 9))]
     ends = [start + draw.randrange(1, 40) for start in starts]
@@ -52,7 +63,7 @@ def some_step(draw: random.Random) -> RankStep:
 
 def shown(step: RankStep) -> object:
     parts = None if step.computes is None else [each.tolist() for each in step.computes.parts]
-    return step.batch, parts, step.skips, step.ends
+    return step.batch, parts, step.orders, step.is_applied, step.skips, step.ends
 
 
 def test_what_goes_in_comes_out() -> None:
@@ -130,3 +141,22 @@ def test_numbers_that_do_not_fit_each_other_are_refused(
 def test_an_epoch_that_does_not_fit_is_refused() -> None:
     with pytest.raises(BadStep, match=f"epoch {2**32}"):
         encode_step(RankStep(batch=Batch(0, bytearray(), b"", 2**32)))
+
+
+@pytest.mark.parametrize(
+    ("at", "value", "reason"),
+    [
+        (HEADER.size, len(OrderKind), f"an order of kind {len(OrderKind)}, at most 5"),
+        (20, 0, "1 orders with 0 keys"),
+        (24, 0, "0 orders with 1 keys"),
+    ],
+)
+def test_orders_that_are_none_are_refused(at: int, value: int, reason: str) -> None:
+    order = RankOrder(OrderKind.LOAD, 3, 7, bytes(KEY_SIZE))
+    data = bytearray(encode_step(RankStep(batch=Batch(0, bytearray(), b""), orders=(order,))))
+    data[at] = value
+    data = data[: step_size(bytes(data))]
+    data[CHECKSUM_AT] = bytes(4)
+    data[CHECKSUM_AT] = zlib.crc32(data).to_bytes(4, "little")
+    with pytest.raises(BadStep, match=reason):
+        decode_step(bytes(data))
