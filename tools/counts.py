@@ -31,10 +31,10 @@ EXPECTED = {
     "add": (BLOCKS, 209),
     "look_up": (REQUESTS, 1128),
     "allocate": (BLOCKS, 385),
-    "append": (APPENDED, 259),  # each step takes its batch
-    "append_ahead": (APPENDED, 271),  # the same, with a position to come
-    "append_256": (APPENDED_256, 251),  # of 256 requests
-    "append_states": (APPENDED_256, 384),  # the same, with a state group
+    "append": (APPENDED, 249),  # each step takes its batch
+    "append_ahead": (APPENDED, 268),  # the same, with a position to come
+    "append_256": (APPENDED_256, 234),  # of 256 requests
+    "append_states": (APPENDED_256, 363),  # the same, with a state group
     "take_batch": (BLOCKS, 34),
     "fork": (BLOCKS, 112),
     "free": (BLOCKS, 26),
