@@ -28,7 +28,6 @@ use crate::transitions::unconfirmed_loads::{note_load, note_owner, note_rewritte
 use crate::transitions::window::apply_trims;
 use crate::types::commands::Command;
 use crate::types::errors::Error;
-use crate::types::groups::Group;
 use crate::types::ids::{BlockId, Row};
 use crate::types::values::{Admitted, KVCacheBlocks, Reason, Verdict};
 
@@ -168,19 +167,6 @@ pub(crate) fn note_entry(state: &mut State, row: Row, publishes: bool) {
     }
     let before = state[row].num_computed;
     note_request(state, row, before, before, Some(publishes && state.config.enable_caching));
-}
-
-/// Note the same of one more token; a state that does not move on to a new block is overwritten.
-#[inline(always)] // of each request in each step
-pub(crate) fn note_next_entry(state: &mut State, row: Row) {
-    if !state.config.tracks_batches() {
-        return;
-    }
-    let before = state[row].num_computed;
-    let overwrites = |group: &Group| group.is_state() && !before.is_multiple_of(group.block_size);
-    let is_lost = state.has_states && state.config.groups.iter().any(overwrites);
-    let restore = if is_lost { 0 } else { before };
-    note_request(state, row, before, restore, Some(state.config.enable_caching));
 }
 
 /// Add the request as an owner of its hits, at the start of its table.

@@ -13,18 +13,18 @@ pub(crate) mod fast_path;
 
 use smallvec::SmallVec;
 
-use crate::mutants::{Mutant, seeded};
+use crate::pool::prefetch::prefetch;
 use crate::state::open_batch::ScheduledRequest;
-use crate::state::state::{RequestState, State, request_mut};
+use crate::state::state::{RequestState, State};
 use crate::state::table_edit::TableEdit;
-use crate::transitions::allocate::{commit, note_next_entry};
+use crate::transitions::allocate::commit;
 use crate::transitions::append::fast_path::{
-    is_known_quiet, is_nothing, is_quiet_once_trimmed, note_quiet_until, note_trimmed,
-    taken_at_ends,
+    append_once_trimmed, append_quietly, note_quiet_until, taken_at_ends,
 };
 use crate::transitions::checkpoints::note_end;
 use crate::transitions::drain::forget_new;
-use crate::transitions::output::{check_output, note_output, publish_filled, take_output};
+use crate::transitions::in_flight::note_next_entry;
+use crate::transitions::output::{check_output, publish_filled, take_output};
 use crate::transitions::plan::plan_allocation;
 use crate::transitions::publish::publish_blocks;
 use crate::transitions::requests::{check_no_drafts, extend};
@@ -70,64 +70,19 @@ pub fn append<'a>(
         let wrong = read_request_ids(state, rows).and_then(|()| check_append(state, rows, &output));
         return Err(wrong.expect_err("NOCRASH: what may not grow has a reason"));
     }
-    for (done, &row) in rows.iter().enumerate() {
-        let (row, token) = (Row(row), output.tokens.map(|tokens| tokens[done]));
-        if append_quietly(state, row, token, output.batch) {
-            continue;
-        }
-        if let Err(refused) = append_one(state, row, token, output.batch) {
+    let mut done = 0;
+    loop {
+        let tokens = output.tokens.map(|tokens| &tokens[done..]);
+        done += append_quietly(state, &rows[done..], tokens, output.batch);
+        let Some(&row) = rows.get(done) else { break };
+        let token = output.tokens.map(|tokens| tokens[done]);
+        if let Err(refused) = append_one(state, Row(row), token, output.batch) {
             state.batch.scheduled.truncate(num_records + done);
             return Ok(Appended { done: done as u64, refused: Some(refused) });
         }
+        done += 1;
     }
-    Ok(Appended { done: rows.len() as u64, refused: None })
-}
-
-/// Add and schedule a token if that changes only counts; returns false, with no change, otherwise.
-#[inline(always)] // of each request in each step
-fn append_quietly(state: &mut State, row: Row, token: Option<u32>, batch: Option<i64>) -> bool {
-    let request = request_mut(&mut state.requests, row);
-    if !is_known_quiet(request, state.num_pins) {
-        return false;
-    }
-    if let Some(token) = token {
-        request.tokens.push(token);
-    }
-    debug_assert!(is_nothing(state, row));
-    count_quietly(state, row, token, batch);
-    true
-}
-
-/// Do the same if besides only the states before the last ones are given back.
-fn append_once_trimmed(
-    state: &mut State,
-    row: Row,
-    token: Option<u32>,
-    batch: Option<i64>,
-) -> bool {
-    let num_pins = state.num_pins;
-    let request = request_mut(&mut state.requests, row);
-    if !is_quiet_once_trimmed(request, num_pins) {
-        return false;
-    }
-    if let Some(token) = token {
-        request.tokens.push(token);
-    }
-    apply_trims(state, row, &plan_trims(state, row, state[row].num_accepted()));
-    note_trimmed(state, row);
-    debug_assert!(is_nothing(state, row));
-    count_quietly(state, row, token, batch);
-    true
-}
-
-/// Schedule a token that changes only counts.
-#[inline(always)] // of each request in each step
-fn count_quietly(state: &mut State, row: Row, token: Option<u32>, batch: Option<i64>) {
-    note_next_entry(state, row);
-    let State { requests, batch: open, .. } = state;
-    let request = request_mut(requests, row);
-    note_output(request, token.and(batch), open.number);
-    request.num_computed += u32::from(!seeded(Mutant::QuietStepNotCounted));
+    Ok(Appended { done: done as u64, refused: None })
 }
 
 /// Add and schedule a token; if it is refused, only the window trim is kept.
@@ -262,6 +217,7 @@ fn schedule_all(state: &mut State, rows: &[u32], output: &Output<'_>) -> bool {
             let number = number as u64;
             request.output_from <= number && request.oldest_awaited() == number
         });
+        prefetch(&request.tokens, request.tokens.len()); // the next one's place
         let record = ScheduledRequest::new(request.num_computed);
         is_taken
             && awaited

@@ -62,6 +62,9 @@ pub(crate) fn settle_ends(
     for row in ends.drain(..) {
         let (count, marked) = (state[row].state_count(), marked.contains(&row));
         for group_id in 0..state.config.groups.len() as u32 {
+            if !state.config.groups[group_id as usize].is_state() {
+                continue;
+            }
             let owed = checkpoint(state, row, count, (group_id, marked), stored);
             let Some(owed) = owed else { continue };
             if waits {

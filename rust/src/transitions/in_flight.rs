@@ -12,6 +12,7 @@ use crate::mutants::{Mutant, seeded};
 use crate::state::batch_records::{RequestEntries, RequestEntry, next_order};
 use crate::state::state::State;
 use crate::state::table_edit::remove_places;
+use crate::types::groups::Group;
 use crate::types::ids::{BlockId, Row};
 use crate::types::keys::Key;
 
@@ -38,6 +39,20 @@ pub(crate) fn note_request(
     let publishes = publishes.unwrap_or(false);
     let order = next_order(entries);
     entries.insert_new(row, RequestEntry { order, before, restore, publishes });
+}
+
+/// Note in the open batch one more token of a request; a state that does not move on to a new
+/// block is overwritten.
+#[inline(always)] // of each request in each step
+pub(crate) fn note_next_entry(state: &mut State, row: Row) {
+    if !state.config.tracks_batches() {
+        return;
+    }
+    let before = state[row].num_computed;
+    let overwrites = |group: &Group| group.is_state() && !before.is_multiple_of(group.block_size);
+    let is_lost = state.has_states && state.config.groups.iter().any(overwrites);
+    let restore = if is_lost { 0 } else { before };
+    note_request(state, row, before, restore, Some(state.config.enable_caching));
 }
 
 /// Note a key that cancelling the open batch withdraws.

@@ -7,6 +7,7 @@
 //! without a loop over commands. The numbers of the kinds are part of the format.
 //! Twin: kvcore/types/commands.py.
 
+mod all_differ;
 use std::ops::RangeInclusive;
 
 use hashbrown::HashMap;
@@ -316,18 +317,25 @@ pub fn segments(commands: &Commands) -> Vec<i32> {
     if !commands.moves_content {
         return vec![0; commands.len()];
     }
-    let mut current = 0;
-    let num_moving = commands.rows.iter().filter(|row| MOVING.contains(&row[0])).count();
-    // Whether the segment writes a block that it uses.
-    let mut used: HashMap<u64, bool, FxBuildHasher> = HashMap::default();
-    used.reserve(2 * num_moving);
     let name = |(tier, block): (Tier, BlockId)| u64::from(block.0) << 1 | tier as u64;
-    let number = |&[kind, values @ ..]: &[i32; 5]| {
-        if !MOVING.contains(&kind) {
+    let is_moving = |row: &&[i32; 5]| MOVING.contains(&row[0]);
+    let uses = |&[kind, values @ ..]: &[i32; 5]| {
+        let command = from_row(kind, values, &commands.keys).expect(BY_PUSH);
+        [command.reads(), command.writes()].map(|used| used.map(name))
+    };
+    let most = 2 * commands.rows.iter().filter(is_moving).count();
+    if all_differ::all_differ(commands.rows.iter().filter(is_moving).flat_map(uses).flatten(), most)
+    {
+        return vec![0; commands.len()];
+    }
+    let mut current = 0;
+    // Whether the segment writes a block that it uses.
+    let mut used = HashMap::with_capacity_and_hasher(most, FxBuildHasher);
+    let number = |row: &[i32; 5]| {
+        if !is_moving(&row) {
             return current;
         }
-        let command = from_row(kind, values, &commands.keys).expect(BY_PUSH);
-        let (source, target) = (command.reads().map(name), command.writes().map(name));
+        let [source, target] = uses(row);
         let at_source = source.and_then(|block| used.insert(block, false));
         let at_target = target.and_then(|block| used.insert(block, true));
         let met = if source == target { at_source } else { at_target };

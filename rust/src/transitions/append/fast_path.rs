@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! How far a request can grow while only its count changes.
+//! How far a request can grow while only its count changes, and the appends up to there.
 //!
 //! Invariants: most decode tokens go to an existing slot, fill no block and move no window. After
 //! an allocation this holds up to a known computed count, for the slots, and up to a known number
@@ -10,21 +10,91 @@
 //! batch only; a transition that changes this resets the count too. If blocks may have tail keys,
 //! no token is quiet. Debug builds plan each such token and assert that the plan is empty.
 
-use crate::state::state::{RequestState, State};
+use crate::mutants::{Mutant, seeded};
+use crate::state::state::{RequestState, State, request_mut};
+use crate::transitions::in_flight::note_next_entry;
+use crate::transitions::output::note_output;
 use crate::transitions::plan::{Plan, plan_allocation};
 use crate::transitions::slot_request::SlotRequest;
 use crate::transitions::states::{StateStep, next_step};
+use crate::transitions::window::{apply_trims, plan_trims};
 use crate::types::groups::{Group, Kind, skipped_blocks};
 use crate::types::ids::{BlockId, Row, Table};
 
+/// Add and schedule the first tokens, as far as they change only counts; returns how many.
+pub(crate) fn append_quietly(
+    state: &mut State,
+    rows: &[u32],
+    tokens: Option<&[u32]>,
+    batch: Option<i64>,
+) -> usize {
+    let tracks = state.config.tracks_batches();
+    for (place, &row) in rows.iter().enumerate() {
+        let State { requests, num_pins, batch: open, .. } = &mut *state;
+        let request = request_mut(requests, Row(row));
+        if !is_known_quiet(request, *num_pins) {
+            return place;
+        }
+        let token = tokens.map(|tokens| tokens[place]);
+        if let Some(token) = token {
+            request.tokens.push(token);
+        }
+        if cfg!(debug_assertions) || tracks {
+            debug_assert!(is_nothing(state, Row(row)));
+            count_quietly(state, Row(row), token, batch);
+        } else {
+            count_next(request, open.number, token.and(batch));
+        }
+    }
+    rows.len()
+}
+
+/// Add and schedule a token if besides only the states before the last ones are given back;
+/// returns false, with no change, otherwise.
+pub(crate) fn append_once_trimmed(
+    state: &mut State,
+    row: Row,
+    token: Option<u32>,
+    batch: Option<i64>,
+) -> bool {
+    let num_pins = state.num_pins;
+    let request = request_mut(&mut state.requests, row);
+    if !is_quiet_once_trimmed(request, num_pins) {
+        return false;
+    }
+    if let Some(token) = token {
+        request.tokens.push(token);
+    }
+    apply_trims(state, row, &plan_trims(state, row, state[row].num_accepted()));
+    note_trimmed(state, row);
+    debug_assert!(is_nothing(state, row));
+    count_quietly(state, row, token, batch);
+    true
+}
+
+/// Schedule a token that changes only counts.
+#[inline(always)] // of each request in each step
+fn count_quietly(state: &mut State, row: Row, token: Option<u32>, batch: Option<i64>) {
+    note_next_entry(state, row);
+    let State { requests, batch: open, .. } = state;
+    count_next(request_mut(requests, row), open.number, token.and(batch));
+}
+
+/// Count it, of a request whose entry in the open batch, if any, is noted.
+#[inline(always)] // of each request in each step
+fn count_next(request: &mut RequestState, open: u64, batch: Option<i64>) {
+    note_output(request, batch, open);
+    request.num_computed += u32::from(!seeded(Mutant::QuietStepNotCounted));
+}
+
 /// Whether the last token of a request that `append` has checked changes only its count.
 #[inline(always)] // of each request in each step
-pub(crate) fn is_known_quiet(request: &RequestState, num_pins: u64) -> bool {
+fn is_known_quiet(request: &RequestState, num_pins: u64) -> bool {
     is_quiet(request) && request.quiet_since == num_pins
 }
 
 /// Whether the same holds once the states before the last ones are given back.
-pub(crate) fn is_quiet_once_trimmed(request: &RequestState, num_pins: u64) -> bool {
+fn is_quiet_once_trimmed(request: &RequestState, num_pins: u64) -> bool {
     is_quiet(request) && request.quiet_since == !num_pins
 }
 
@@ -35,7 +105,7 @@ fn is_quiet(request: &RequestState) -> bool {
 }
 
 /// Note that the next tokens are quiet if the states before the last ones are given back by now.
-pub(crate) fn note_trimmed(state: &mut State, row: Row) {
+fn note_trimmed(state: &mut State, row: Row) {
     state[row].quiet_since = quiet_since(state, row);
 }
 
@@ -149,7 +219,7 @@ pub(crate) fn taken_at_ends(state: &State, row: Row) -> Option<u32> {
 }
 
 /// Whether one more token takes no blocks, gives none back, and fills none.
-pub(crate) fn is_nothing(state: &State, row: Row) -> bool {
+fn is_nothing(state: &State, row: Row) -> bool {
     let Some(plan) = plan_next(state, row) else { return false };
     let known = plan.num_scheduled.min(state[row].num_tokens());
     let full = |(group, &cached): (&Group, &u32)| match group.is_state() {
