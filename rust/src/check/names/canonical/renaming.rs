@@ -4,6 +4,7 @@
 //! What batches in flight and operations remember is named here; what else a node holds is named by
 //! the caller.
 
+use crate::codec::sections::keyed_only;
 use crate::oracle::prefixes::Prefixes;
 use crate::state::batch_records::{PublishedKey, in_order};
 use crate::state::state::State;
@@ -204,13 +205,13 @@ impl Renaming<'_> {
         let state = self.state;
         for load in state.loads.iter() {
             let later = state.in_flight.iter().filter(|batch| batch.number <= load.batch).count();
-            self.put_all([later, load.reporters.len(), load.blocks.len()]);
+            self.put_all([later, load.reporters.len(), keyed_only(state, load).count()]);
             self.put_counts([load.first, load.end]);
             for each in &load.reporters {
                 self.place(Some(each.row));
                 self.put_counts([each.counted, each.most]);
             }
-            for &(block, end) in &load.blocks {
+            for (block, end) in keyed_only(state, load) {
                 self.device(block);
                 self.put(end as usize);
             }
