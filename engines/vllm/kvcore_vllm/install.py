@@ -117,9 +117,16 @@ def check_connectors(config: Any, num_groups: int, *, has_states: bool = False) 
         return
     if has_states:
         raise NotServed(f"kvcore does not serve {config.kv_connector} beside state-space layers")
-    listed = (config.kv_connector_extra_config or {}).get("connectors", ())
-    for name in (config.kv_connector, *(each.get("kv_connector") for each in listed)):
+    for name in named_connectors(config.kv_connector, config.kv_connector_extra_config):
         several = name == "OffloadingConnector"
         if name in CONNECTORS and (num_groups > 1 or not several):
             where = f" with {num_groups} groups" if several else ""
             raise NotServed(f"kvcore does not serve {name}{where}: it {CONNECTORS[name]}")
+
+
+def named_connectors(name: str | None, extra: dict[str, Any] | None) -> Iterator[str | None]:
+    """Yield a connector's name and those of the connectors inside it, at any depth."""
+    yield name
+    for each in (extra or {}).get("connectors", ()):
+        inner = each.get("kv_connector_extra_config")
+        yield from named_connectors(each.get("kv_connector"), inner)

@@ -112,11 +112,15 @@ def test_connectors_that_need_vllms_own_pool_are_refused_by_name() -> None:
     with pytest.raises(NotServed, match="OffloadingConnector with 2 groups: it asks vLLM's own"):
         check_connectors(KVTransferConfig(kv_connector="OffloadingConnector", **both), 2)
     inner = [{"kv_connector": "NixlConnector"}, {"kv_connector": "SimpleCPUOffloadConnector"}]
-    several = KVTransferConfig(
-        kv_connector="MultiConnector", kv_connector_extra_config={"connectors": inner}, **both
-    )
-    with pytest.raises(NotServed, match="SimpleCPUOffloadConnector: it reads the free queue"):
-        check_connectors(several, 1)
+    deeper = [
+        {"kv_connector": "MultiConnector", "kv_connector_extra_config": {"connectors": inner}}
+    ]
+    for listed in (inner, deeper):
+        several = KVTransferConfig(
+            kv_connector="MultiConnector", kv_connector_extra_config={"connectors": listed}, **both
+        )
+        with pytest.raises(NotServed, match="SimpleCPUOffloadConnector: it reads the free queue"):
+            check_connectors(several, 1)
 
 
 def test_a_small_pool_and_sparse_retention_are_taken_and_told(
