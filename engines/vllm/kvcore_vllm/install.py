@@ -27,11 +27,12 @@ _before: list[tuple[Any, str, Any, Any]] = []
 
 
 def load() -> None:
-    """Install if KVCORE_VLLM is 1. vLLM calls this as a plugin, perhaps more than once.
+    """Install if KVCORE_VLLM is 1, or KVCORE_SHADOW without it. vLLM calls this as a plugin,
+    perhaps more than once.
 
     Raises NotServed, also if the variable is neither 0 nor 1.
     """
-    if is_set(VARIABLE) and not _before:
+    if is_set(VARIABLE if VARIABLE in os.environ else SHADOW) and not _before:
         install()
 
 
