@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import sysconfig
 from pathlib import Path
 from typing import Any
 
@@ -39,9 +40,9 @@ def commands(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Commands:
 def lend(monkeypatch: pytest.MonkeyPatch, site: Path) -> None:
     """Let the packages of the environment that installs lie in another folder."""
     site.mkdir()
-    path = install.sysconfig.get_path
+    path = sysconfig.get_path
     monkeypatch.setattr(
-        install.sysconfig, "get_path", lambda *args, **kw: path(*args, **kw) if kw else str(site)
+        sysconfig, "get_path", lambda *args, **kw: path(*args, **kw) if kw else str(site)
     )
 
 
