@@ -49,6 +49,12 @@ class Measured:
         rounds = zip(self.shadow, self.calls, self.alone, strict=True)
         return statistics.median((both - calls) / own for both, calls, own in rounds) - 1
 
+    @property
+    def seconds_besides(self) -> float:
+        """The seconds of a step that the rest of the shadow takes."""
+        rounds = zip(self.shadow, self.calls, self.alone, strict=True)
+        return statistics.median(both - calls - own for both, calls, own in rounds)
+
 
 def measure(case: Case, options: Options, model: str) -> Measured:
     """Run rounds of the same steps on all sides. Raises RuntimeError if kvcore differs."""
@@ -82,12 +88,13 @@ def main() -> int:
     """Measure the requested cases."""
     options = read_options()
     print("vLLM 0.33.0 with kvcore in its shadow; shares of vLLM's own step, in CPU time")
-    print(f"{'':28}{'us per step':>12}{'manager':>10}{'besides':>10}")
+    print(f"{'':28}{'us per step':>12}{'manager':>10}{'besides':>10}{'us':>7}")
     for case, model in each_case(options):
         measured = measure(case, options, model)
         print(
             f"{case!s:28}{statistics.median(measured.alone) * 1e6:10,.0f}"
             f"{measured.manager:10.1%}{measured.besides:10.1%}"
+            f"{measured.seconds_besides * 1e6:7,.0f}"
             f"{f'  more than {MOST:.0%}' if measured.besides > MOST else ''}",
             flush=True,
         )

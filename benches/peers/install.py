@@ -23,6 +23,7 @@ from kvcore.sanitizer.hunter.adapter import peer_python, peers_home
 HERE = Path(__file__).parent
 RUST = "rust"
 STAMP = "installed"
+LENT = "kvcore-torch.pth"
 
 
 @attrs.frozen
@@ -63,20 +64,34 @@ def run(*command: object) -> None:
     subprocess.run([str(part) for part in command], check=True)
 
 
-def wanted(family: str) -> str:
-    """Return the stamp that a Python peer's environment has if it matches the pins."""
+def site_of(family: str) -> Path:
+    """Return the folder of the packages of a peer's environment."""
+    return Path(sysconfig.get_path("purelib", vars={"base": str(home() / family)}))
+
+
+def wanted(family: str, site: str) -> str:
+    """Return the stamp that a Python peer's environment has if it matches the pins.
+
+    site: the folder of the packages that it lacks, torch above all.
+    """
     package = PACKAGES[family]
     pins = (HERE / package.requirements).read_text() if package.requirements else ""
-    site = sysconfig.get_path("purelib")
     return hashlib.sha256(
         f"{package.requirement} {sys.version} {site}\n{pins}".encode()
     ).hexdigest()
 
 
 def is_installed(family: str) -> bool:
-    """Return whether the environment of a Python peer exists and matches the pins."""
-    stamp = home() / family / STAMP
-    return stamp.exists() and stamp.read_text() == wanted(family)
+    """Return whether the environment of a Python peer exists and matches the pins.
+
+    Its other packages may come from another checkout's environment, if that is still there: to
+    install it anew would break the programs that run in it.
+    """
+    stamp, lent = home() / family / STAMP, site_of(family) / LENT
+    if not (stamp.exists() and lent.exists()):
+        return False
+    site = lent.read_text().strip()
+    return Path(site).is_dir() and stamp.read_text() == wanted(family, site)
 
 
 def install_package(family: str) -> None:
@@ -91,9 +106,9 @@ def install_package(family: str) -> None:
     install = [*uv, "pip", "install", "--quiet", "--no-deps", "--python", python_of(family)]
     run(*install, *pinned, package.requirement)
     # A .pth file puts its folder last, so that the peer's own packages win.
-    own = Path(sysconfig.get_path("purelib", vars={"base": str(home() / family)}))
-    (own / "kvcore-torch.pth").write_text(f"{sysconfig.get_path('purelib')}\n")
-    (home() / family / STAMP).write_text(wanted(family))
+    site = sysconfig.get_path("purelib")
+    (site_of(family) / LENT).write_text(f"{site}\n")
+    (home() / family / STAMP).write_text(wanted(family, site))
 
 
 def install_rust() -> None:

@@ -3,9 +3,10 @@
 
 Runs in vLLM's environment: `python -m benches.vllm` makes that and calls this. Both
 sides get the same traffic. A step is equal if both schedule the same tokens and speculative tokens,
-start requests at the same hits, give them the same block ids, and have the same blocks in the
-index. The first step of a run that differs is printed with the actions of each side, and with the
-rule that explains it (rules.py). The exit status is 1 if no rule does.
+start requests at the same hits, give them the same block ids, have the same blocks in the index,
+and announce the same ones in the runs with events (stored.py). The first step of a run that
+differs is printed with the actions of each side, and with the rule that explains it (rules.py). The
+exit status is 1 if no rule does.
 """
 
 from __future__ import annotations
@@ -56,8 +57,9 @@ from vllm.v1.structured_output import StructuredOutputManager
 
 from benches.vllm import connector
 from benches.vllm.options import MODES, read_options
-from benches.vllm.report import Step, Verdict, summary, verdict_of
+from benches.vllm.report import Step, Verdict, decisions, summary, verdict_of
 from benches.vllm.rules import RULES, Watch, explain, unexplained_keys
+from benches.vllm.stored import events_of, note_stored
 from benches.vllm.traffic import Arrival, Traffic, sampled
 
 MODEL = {
@@ -174,6 +176,7 @@ def make_config(world: World, model: str, **sizes: int) -> VllmConfig:
         device_config=DeviceConfig("cpu"),
         speculative_config=speculative if world.has_drafts else None,
         kv_transfer_config=loads if MODES[world.mode].has_loads else None,
+        kv_events_config=events_of(world.mode, world.seed),
     )
     if MODES[world.mode].has_states:
         config.cache_config.mamba_cache_mode = "align"  # the model of this name has no such layers
@@ -214,6 +217,7 @@ class Side:
         self.seed = seed
         self.answered: list[list[int]] = []
         self.in_flight: deque[tuple[int, Any, list[list[int]]]] = deque()
+        self.stored = note_stored(self.scheduler)
         self._hasher = get_request_block_hasher(world.hash_block_size, sha256)
 
     def add(self, arrival: Arrival) -> None:
@@ -229,6 +233,7 @@ class Side:
             block_hasher=self._hasher,
             resumable=MODES[self.world.mode].has_sessions,
         )
+        request.session_id = arrival.name
         self.scheduler.add_request(request)
 
     def step(self, number: int) -> dict[str, object]:
@@ -243,6 +248,7 @@ class Side:
         ):
             decided["answers"] = self.take_output(*self.in_flight.popleft())
         decided["usage"] = round(self.scheduler.kv_cache_manager.usage, 6)
+        decided["stored"] = self.stored.take()
         return decided
 
     def answers(self, number: int, planned: Any) -> list[list[int]]:
@@ -287,31 +293,6 @@ class Side:
         return {name: list(r.output_token_ids) for name, r in known.items() if r is not None}
 
 
-def decisions(planned: Any) -> dict[str, object]:
-    """Return the decisions of a schedule, as comparable values."""
-    cached = planned.scheduled_cached_reqs
-    return {
-        "tokens": dict(planned.num_scheduled_tokens),
-        "drafts": {name: len(ids) for name, ids in planned.scheduled_spec_decode_tokens.items()},
-        "starts": {each.req_id: each.num_computed_tokens for each in planned.scheduled_new_reqs}
-        | dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True)),
-        "blocks": {
-            each.req_id: [list(ids) for ids in each.block_ids]
-            for each in planned.scheduled_new_reqs
-        }
-        | {
-            name: ids and [list(each) for each in ids]
-            for name, ids in zip(cached.req_ids, cached.new_block_ids, strict=True)
-        },
-        "begun": sorted(
-            {each.req_id for each in planned.scheduled_new_reqs} | set(cached.resumed_req_ids)
-        ),
-        "preempted": sorted(planned.preempted_req_ids or ()),
-        "loads": planned.kv_connector_metadata and planned.kv_connector_metadata.begun,
-        "answers": {},
-    }
-
-
 KINDS = {
     False: (Scheduler, kvcore_vllm.Scheduler),
     True: (AsyncScheduler, kvcore_vllm.AsyncScheduler),
@@ -349,6 +330,7 @@ def run(world: World, seed: int, num_steps: int, model: str) -> Iterator[Step]:
     own, kvcore = (Side(kind, world, config, seed) for kind in KINDS[world.is_async])
     watches = watch(own), watch(kvcore)
     traffic = Traffic(seed, MAX_MODEL_LEN)
+    has_withdrawn = False
     for number in range(1, num_steps + 1):
         for each in watches:
             each.begin()
@@ -363,6 +345,9 @@ def run(world: World, seed: int, num_steps: int, model: str) -> Iterator[Step]:
             else:
                 keys = sorted(unexplained_keys(*watches, world.num_blocks))
                 vllm["keys"], ours["keys"] = [], keys
+            has_withdrawn |= bool(watches[1].lost)
+            if has_withdrawn:  # kvcore announces again what is stored again
+                vllm["stored"], ours["stored"] = [], []
             yield Step(number, vllm, ours, rule)
             if number % STEPS_BETWEEN_CHECKS == 0:
                 kvcore.scheduler.kv_cache_manager.compat.core.check()

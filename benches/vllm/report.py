@@ -36,6 +36,31 @@ class Verdict:
     rule: str = ""
 
 
+def decisions(planned: Any) -> dict[str, object]:
+    """Return the decisions of a schedule, as comparable values."""
+    cached = planned.scheduled_cached_reqs
+    return {
+        "tokens": dict(planned.num_scheduled_tokens),
+        "drafts": {name: len(ids) for name, ids in planned.scheduled_spec_decode_tokens.items()},
+        "starts": {each.req_id: each.num_computed_tokens for each in planned.scheduled_new_reqs}
+        | dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True)),
+        "blocks": {
+            each.req_id: [list(ids) for ids in each.block_ids]
+            for each in planned.scheduled_new_reqs
+        }
+        | {
+            name: ids and [list(each) for each in ids]
+            for name, ids in zip(cached.req_ids, cached.new_block_ids, strict=True)
+        },
+        "begun": sorted(
+            {each.req_id for each in planned.scheduled_new_reqs} | set(cached.resumed_req_ids)
+        ),
+        "preempted": sorted(planned.preempted_req_ids or ()),
+        "loads": planned.kv_connector_metadata and planned.kv_connector_metadata.begun,
+        "answers": {},
+    }
+
+
 def verdict_of(steps: Iterable[Step]) -> Verdict:
     """Compare a run up to the first step that differs."""
     verdict = Verdict()

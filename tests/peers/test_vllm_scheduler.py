@@ -26,7 +26,13 @@ from benches.vllm.rules import Watch, explain, unexplained_keys
 def test_every_step_over_kvcore_is_the_one_over_vllms_manager() -> None:
     if not install.is_installed(FAMILY):
         pytest.skip(f"vLLM 0.33.0 is not in {install.home()}: make engines-vllm installs it")
-    modes = ("async-drafts", "async-loads", "sync-drafts-loads", "sync-states")
+    modes = (
+        "async-drafts",
+        "async-windows-drafts",
+        "async-loads",
+        "sync-drafts-loads",
+        "sync-states",
+    )
     options = ["--modes", ",".join(modes), "--seeds", "4", "--steps", "60"]
     done = subprocess.run(
         [str(install.python_of(FAMILY)), "-m", "benches.vllm.compare", *options],

@@ -102,6 +102,7 @@ def replacements() -> list[tuple[Any, str, Any]]:
         (continuous_api, "FIFOScheduler", Fifo),
         (continuous_api.ContinuousMixin, "init_continuous_batching", starting(KvcoreCache)),
         (continuous_api.ContinuousBatchingManager, "__init__", making(watch)),
+        (continuous_api.ContinuousBatchingManager, "_create_batch_processor", adopting()),
     ]
 
 
@@ -152,6 +153,30 @@ def starting(ours: Any) -> Callable[..., Any]:
         return manager
 
     return init_continuous_batching
+
+
+def adopting() -> Callable[..., Any]:
+    """Make the method with which managers make their cache, for those made before `install`."""
+    from transformers.generation.continuous_batching import continuous_api
+
+    from kvcore_transformers.cache import KvcoreCache
+
+    native = continuous_api.ContinuousBatchingManager._create_batch_processor
+
+    def _create_batch_processor(self: Any) -> Any:
+        """Watch a manager that is not watched yet, unless it has a cache that is not kvcore's."""
+        if "_create_batch_processor" in vars(self):
+            return native(self)
+        check_layers(self.model.config.get_text_config())
+        if self.batch_processor is not None:
+            raise NotServed("the manager made its cache before install(): make a new manager")
+        reason = not_served(self, KvcoreCache)
+        if reason is not None:
+            raise NotServed(reason)
+        watch(self)
+        return self._create_batch_processor()
+
+    return _create_batch_processor
 
 
 def watch(manager: Any) -> None:

@@ -39,6 +39,7 @@ class Events:
     def collect(self, request: Any | None = None) -> None:
         """Take the events of the last call. request: the request of that call, or None."""
         if request is not None:
+            self._scheduled.pop(request.request_id, None)  # so that it comes last
             self._scheduled[request.request_id] = request
         for event in self._compat.take_events():
             match event:
@@ -82,14 +83,19 @@ class Events:
         return events
 
     def _store(self, event: BlockStored) -> None:
-        first, size = event.block_hashes[0], self._compat.config.hash_block_size
+        """Convert a store event. Its tokens and session are those of the request with all its
+        hashes that was called last: others may share the first ones only.
+        """
+        config, hashes = self._compat.config, event.block_hashes
+        size, scale = config.hash_block_size, config.scales[event.group_id]
         for request in reversed(self._scheduled.values()):
-            if first in request.block_hashes:
-                end = (request.block_hashes.index(first) + 1) * size
-                start = end - event.block_size
-                hashes = event.block_hashes
-                made = self._stored(request, event.group_id, hashes, start, event.parent_hash)
-                self._events.append(made)
+            own = request.block_hashes
+            if hashes[0] not in own:
+                continue
+            at = own.index(hashes[0])
+            if tuple(own[at : at + len(hashes) * scale : scale]) == hashes:
+                start, parent = (at + 1) * size - event.block_size, event.parent_hash
+                self._events.append(self._stored(request, event.group_id, hashes, start, parent))
                 return
 
     def _stored(

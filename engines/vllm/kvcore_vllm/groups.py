@@ -142,7 +142,11 @@ def read_config(
             f" groups' blocks of {[group.block_size for group in groups]} tokens"
         )
     if interval is not None and config.has_windows:
-        logger.info("kvcore keeps every cached block of a window until its room is needed")
+        kinds = {group.kind for group in groups}
+        windows = bool(kinds & {"sliding_window", "chunked_local"})
+        names = ["block of a window"] * windows + ["state"] * ("state" in kinds)
+        kept = " and every cached ".join(names)
+        logger.info("kvcore keeps every cached %s until its room is needed", kept)
     return config
 
 

@@ -27,11 +27,12 @@ _before: list[tuple[Any, str, Any, Any]] = []
 
 
 def load() -> None:
-    """Install if KVCORE_VLLM is 1. vLLM calls this as a plugin, perhaps more than once.
+    """Install if KVCORE_VLLM is 1, or KVCORE_SHADOW without it. vLLM calls this as a plugin,
+    perhaps more than once.
 
     Raises NotServed, also if the variable is neither 0 nor 1.
     """
-    if is_set(VARIABLE) and not _before:
+    if is_set(VARIABLE if VARIABLE in os.environ else SHADOW) and not _before:
         install()
 
 
@@ -117,9 +118,16 @@ def check_connectors(config: Any, num_groups: int, *, has_states: bool = False) 
         return
     if has_states:
         raise NotServed(f"kvcore does not serve {config.kv_connector} beside state-space layers")
-    listed = (config.kv_connector_extra_config or {}).get("connectors", ())
-    for name in (config.kv_connector, *(each.get("kv_connector") for each in listed)):
+    for name in named_connectors(config.kv_connector, config.kv_connector_extra_config):
         several = name == "OffloadingConnector"
         if name in CONNECTORS and (num_groups > 1 or not several):
             where = f" with {num_groups} groups" if several else ""
             raise NotServed(f"kvcore does not serve {name}{where}: it {CONNECTORS[name]}")
+
+
+def named_connectors(name: str | None, extra: dict[str, Any] | None) -> Iterator[str | None]:
+    """Yield a connector's name and those of the connectors inside it, at any depth."""
+    yield name
+    for each in (extra or {}).get("connectors", ()):
+        inner = each.get("kv_connector_extra_config")
+        yield from named_connectors(each.get("kv_connector"), inner)

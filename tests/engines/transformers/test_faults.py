@@ -181,11 +181,13 @@ def test_a_kept_manager_notices_other_weights_after_uninstall() -> None:
     assert second != first
 
 
-def test_a_manager_that_its_user_makes_notices_other_weights() -> None:
+@pytest.mark.parametrize("is_made_before", [False, True])
+def test_a_manager_that_its_user_makes_notices_other_weights(is_made_before: bool) -> None:
     model, prompts = tiny(), draw_prompts(1)
     generation, batching = settings()
+    early = ContinuousBatchingManager(model, generation, batching) if is_made_before else None
     with kvcore_transformers.installed():
-        manager = ContinuousBatchingManager(model, generation, batching)
+        manager = early or ContinuousBatchingManager(model, generation, batching)
         answers = []
         for change in (None, tiny(seed=1)):
             if change is not None:

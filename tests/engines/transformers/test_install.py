@@ -198,3 +198,16 @@ def test_a_kept_manager_is_refused_if_it_is_not_ours_and_goes_on_if_it_is() -> N
     cache = model.init_continuous_batching().batch_processor.cache
     assert isinstance(cache, KvcoreCache)
     model.destroy_cached_continuous_batching_manager()
+
+
+def test_a_manager_with_a_cache_of_before_install_makes_no_other_step() -> None:
+    generation, batching = settings()
+    manager = continuous_api.ContinuousBatchingManager(tiny(), generation, batching)
+    manager.start()
+    manager.stop(block=True, keep_for_next_session=True)
+    with kvcore_transformers.installed():
+        manager.start()
+        manager.join(0.0)
+    error = manager.background_thread_status.fatal_error
+    assert isinstance(error, NotServed)
+    assert str(error) == "the manager made its cache before install(): make a new manager"

@@ -75,6 +75,23 @@ def test_the_plugin_does_nothing_unless_the_variable_asks(monkeypatch: pytest.Mo
     assert place.KVCacheManager is OWN
 
 
+def test_the_shadow_alone_installs_itself_unless_the_plugin_is_off(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("KVCORE_SHADOW", "1")
+    monkeypatch.setenv("KVCORE_VLLM", "0")
+    load()
+    assert place.KVCacheManager is OWN
+    monkeypatch.delenv("KVCORE_VLLM")
+    load()
+    try:
+        managers = make_engine(Scheduler).kv_cache_manager
+        assert isinstance(managers.kvcore, KVCacheManager)
+    finally:
+        kvcore_vllm.uninstall()
+    assert place.KVCacheManager is OWN
+
+
 def test_the_package_is_imported_without_vllm(tmp_path: Path) -> None:
     code = "import sys, kvcore_vllm; sys.exit('vllm' in sys.modules)"
     script = tmp_path / "script.py"

@@ -264,6 +264,31 @@ def test_events_are_vllms_with_session_adapter_salt_and_reported_hits() -> None:
     assert both.ask(events)[-1].startswith("AllBlocksCleared")
 
 
+@pytest.mark.parametrize("tail", [[50, 51, 52, 53], [60, 61, 62, 63]])
+def test_stored_events_are_of_the_request_that_stored_whoever_shares_its_blocks(
+    tail: list[int],
+) -> None:
+    both = Both(enable_kv_cache_events=True)
+    both.add("r", [*range(8), 50, 51, 52, 53, 1])
+    both.add("s", [*range(8), *tail, 2])  # shares two blocks or three with r
+    for _, requests in both.sides:
+        for name in requests:
+            requests[name].session_id = name
+    assert both.admit("r", 4) == 0
+    assert both.admit("s", 1) == 4
+
+    def chunk(manager: Any, requests: dict[str, Any]) -> None:
+        manager.new_step_starts()
+        manager.allocate_slots(requests["r"], 9)
+        manager.take_new_block_ids()
+
+    both.ask(chunk)
+    first, second = both.ask(lambda manager, _: manager.take_events())
+    assert first.session_id == second.session_id == "r"
+    assert first.token_ids == [0, 1, 2, 3]
+    assert second.token_ids == [4, 5, 6, 7, 50, 51, 52, 53]
+
+
 def test_own_hashes_may_cover_the_tokens_behind_a_block() -> None:
     both = Both(num_hash_lookahead_tokens=1)
     both.add("r", list(range(8)), lookahead=1)

@@ -112,11 +112,38 @@ def test_connectors_that_need_vllms_own_pool_are_refused_by_name() -> None:
     with pytest.raises(NotServed, match="OffloadingConnector with 2 groups: it asks vLLM's own"):
         check_connectors(KVTransferConfig(kv_connector="OffloadingConnector", **both), 2)
     inner = [{"kv_connector": "NixlConnector"}, {"kv_connector": "SimpleCPUOffloadConnector"}]
-    several = KVTransferConfig(
-        kv_connector="MultiConnector", kv_connector_extra_config={"connectors": inner}, **both
-    )
-    with pytest.raises(NotServed, match="SimpleCPUOffloadConnector: it reads the free queue"):
-        check_connectors(several, 1)
+    deeper = [
+        {"kv_connector": "MultiConnector", "kv_connector_extra_config": {"connectors": inner}}
+    ]
+    for listed in (inner, deeper):
+        several = KVTransferConfig(
+            kv_connector="MultiConnector", kv_connector_extra_config={"connectors": listed}, **both
+        )
+        with pytest.raises(NotServed, match="SimpleCPUOffloadConnector: it reads the free queue"):
+            check_connectors(several, 1)
+
+
+@pytest.mark.parametrize(
+    ("groups", "kept"),
+    [
+        ((FULL, WINDOW), "every cached block of a window"),
+        ((FULL, STATE), "every cached state"),
+        ((FULL, WINDOW, STATE), "every cached block of a window and every cached state"),
+        ((FULL,), None),
+    ],
+)
+def test_what_is_kept_although_an_interval_is_set_is_told_once(
+    groups: tuple[Any, ...],
+    kept: str | None,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
+    with caplog.at_level(logging.INFO):
+        make(KVCacheManager, *groups, cache={"prefix_cache_retention_interval": 0})
+    told = [each.getMessage() for each in caplog.records if "kvcore keeps" in each.getMessage()]
+    expected = [] if kept is None else [f"kvcore keeps {kept} until its room is needed"]
+    assert told == expected
 
 
 def test_a_small_pool_and_sparse_retention_are_taken_and_told(
