@@ -58,7 +58,7 @@ BUGS: dict[str, tuple[str, str | None]] = {
     "QuarantineNeverEnds": ("flight-merge-late", None),
     "HeldOfTheFirst": ("flight-merge-late", ORDER),
     "RemovedStaysMarked": ("flight-merge", None),
-    "LostPlacesStay": ("ahead-merge", "the state has other bytes, no request reads another thing"),
+    "LostPlacesStay": ("ahead-merge", None),
     "CancelKeepsKeys": ("flight-merge-late", None),
     "CancelKeepsCounts": ("flight-merge-late", None),
     "CancelLeavesTables": ("flight-merge-late", MIRROR),
