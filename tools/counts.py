@@ -31,17 +31,17 @@ EXPECTED = {
     "add": (BLOCKS, 209),
     "look_up": (REQUESTS, 1128),
     "allocate": (BLOCKS, 385),
-    "append": (APPENDED, 277),  # each step takes its batch
-    "append_ahead": (APPENDED, 298),  # the same, with a position to come that the token fills
-    "append_256": (APPENDED_256, 262),  # of 256 requests
-    "append_1024": (APPENDED_1024, 275),
-    "append_ahead_256": (APPENDED_256, 282),
-    "append_ahead_1024": (APPENDED_1024, 281),
-    "append_to_come_256": (APPENDED_256, 243),  # without tokens, which come before the next step
-    "append_to_come_1024": (APPENDED_1024, 255),
-    "append_grown_256": (APPENDED_256, 270),  # and reads which places of tables were set
-    "append_grown_1024": (APPENDED_1024, 282),
-    "append_states_256": (APPENDED_256, 395),  # with a state group
+    "append": (APPENDED, 267),  # each step takes its batch
+    "append_ahead": (APPENDED, 281),  # the same, with a position to come that the token fills
+    "append_256": (APPENDED_256, 251),  # of 256 requests
+    "append_1024": (APPENDED_1024, 264),
+    "append_ahead_256": (APPENDED_256, 265),
+    "append_ahead_1024": (APPENDED_1024, 263),
+    "append_to_come_256": (APPENDED_256, 241),  # without tokens, which come before the next step
+    "append_to_come_1024": (APPENDED_1024, 254),
+    "append_grown_256": (APPENDED_256, 258),  # and reads which places of tables were set
+    "append_grown_1024": (APPENDED_1024, 270),
+    "append_states_256": (APPENDED_256, 386),  # with a state group
     "take_batch": (BLOCKS, 34),
     "fork": (BLOCKS, 112),
     "free": (BLOCKS, 26),

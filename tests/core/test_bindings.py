@@ -276,7 +276,7 @@ def test_what_is_no_token_is_named_with_its_place(wrong: Any, kind: type) -> Non
     requested = call("add_tokens", "a", kind([0, 2**32 - 1, Index(7), wrong, -2]))
     from_python, from_rust = requested.on(story("python")), requested.on(story("rust"))
     assert from_python == from_rust
-    assert from_rust[1] == {"value": wrong, "position": 3}
+    assert from_rust[1] == {"value": wrong, "position": 3, "least": 0}
 
 
 def test_lists_of_ints_of_any_kind_are_read_as_such() -> None:

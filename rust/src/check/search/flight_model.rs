@@ -7,7 +7,8 @@
 //! is executed or cancelled. What a forward pass reads is checked when it is executed. In every
 //! node, when all that was taken is executed on a copy, all that the state counts on must be there;
 //! and what a batch in flight uses must not be free (CMD-INFLIGHT). A cancel drops commands that
-//! were not executed, so nothing is concluded from those that say who owns what. Twin: kvcore/check/search/flight_model.py.
+//! were not executed, so nothing is concluded from those that say who owns what.
+//! Twin: kvcore/check/search/flight_model.py.
 
 pub(crate) mod flight_ends;
 
@@ -56,13 +57,9 @@ impl FlightModel {
 
     /// Return a copy of a node, in the room of one that is done with.
     pub(crate) fn copy_of(&mut self, node: &Node) -> Node {
-        match self.spare.pop() {
-            Some(mut copy) => {
-                copy.clone_from(node);
-                copy
-            }
-            None => node.clone(),
-        }
+        let mut copy = self.spare.pop().unwrap_or_else(|| node.clone());
+        copy.clone_from(node);
+        copy
     }
 
     /// Visit everything that can happen next.

@@ -270,7 +270,8 @@ packed! {
 
 packed! {
     Pending {
-        number, commands, writes, nodes, used, before, executed, tokens, texts, feeds, epoch, epochs,
+        number, commands, writes, nodes, used, before, executed,
+        tokens, texts, feeds, epoch, epochs,
     }
     Write { name, row, start, loaded, end, num_slots, num_drafts, encoder, failed }
     Encoder { number, num_tokens }
