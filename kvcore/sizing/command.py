@@ -67,6 +67,7 @@ def _size(options: argparse.Namespace) -> SizeReport:
         block_size=options.block_size,
         dtype=dtype,
         tensor_parallel=options.tensor_parallel,
+        context_parallel=options.context_parallel,
         windows=options.windows,
         checkpoint_interval=options.checkpoint_interval,
     )
@@ -144,6 +145,7 @@ def _make_parser() -> argparse.ArgumentParser:
         help="number format of the cache: bfloat16, fp8, ... (that of the weights)",
     )
     add("--tp", dest="tensor_parallel", type=count, default=1, metavar="DEVICES", help=_TP)
+    add("--context-parallel", type=count, default=1, metavar="RANKS", help=_CONTEXT)
     add(
         "--max-num-batched-tokens",
         type=count,
@@ -167,5 +169,6 @@ _WEIGHTS = (
 _UTILIZATION = f"share of --gpu for weights and cache together ({DEFAULT_UTILIZATION})"
 _NOT_COUNTED = "activations and CUDA graphs, which use the same memory, are not counted"
 _TP = "devices that share the attention heads (1)"
+_CONTEXT = "ranks that share the tokens of full attention, --block-size of a block each (1)"
 _INTERVAL = "tokens between states that are kept for other requests (a block of attention)"
 _NO_WINDOWS = "keep windows and chunks as full attention, in one group with the layers that have it"

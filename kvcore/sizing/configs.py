@@ -54,9 +54,10 @@ def unify_hybrid_kv_cache_specs(specs: Specs) -> dict[str, LayerSpec]:
 
     Without a layer of full attention they are unchanged. Does not modify specs.
     """
-    if not any(isinstance(spec, FullAttentionSpec) for spec in specs.values()):
+    full = next((spec for spec in specs.values() if isinstance(spec, FullAttentionSpec)), None)
+    if full is None:
         return dict(specs)
-    return {name: _as_full(spec) for name, spec in specs.items()}
+    return {name: _as_full(spec, full.context_parallel) for name, spec in specs.items()}
 
 
 def make_uniform_config(specs: Specs, available_bytes: int, limits: Limits) -> KVCacheConfig:
@@ -219,11 +220,12 @@ def _num_blocks(groups: Sequence[KVCacheGroupSpec], available_bytes: int, limits
     return available_bytes // block_bytes(groups)
 
 
-def _as_full(spec: LayerSpec) -> LayerSpec:
+def _as_full(spec: LayerSpec, context_parallel: int) -> LayerSpec:
     if not isinstance(spec, WindowedSpec):
         return spec
     return FullAttentionSpec(
-        block_size=spec.block_size,
+        block_size=spec.block_size * context_parallel,
+        context_parallel=context_parallel,
         num_kv_heads=spec.num_kv_heads,
         head_size=spec.head_size,
         dtype=spec.dtype,

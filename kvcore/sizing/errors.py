@@ -220,3 +220,9 @@ class HeadsDoNotSplit(SizingError):
     """Tensor parallelism must give every device the same number of heads, or a copy of one."""
 
     message = "{num_heads} {heads} do not split over {tensor_parallel} devices"
+
+
+class UnevenBlocks(SizingError):
+    """Under context parallelism each rank keeps the same number of a block's tokens."""
+
+    message = "blocks of {block_size} tokens do not split over {context_parallel} ranks"

@@ -148,15 +148,23 @@ def _read_hybrid(fields: Fields, family: str, num_layers: int, num_heads: int) -
 
 
 def make_layer_specs(
-    model: Model, *, block_size: int = 16, dtype: str | None = None, tensor_parallel: int = 1
+    model: Model,
+    *,
+    block_size: int = 16,
+    dtype: str | None = None,
+    tensor_parallel: int = 1,
+    context_parallel: int = 1,
 ) -> dict[str, LayerSpec]:
     """Return the layers as one device keeps them, named `layers.0` and so on.
 
     dtype: of the cache; None: that of the weights. tensor_parallel: devices that share the heads;
     if there are fewer heads than devices, a device keeps a copy, as always of a latent vector.
-    Raises HeadsDoNotSplit, MissingField, InvalidField, UnknownDtype, InvalidCount.
+    context_parallel: ranks that share the tokens of full attention, whose blocks then hold
+    block_size tokens on each; windows and states are the same on all ranks. Raises HeadsDoNotSplit,
+    MissingField, InvalidField, UnknownDtype, InvalidCount.
     """
     check_count("tensor_parallel", tensor_parallel)
+    check_count("context_parallel", context_parallel)
     kept = _cache_dtype(model, dtype)
     if model.num_heads % tensor_parallel:
         raise HeadsDoNotSplit(
@@ -165,7 +173,7 @@ def make_layer_specs(
     return {
         name: _state_spec(model, layer, block_size, tensor_parallel)
         if isinstance(layer, StateLayer)
-        else _layer_spec(layer, block_size, kept, tensor_parallel)
+        else _layer_spec(layer, block_size, kept, tensor_parallel, context_parallel)
         for name, layer in zip(model.names, model.layers, strict=True)
     }
 
@@ -205,20 +213,21 @@ def _state_spec(
     )
 
 
-def _layer_spec(layer: Layer, block_size: int, dtype: str, tensor_parallel: int) -> LayerSpec:
-    made: dict[str, Any] = {
-        "block_size": block_size,
-        "num_kv_heads": layer.num_kv_heads,
-        "head_size": layer.head_size,
-        "dtype": dtype,
+def _layer_spec(
+    layer: Layer, block_size: int, dtype: str, tensor_parallel: int, context_parallel: int
+) -> LayerSpec:
+    made: dict[str, Any] = {"head_size": layer.head_size, "dtype": dtype}
+    split: dict[str, Any] = {
+        "block_size": block_size * context_parallel,
+        "context_parallel": context_parallel,
     }
     if layer.kind == "mla":
-        return FullAttentionSpec(**made, use_mla=True)
+        return FullAttentionSpec(**made, **split, num_kv_heads=layer.num_kv_heads, use_mla=True)
     made["num_kv_heads"] = heads_per_device(layer.num_kv_heads, tensor_parallel)
     if layer.window is None:
-        return FullAttentionSpec(**made)
+        return FullAttentionSpec(**made, **split)
     kind = SlidingWindowSpec if layer.kind == "sliding_window" else ChunkedLocalSpec
-    return kind(**made, window=layer.window)
+    return kind(**made, block_size=block_size, window=layer.window)
 
 
 def _latent_layers(fields: Fields, kinds: tuple[Kind, ...]) -> tuple[Layer, ...]:

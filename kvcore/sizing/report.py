@@ -47,6 +47,7 @@ class SizeReport:
     limits: Limits
     memory_bytes: int
     tensor_parallel: int
+    context_parallel: int
     longest_model_len: int
     notes: tuple[str, ...]
     budget: Budget | None = None
@@ -73,7 +74,7 @@ class SizeReport:
 
     @property
     def token_bytes(self) -> int:
-        """Bytes of one token in all layers."""
+        """Bytes of one token in all layers, on a rank that has it."""
         return sum(len(each.layer_names) * each.spec.token_bytes for each in self.config.groups)
 
     @property
@@ -94,6 +95,7 @@ def size_model(
     block_size: int = 16,
     dtype: str | None = None,
     tensor_parallel: int = 1,
+    context_parallel: int = 1,
     windows: bool = True,
     checkpoint_interval: int | None = None,
 ) -> SizeReport:
@@ -107,7 +109,11 @@ def size_model(
     """
     check_memory("memory_bytes", memory_bytes)
     specs = make_layer_specs(
-        model, block_size=block_size, dtype=dtype, tensor_parallel=tensor_parallel
+        model,
+        block_size=block_size,
+        dtype=dtype,
+        tensor_parallel=tensor_parallel,
+        context_parallel=context_parallel,
     )
     specs = specs if windows else unify_hybrid_kv_cache_specs(specs)
     groups = group_layers(specs, checkpoint_interval)
@@ -119,6 +125,7 @@ def size_model(
         limits=limits,
         memory_bytes=memory_bytes,
         tensor_parallel=tensor_parallel,
+        context_parallel=context_parallel,
         longest_model_len=longest_in_blocks(groups, min(config.num_blocks, in_memory), limits),
         notes=tuple(_notes(model, limits, dtype)),
     )
@@ -133,6 +140,7 @@ def to_json(report: SizeReport) -> dict[str, Any]:
         "num_layers": len(report.model.layers),
         "dtype": config.groups[0].spec.dtype,
         "tensor_parallel": report.tensor_parallel,
+        "context_parallel": report.context_parallel,
         "groups": [
             {
                 "kind": group.spec.kind,
@@ -176,6 +184,8 @@ def to_text(report: SizeReport) -> str:
     lines = [("model", _model_line(report))]
     if report.tensor_parallel > 1:
         lines.append(("devices", _devices_line(report)))
+    if report.context_parallel > 1:
+        lines.append(("ranks", _ranks_line(report)))
     lines += _group_lines(report.config)
     if report.budget is not None:
         lines.append(("device", _budget_line(report.budget, report.model)))
@@ -215,6 +225,16 @@ def _devices_line(report: SizeReport) -> str:
     else:
         part = f"{spec.num_kv_heads} of {_count(layer.num_kv_heads, 'key-value head')}"
     return f"{report.tensor_parallel}, each with {part}; sizes below are of one device"
+
+
+def _ranks_line(report: SizeReport) -> str:
+    split = [group.spec for group in report.config.groups if group.spec.keeps_all]
+    if not split:
+        return f"{report.context_parallel}, all with the same: no layer keeps all tokens"
+    local = _count(split[0].block_size // report.context_parallel, "token")
+    text = f"{report.context_parallel}, each with {local} of a block of full attention"
+    text += "" if len(split) == len(report.config.groups) else ", all with the same of the others"
+    return f"{text}; sizes below are of one rank"
 
 
 def _budget_json(budget: Budget) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from typing import ClassVar
 
 import attrs
 
-from kvcore.sizing.errors import WindowOnLatent
+from kvcore.sizing.errors import UnevenBlocks, WindowOnLatent
 from kvcore.sizing.units import DTYPE_BYTES, read_dtype
 from kvcore.types.errors import InvalidCount, WrongArgument
 from kvcore.types.groups import Kind
@@ -164,10 +164,27 @@ class StateSpec(LayerSpec):
 
 @attrs.frozen(kw_only=True)
 class FullAttentionSpec(AttentionSpec):
-    """A layer whose queries see all tokens before them; with `use_mla`, as latent vectors."""
+    """A layer whose queries see all tokens before them; with `use_mla`, as latent vectors.
+
+    context_parallel: ranks that share the tokens of a block. block_size counts the tokens on all of
+    them, a page holds those of one. Raises UnevenBlocks too.
+    """
+
+    context_parallel: int = 1
 
     name: ClassVar[Kind] = "full_attention"
     keeps_all: ClassVar[bool] = True
+
+    def __attrs_post_init__(self) -> None:
+        super().__attrs_post_init__()
+        check_count("context_parallel", self.context_parallel)
+        if self.block_size % self.context_parallel:
+            raise UnevenBlocks(block_size=self.block_size, context_parallel=self.context_parallel)
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of one block on one rank."""
+        return self.block_size // self.context_parallel * self.token_bytes
 
     @property
     def kind(self) -> Kind:

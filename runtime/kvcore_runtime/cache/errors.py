@@ -28,6 +28,14 @@ class InvalidSize(CacheError):
     message = "{name}={value} must be an integer of at least {least}"
 
 
+class UnevenShares(CacheError):
+    """Ranks that share the tokens of blocks have equal shares, in whole runs."""
+
+    message = (
+        "blocks of {block_size} tokens do not split into runs of {interleave} for {num_ranks} ranks"
+    )
+
+
 class NoMemory(CacheError):
     """The system does not give the memory of a tier or of tables."""
 
