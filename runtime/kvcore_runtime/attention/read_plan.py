@@ -28,6 +28,7 @@ class ReadPlan(NamedTuple):
 
     query_lens: tuple[int, ...]
     seq_lens: tuple[int, ...]
+    num_drafts: tuple[int, ...]
     num_rows: int
     num_places: int
     width: int
@@ -51,18 +52,21 @@ def plan_reads(
     rows: Sequence[int] | None = None,
     num_blocks_max: int | None = None,
     visibility: Visibility = FULL,
+    num_drafts: Sequence[int] | None = None,
 ) -> ReadPlan:
     """Plan a step of sequences whose last query_lens[i] of seq_lens[i] tokens are new.
+
+    num_drafts: how many of these are drafts; default: none.
 
     width: places per row of the tables. rows: of the tables, one per sequence; default: 0, 1, 2 and
     so on. num_blocks_max: blocks gathered at a time, unless a single sequence has more; None for
     all. visibility: of the layers.
     """
     starts = [seq_len - num for num, seq_len in zip(query_lens, seq_lens, strict=False)]
-    seen = [
-        visibility.seen(start, seq_len) for start, seq_len in zip(starts, seq_lens, strict=False)
-    ]
-    spans = [range(each.start // block_size, -(-each.stop // block_size)) for each in seen]
+    drafts = [0] * len(starts) if num_drafts is None else num_drafts
+    columns = [*zip(starts, seq_lens, drafts, strict=False)]
+    spans = [visibility.blocks(start, end, block_size, count) for start, end, count in columns]
+    seen = [visibility.seen(start, end) for start, end, _ in columns]
     row = np.array(range(len(spans)) if rows is None else rows, dtype=np.int64)
     counts = [len(span) for span in spans]
     positions = flat_ranges(starts, query_lens)
@@ -72,11 +76,14 @@ def plan_reads(
     return ReadPlan(
         query_lens=tuple(query_lens),
         seq_lens=tuple(seq_lens),
+        num_drafts=tuple(drafts),
         num_rows=int(row.max(initial=-1)) + 1,
         num_places=max((span.stop for span in spans), default=0),
         width=width,
         num_blocks=len(read),
-        parts=_gathers(spans, seen, block_size, num_blocks_max or len(read)),
+        parts=()
+        if visibility.is_state
+        else _gathers(spans, seen, block_size, num_blocks_max or len(read)),
         numbers=np.concatenate((places, read, positions, offsets)),
     )
 

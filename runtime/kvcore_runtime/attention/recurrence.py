@@ -25,12 +25,14 @@ class PagedStates:
     """The layers of one group of states in one step; created for each step.
 
     A sequence's block holds the state before the step, put there by the batch's commands, and is
-    overwritten by the state after it. Needs the interface of `PagedAttention`.
+    overwritten by the state after it; if the step ends in drafts, by the state before them, and the
+    blocks after it get the states after each draft. Needs the interface of `PagedAttention`.
     """
 
     def __init__(self, states: Tensor, plan: ReadPlan, numbers: Sequence[Tensor]) -> None:
         """states: [num_blocks, num_layers, num_kv_heads, head_dim, head_dim] float32. plan: one
-        block per sequence. numbers: the plan's numbers on the device, split as by `number_sizes`.
+        block per sequence, and one per draft. numbers: the plan's numbers on the device, split as
+        by `number_sizes`.
         """
         self._states = states
         self._plan = plan
@@ -50,17 +52,26 @@ class PagedStates:
         """Advance the sequences' states in this layer over the step's tokens. See `Attention`."""
         states = self._states[:, layer]
         held = states.index_select(0, self._blocks)
-        seen = advance(held, q, k, v, gates, self._plan.query_lens)
+        plan = self._plan
+        seen = advance(held, q, k, v, gates, plan.query_lens, plan.num_drafts)
         states.index_copy_(0, self._blocks, held)
         return seen
 
 
 def advance(
-    states: Tensor, q: Tensor, k: Tensor, v: Tensor, gates: Tensor | None, query_lens: Sequence[int]
+    states: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    gates: Tensor | None,
+    query_lens: Sequence[int],
+    num_drafts: Sequence[int] | None = None,
 ) -> Tensor:
     """Advance each sequence's state over its tokens of a step; return what their queries read.
 
-    states: [num_seqs, num_kv_heads, head_dim, head_dim] float32, contiguous, changed in place. q:
+    num_drafts: of each sequence's last tokens; default: none. states: [num_seqs + all drafts,
+    num_kv_heads, head_dim, head_dim] float32, contiguous, changed in place: the state of a
+    sequence, then those after each of its drafts, whose content before is not read. q:
     [T, num_heads, head_dim]; k, v, gates: [T, num_kv_heads, head_dim], gates before the sigmoid.
     Returns a tensor like q. Raises ShapeMismatch without gates.
     """
@@ -70,9 +81,13 @@ def advance(
     queries = q.float().unflatten(1, (num_heads, -1)).unsqueeze(-1)
     keys, values = k.float().unsqueeze(-1), v.float().unsqueeze(-2)
     logits = gates.float().unsqueeze(-1)
-    seen, token = [], 0
-    for state, query_len in zip(states, query_lens, strict=True):
-        for _ in range(query_len):
+    seen, token, rest = [], 0, iter(states)
+    drafts = [0] * len(query_lens) if num_drafts is None else num_drafts
+    for query_len, count in zip(query_lens, drafts, strict=True):
+        state = next(rest)
+        for number in range(query_len):
+            if number >= query_len - count:
+                state = next(rest).copy_(state)
             state.mul_(logits[token].sigmoid().pow_(1 / GATE_ROOT))
             state.add_(keys[token] * values[token])
             seen.append((queries[token] * state.unsqueeze(1)).sum(2))

@@ -52,6 +52,17 @@ class Visibility:
         """Return the positions whose blocks a step that computes [start, end) reads or writes."""
         return range(end - 1 if self.is_state else self.first_seen(start), end)
 
+    def blocks(self, start: int, end: int, block_size: int, num_drafts: int = 0) -> range:
+        """Return the places of a table that a step which computes [start, end) reads or writes.
+
+        num_drafts: drafts at the last positions, each of which has a state of its own, in the
+        places after that of the state before them.
+        """
+        if self.is_state:
+            place = (end - num_drafts - 1) // block_size
+            return range(place, place + 1 + num_drafts)
+        return range(self.first_seen(start) // block_size, -(-end // block_size))
+
     def first_seen(self, position: int) -> int:
         """Return the first position whose key the query at this position sees."""
         if self.window is None:

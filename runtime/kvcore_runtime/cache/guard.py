@@ -50,13 +50,15 @@ _WRITES = {each.kind: each.__name__ for each in (Zero, CopyOnWrite, SwapIn, Load
 class Reads:
     """The forward pass of one step: it computes positions starts[i] to ends[i] of rows[i].
 
-    requests: the requests of the rows, for messages.
+    requests: the requests of the rows, for messages. num_drafts: how many of the last positions of
+    each are drafts; default: none.
     """
 
     rows: Sequence[int]
     starts: Sequence[int]
     ends: Sequence[int]
     requests: Sequence[str]
+    num_drafts: Sequence[int] | None = None
 
 
 @attrs.frozen
@@ -144,7 +146,7 @@ class CacheGuard:
                 reason = f"it has no owner, and is in row {seen.row}, group {seen.group_id}"
                 raise seen.stale(int(stale[0]), reason)
             states = self._cache.states.get(seen.group_id)
-            if states is not None and states[seen.blocks.to(states.device)].isnan().any():
+            if states is not None and states[seen.blocks[:1].to(states.device)].isnan().any():
                 reason = "its state holds NaN: neither zeros nor a copy came before the step"
                 raise seen.stale(int(seen.blocks[0]), reason)
 
@@ -171,13 +173,15 @@ class CacheGuard:
         """Return the blocks that a step sees, group by group. Raises StaleRead if a table is too
         short.
         """
-        columns = (reads.rows, reads.starts, reads.ends, reads.requests)
+        drafts = [0] * len(reads.rows) if reads.num_drafts is None else reads.num_drafts
+        columns = (reads.rows, reads.starts, reads.ends, reads.requests, drafts)
         for group_id in range(tables.num_groups):
             size = tables.block_sizes[group_id]
-            for row, start, end, request in zip(*columns, strict=True):
+            for row, start, end, request, count in zip(*columns, strict=True):
                 positions = self._kept[group_id].seen(start, end)
-                needed, held = -(-end // size), int(tables.lengths[group_id, row])
-                blocks = tables.blocks[group_id, row, positions.start // size : needed]
+                places = self._kept[group_id].blocks(start, end, size, count)
+                needed, held = places.stop, int(tables.lengths[group_id, row])
+                blocks = tables.blocks[group_id, row, places.start : places.stop]
                 blocks = blocks.cpu().to(torch.int64)
                 seen = _Seen(step, request, row, group_id, positions, blocks)
                 if needed > held:

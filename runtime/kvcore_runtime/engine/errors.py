@@ -13,7 +13,7 @@ class InvalidOption(KvcoreRuntimeError):
 class NotWithStates(KvcoreRuntimeError):
     """An engine does not have this option for a model with recurrent states."""
 
-    message = "a model with recurrent states has no {option}"
+    message = "a model with recurrent states has no {option}{unless}"
 
 
 class NoSuchCore(KvcoreRuntimeError):

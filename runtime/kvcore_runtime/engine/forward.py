@@ -39,7 +39,7 @@ from kvcore_runtime.model.model import Llama
 from kvcore_runtime.model.sampling import Sampling, draw
 
 _NOTHING = np.empty(0, dtype=np.int64)
-_ReadLists: TypeAlias = tuple[list[int], list[int], list[int], list[str]]
+_ReadLists: TypeAlias = tuple[list[int], list[int], list[int], list[str], list[int]]
 _DrawLists: TypeAlias = tuple[list[int], list[dict[str, Any] | None], list[int]]
 
 
@@ -87,6 +87,7 @@ def make_runtime(
     longest = -(-(shape.max_model_len + config.num_preallocate_tokens) // min(groups.block_sizes))
     if all(each.window is None for each in groups.kept):
         longest = min(longest, config.num_usable_blocks)
+    longest += max(each.draft_states for each in config.groups)
     tables = BlockTables(
         max_rows=max_rows,
         max_blocks=longest,
@@ -208,6 +209,7 @@ class Forward:
             [each.start for each in chunks],
             [each.end for each in chunks],
             [each.sequence.sequence_id for each in chunks],
+            [len(each.drafts) for each in chunks],
         )
         draws_as_data = (
             [each.rows[index] for each, index in drawn],
@@ -230,7 +232,7 @@ class Forward:
         """
         names = [f"row {row}" for row in rows]
         parts: list[list[int]] = [tokens, [], [], [], [], []]
-        return self._inputs(parts, (rows, starts, ends, names), ([], [], []))
+        return self._inputs(parts, (rows, starts, ends, names, [0] * len(rows)), ([], [], []))
 
     def begin(self, inputs: StepInputs) -> Begun:
         """Set up a step, as far as it needs neither its batch nor the tokens to come.
@@ -301,7 +303,8 @@ class Forward:
         self, parts: Sequence[list[int]], reads: _ReadLists, draws: _DrawLists
     ) -> StepInputs:
         """Convert a step to plain data: its own numbers and those of its plans."""
-        plans = self._plan(*reads[:3])
+        rows, starts, ends, _, num_drafts = reads
+        plans = self._plan(rows, starts, ends, num_drafts)
         own = np.array([*itertools.chain(*parts)], dtype=np.int64)
         plan_sizes = (each.number_sizes for each in plans)
         return StepInputs(
@@ -313,7 +316,11 @@ class Forward:
         )
 
     def _plan(
-        self, rows: Sequence[int], starts: Sequence[int], ends: Sequence[int]
+        self,
+        rows: Sequence[int],
+        starts: Sequence[int],
+        ends: Sequence[int],
+        num_drafts: Sequence[int],
     ) -> tuple[ReadPlan, ...]:
         """Plan the reads and writes of each kind of layer."""
         return tuple(
@@ -325,6 +332,7 @@ class Forward:
                 width=self._runtime.tables.max_blocks,
                 num_blocks_max=self._num_blocks_max[group_id],
                 visibility=visibility,
+                num_drafts=num_drafts,
             )
             for group_id, visibility in self._kinds
         )

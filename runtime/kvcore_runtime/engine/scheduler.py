@@ -28,7 +28,8 @@ class EngineScheduler(batching.Scheduler[Sequence]):
     """Queues of sequences, each ordered by age.
 
     drafter: guesses tokens of decoding sequences. exchange: loads tokens computed elsewhere.
-    num_hits_inside: hits that ended inside a block. Raises NotWithStates for drafter and exchange.
+    num_hits_inside: hits that ended inside a block. Raises NotWithStates for an exchange beside
+    states, and for a drafter beside states without places for drafts.
     """
 
     def __init__(
@@ -40,13 +41,12 @@ class EngineScheduler(batching.Scheduler[Sequence]):
         drafter: Drafter | None = None,
         exchange: Exchange | None = None,
     ) -> None:
-        given = {
-            "drafter": drafter is not None,
-            "exchange": exchange is not None and type(exchange) is not Exchange,
-        }
-        for option, is_given in given.items() if manager.config.has_states else ():
-            if is_given:
-                raise NotWithStates(option=option)
+        states = [group.draft_states for group in manager.config.groups if group.is_state]
+        self._most_drafts = min(states, default=None)
+        if drafter is not None and self._most_drafts == 0:
+            raise NotWithStates(option="drafter", unless=", unless its groups have draft_states")
+        if states and exchange is not None and type(exchange) is not Exchange:
+            raise NotWithStates(option="exchange", unless="")
         swaps = preemption == "swap" and manager.config.num_host_blocks > 0
         super().__init__(manager, token_budget=token_budget, swaps=swaps)
         self._drafter = drafter
@@ -155,6 +155,8 @@ class EngineScheduler(batching.Scheduler[Sequence]):
             name, start = sequence.sequence_id, sequence.num_tokens - 1
             self.give_new_token(sequence)
             room = min(room, sequence.sampling.max_tokens - len(sequence.generated) - 1)
+            if self._most_drafts is not None:
+                room = min(room, self._most_drafts)
             known = sequence.tokens(0, start + 1)
             drafts = tuple(self._drafter.propose(known, room)) if room else ()
             if drafts:

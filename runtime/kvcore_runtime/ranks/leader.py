@@ -35,8 +35,8 @@ class Leader:
 
     engine: over rank 0's shard, before its first step. Its `step` raises RankLost if a rank dies or
     stops, StepFailed if another rank could not apply a batch, and the same in every call from then
-    on. Raises NotLed if the engine has an exchange for one rank, or computes in a process of its
-    own.
+    on. Raises NotLed if the engine has an exchange for one rank, drafts beside states, or computes
+    in a process of its own.
     """
 
     def __init__(self, engine: Engine, links: Links) -> None:
@@ -48,6 +48,8 @@ class Leader:
             raise NotLed(reason="it has a far tier: max_in_flight must be 0")
         if engine.manager.config.max_in_flight and runs_in_fork(engine.model.device):
             raise NotLed(reason="its batches run in a process of its own: max_in_flight must be 0")
+        if engine.options.drafter is not None and engine.manager.config.has_states:
+            raise NotLed(reason="it has drafts beside states, which other ranks do not know of")
         if engine.open_number:
             raise NotLed(reason=f"it has taken {engine.open_number} batches already")
         self._engine = engine

@@ -71,6 +71,24 @@ def test_no_bit_depends_on_how_sequences_are_cut_and_batched(dtype: torch.dtype)
     assert torch.equal(states, whole)
 
 
+@pytest.mark.parametrize("num_known", [0, 1, 4])
+def test_each_draft_leaves_a_state_of_its_own(num_known: int) -> None:
+    """Two sequences, of which the first has drafts; their states have any content before."""
+    given = [inputs(num_known + 3, 1), inputs(2, 2)]
+    expected, whole, held = [], zeros(1), [zeros(1)]
+    for token in range(num_known + 3):
+        q, k, v, g = (each[token : token + 1] for each in given[0])
+        expected.append(advance(whole, q, k, v, g, [1]))
+        held.append(whole.clone())
+    other = zeros(1)
+    expected.append(advance(other, *given[1], [2]))
+    states = torch.cat([zeros(1), torch.full_like(zeros(3), torch.nan), zeros(1)])
+    q, k, v, g = (torch.cat(each) for each in zip(*given, strict=True))
+    seen = advance(states, q, k, v, g, [num_known + 3, 2], [3, 0])
+    assert torch.equal(seen, torch.cat(expected))
+    assert torch.equal(states, torch.cat([*held[num_known:], other]))
+
+
 def test_a_layer_with_a_state_needs_gates() -> None:
     q, k, v, _ = inputs(1, 0)
     with pytest.raises(ShapeMismatch, match="gates"):

@@ -95,7 +95,7 @@ def executor(
 
 def submit(executor: BatchExecutor, number: int, *, computes: bool = True) -> None:
     if computes:
-        executor.announce(StepInputs(b"", (), ([number], [], [], []), ([], [], []), ()))
+        executor.announce(StepInputs(b"", (), ([number], [], [], [], []), ([], [], []), ()))
     executor.submit(close(number, []))
 
 

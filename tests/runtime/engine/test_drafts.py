@@ -2,7 +2,6 @@
 """Drafts, right and wrong ones, change how many steps an answer takes and nothing else."""
 
 from collections.abc import Sequence
-from functools import cache
 
 import attrs
 import pytest
@@ -18,7 +17,7 @@ from kvcore_runtime.model.sampling import FinishReason, Sampling
 from kvcore import Config
 from tests.conftest import Backend
 from tests.runtime.backends import both_backends
-from tests.runtime.engine.spoiled import Spoiled
+from tests.runtime.engine.spoiled import Spoiled, foreseen
 from tests.runtime.model.questions import (
     MODELS,
     SYSTEM,
@@ -43,30 +42,8 @@ def backend(backend_of_engine: Backend) -> Backend:
     return backend_of_engine
 
 
-@attrs.frozen
-class Foreseen:
-    """Knows the answers, and guesses the first one that begins with the tokens so far."""
-
-    answers: tuple[tuple[int, ...], ...]
-    num_drafts: int = 5
-
-    def propose(self, tokens: Sequence[int], num_drafts_max: int) -> Sequence[int]:
-        known = tuple(tokens)
-        for each in self.answers:
-            if each[: len(known)] == known:
-                return each[len(known) :][: min(self.num_drafts, num_drafts_max)]
-        return ()
-
-
-@cache
-def foreseen(name: str, temperature: float) -> Foreseen:
-    prompts = {each.request_id: each.prompt for each in requests()}
-    generations = references(model(name), temperature).items()
-    return Foreseen(tuple((*prompts[key.split("#")[0]], *each.tokens) for key, each in generations))
-
-
 def drafters(name: str, temperature: float) -> dict[str, Drafter]:
-    right = foreseen(name, temperature)
+    right = foreseen(model(name), temperature)
     lookup = PromptLookup(num_matched=1)
     return {
         "right": right,
@@ -153,7 +130,9 @@ def test_drafts_give_way_to_nothing_but_change_no_answer_in_a_small_pool(
 
 @pytest.mark.parametrize("token_budget", [2, 9])
 def test_drafts_take_what_a_small_step_has_left(backend: Backend, token_budget: int) -> None:
-    engine = make_engine("windowed", backend, foreseen("windowed", 0.9), token_budget=token_budget)
+    engine = make_engine(
+        "windowed", backend, foreseen(model("windowed")), token_budget=token_budget
+    )
     requested = requests()[:2]
     assert_same_answers(answer(engine, requested), references(model("windowed")), requested)
     assert engine.metrics.num_accepted_drafts > 0
@@ -165,7 +144,7 @@ def test_right_drafts_save_steps_and_are_all_accepted(backend: Backend) -> None:
     request = attrs.evolve(whole, sampling=attrs.evolve(whole.sampling, max_tokens=17))
     plain = make_engine("full", backend, None)
     answer(plain, [request])
-    drafted = make_engine("full", backend, foreseen("full", 0.0))
+    drafted = make_engine("full", backend, foreseen(model("full"), 0.0))
     answer(drafted, [request])
     # 17 tokens: one from the prompt, then at most 5 drafts and the token behind them a step.
     assert plain.metrics.num_steps - drafted.metrics.num_steps == 16 - 3
@@ -178,7 +157,7 @@ def test_an_end_among_the_drafts_ends_the_answer_there(backend: Backend) -> None
     (request,) = [each for each in requests() if each.request_id == "r5"]
     end = whole[9]
     ended = attrs.evolve(request, sampling=attrs.evolve(request.sampling, end_ids=frozenset({end})))
-    engine = make_engine("full", backend, foreseen("full", 0.9))
+    engine = make_engine("full", backend, foreseen(model("full")))
     (done,) = answer(engine, [ended]).values()
     assert done.reason is FinishReason.END
     assert done.tokens == whole[: whole.index(end) + 1]

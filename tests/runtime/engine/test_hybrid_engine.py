@@ -27,6 +27,7 @@ from kvcore_runtime.model.sampling import Sampling
 from kvcore import Config, Group
 from kvcore.types.commands import Batch, CopyOnWrite, Evict, Free, SwapIn, SwapOut, Zero
 from tests.conftest import Backend
+from tests.runtime.engine.spoiled import Spoiled, foreseen
 from tests.runtime.model.questions import (
     SLIDING,
     SYSTEM,
@@ -41,6 +42,7 @@ MODELS = {
     "three kinds": (STATE, SLIDING, FULL, STATE, SLIDING, FULL),
     "mostly states": (STATE, STATE, STATE, FULL),
 }
+NUM_DRAFTS, NUM_IDS = 3, 260
 IN_ORDER = 4
 """Lives without batches in flight, before those with one."""
 TWO_AND_ONE = (FULL, STATE, FULL)
@@ -63,8 +65,10 @@ class Life:
         swaps = self.pick.random() < 0.5
         budget = self.pick.choice([24, 40, 100])
         interval = self.pick.choice([8, 16, 32])
+        drafts = seed % 3 == 0
+        places = NUM_DRAFTS if drafts else 0
         groups = [
-            attrs.evolve(each, block_size=interval) if each.is_state else each
+            attrs.evolve(each, block_size=interval, draft_states=places) if each.is_state else each
             for each in make_groups(self.layers, 16)
         ]
         config = Config(
@@ -74,12 +78,15 @@ class Life:
             max_num_batched_tokens=budget,
             hash_seed=b"hybrid",
         )
+        right = foreseen(self.model)
+        spoiled = Spoiled(drafter=right, seed=seed, share=0.2, num_tokens=NUM_IDS)
         options = EngineOptions(
             backend=backend,
             token_budget=budget,
             preemption="swap" if swaps else "recompute",
             guard=self.pick.random() < 0.7,
             keep_logits=True,
+            drafter=spoiled if drafts else None,
         )
         if seed % 2:
             config = attrs.evolve(config, hash_block_size=4)
@@ -114,6 +121,8 @@ class Life:
             self.seen[kind.__name__] += engine.metrics.commands[kind.kind]
         self.seen["hits"] += engine.manager.take_stats().hits
         self.seen["overlapped"] += engine.metrics.num_overlapped
+        self.seen["accepted"] += engine.metrics.num_accepted_drafts
+        self.seen["rejected"] += engine.metrics.num_drafts - engine.metrics.num_accepted_drafts
         self.seen["hits inside"] += engine.scheduler.num_hits_inside
         self.seen["recomputed"] += engine.scheduler.preemptions.by_recompute
 
@@ -137,6 +146,8 @@ def test_random_lives_answer_as_states_that_never_moved(backend: Backend) -> Non
             "overlapped",
             "forks",
             "recomputed",
+            "accepted",
+            "rejected",
         )
     }
 
@@ -228,9 +239,9 @@ def test_groups_that_do_not_hold_the_states_are_refused(backend: Backend) -> Non
             Engine(model_of(layers), Config(9, groups=groups), EngineOptions(backend=backend))
 
 
-def test_drafts_and_exchanges_are_refused(backend: Backend) -> None:
+def test_drafts_without_places_and_exchanges_are_refused(backend: Backend) -> None:
     model, config = model_of((FULL, STATE)), Config(9, groups=make_groups((FULL, STATE), 8))
-    with pytest.raises(NotWithStates, match="drafter"):
+    with pytest.raises(NotWithStates, match="drafter, unless its groups have draft_states"):
         Engine(model, config, EngineOptions(backend=backend, drafter=PromptLookup()))
 
     class Other(Exchange):
