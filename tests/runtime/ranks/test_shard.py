@@ -9,6 +9,7 @@ import attrs
 import pytest
 import torch
 from kvcore_runtime.attention.visibility import FULL, STATE
+from kvcore_runtime.engine.drafts import PromptLookup
 from kvcore_runtime.engine.engine import Engine, EngineOptions
 from kvcore_runtime.model.contiguous import generate_reference
 from kvcore_runtime.model.model import Llama, tiny_config, tiny_model
@@ -17,7 +18,7 @@ from kvcore_runtime.ranks.errors import NotLed, UnevenShard
 from kvcore_runtime.ranks.leader import Leader
 from kvcore_runtime.ranks.shard import pad_heads, shard
 
-from kvcore import Config
+from kvcore import Config, Group
 
 PROMPT = tuple(b"Where is the gold?")
 
@@ -74,3 +75,9 @@ def test_engines_that_others_cannot_follow_are_refused() -> None:
     ahead = Engine(tiny_model(), Config(9, max_in_flight=1), EngineOptions(token_budget=32))
     with pytest.raises(NotLed, match="max_in_flight must be 0"):
         Leader(ahead, links)  # type: ignore[arg-type] # refused before it is looked at
+    shape = tiny_config(visibilities=(FULL, STATE))
+    groups = (Group(8), Group(8, kind="state", draft_states=2))
+    options = EngineOptions(token_budget=32, drafter=PromptLookup())
+    drafting = Engine(tiny_model(config=shape), Config(12, groups=groups), options)
+    with pytest.raises(NotLed, match="drafts beside states"):
+        Leader(drafting, links)  # type: ignore[arg-type]
