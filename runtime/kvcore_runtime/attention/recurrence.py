@@ -73,7 +73,8 @@ def advance(
     num_kv_heads, head_dim, head_dim] float32, contiguous, changed in place: the state of a
     sequence, then those after each of its drafts, whose content before is not read. q:
     [T, num_heads, head_dim]; k, v, gates: [T, num_kv_heads, head_dim], gates before the sigmoid.
-    Returns a tensor like q. Raises ShapeMismatch without gates.
+    Returns a tensor like q. Raises ShapeMismatch without gates, or with
+    another number of states.
     """
     if gates is None:
         raise ShapeMismatch(name="gates", expected=k.shape, actual=())
@@ -81,8 +82,10 @@ def advance(
     queries = q.float().unflatten(1, (num_heads, -1)).unsqueeze(-1)
     keys, values = k.float().unsqueeze(-1), v.float().unsqueeze(-2)
     logits = gates.float().unsqueeze(-1)
-    seen, token, rest = [], 0, iter(states)
     drafts = [0] * len(query_lens) if num_drafts is None else num_drafts
+    if len(states) != (expected := len(query_lens) + sum(drafts)):
+        raise ShapeMismatch(name="states", expected=(expected,), actual=(len(states),))
+    seen, token, rest = [], 0, iter(states)
     for query_len, count in zip(query_lens, drafts, strict=True):
         state = next(rest)
         for number in range(query_len):

@@ -93,3 +93,10 @@ def test_a_layer_with_a_state_needs_gates() -> None:
     q, k, v, _ = inputs(1, 0)
     with pytest.raises(ShapeMismatch, match="gates"):
         advance(zeros(1), q, k, v, None, [1])
+
+
+def test_each_sequence_and_draft_needs_a_state() -> None:
+    q, k, v, g = inputs(2, 0)
+    for num_states in (1, 3):
+        with pytest.raises(ShapeMismatch, match="states"):
+            advance(zeros(num_states), q, k, v, g, [2], [1])
