@@ -78,7 +78,7 @@ def receive(play: Play, name: str, more: int, named: bool) -> Any:
     if num_plain(play, name):
         token, sampler = known.future[0]
         tokens, rejected = [token], 0
-    elif known.guesses and not num_plain(play, name):
+    elif known.guesses:
         guess = known.guesses[0]
         sampler, rejected = guess.batch, guess.rejected
         tokens = [token for token, _ in known.future[: guess.accepted + 1]]
