@@ -21,47 +21,34 @@ use crate::types::clone_in_place::clone_in_place;
 use crate::types::commands::{Command, Commands, Tier};
 use crate::types::ids::{BlockId, Row};
 
-/// A taken batch that is not finished.
-#[derive(Debug)]
-pub(crate) struct Pending {
-    pub(crate) number: u64,
-    /// None are left once it is executed.
-    pub(crate) commands: Commands,
-    /// The same.
-    pub(crate) writes: Vec<Write>,
-    /// The numbers of the positions of those that write, as they were when it was taken.
-    pub(crate) nodes: Vec<(Row, Numbers)>,
-    /// The places that its copies and its forward pass read or write, each once.
-    pub(crate) used: Vec<TierBlock>,
-    /// The counts of its requests before it.
-    pub(crate) before: Vec<(Row, u32)>,
-    pub(crate) executed: bool,
-    /// The tokens of those that write, as they were when it was taken, if an engine runs ahead.
-    pub(crate) tokens: Texts,
-    /// The node's texts before it was executed.
-    pub(crate) texts: Texts,
-    /// What those of its requests feed from whose last batch was executed.
-    pub(crate) feeds: Texts,
-    /// That of the weights that it runs with.
-    pub(crate) epoch: u32,
-    /// Those in which the requests began that write, if later than the first.
-    pub(crate) epochs: Vec<(Row, u32)>,
+clone_in_place! {
+    /// A taken batch that is not finished.
+    #[derive(Debug)]
+    pub(crate) struct Pending {
+        pub(crate) number: u64,
+        /// None are left once it is executed.
+        pub(crate) commands: Commands,
+        /// The same.
+        pub(crate) writes: Vec<Write>,
+        /// The numbers of the positions of those that write, as they were when it was taken.
+        pub(crate) nodes: Vec<(Row, Numbers)>,
+        /// The places that its copies and its forward pass read or write, each once.
+        pub(crate) used: Vec<TierBlock>,
+        /// The counts of its requests before it.
+        pub(crate) before: Vec<(Row, u32)>,
+        pub(crate) executed: bool,
+        /// The tokens of those that write, as they were when it was taken, if an engine runs ahead.
+        pub(crate) tokens: Texts,
+        /// The node's texts before it was executed.
+        pub(crate) texts: Texts,
+        /// What those of its requests feed from whose last batch was executed.
+        pub(crate) feeds: Texts,
+        /// That of the weights that it runs with.
+        pub(crate) epoch: u32,
+        /// Those in which the requests began that write, if later than the first.
+        pub(crate) epochs: Vec<(Row, u32)>,
+    }
 }
-
-clone_in_place!(Pending {
-    number,
-    commands,
-    writes,
-    nodes,
-    used,
-    before,
-    executed,
-    tokens,
-    texts,
-    feeds,
-    epoch,
-    epochs,
-});
 
 /// Tokens of requests, by row.
 pub(crate) type Texts = Vec<(Row, Numbers)>;
@@ -103,39 +90,28 @@ pub(crate) struct Unreported {
     pub(crate) first: u32,
 }
 
-/// A state, the batches in flight, and what the executed ones left in memory.
-#[derive(Debug)]
-pub(crate) struct Node {
-    pub(crate) state: State,
-    /// Oldest first.
-    pub(crate) pending: Vec<Pending>,
-    pub(crate) memory: Ghost,
-    /// What the open batch schedules, and where unfinished loads begin.
-    pub(crate) schedule: Schedule,
-    /// Operations whose command was executed, rising.
-    pub(crate) started: Vec<u32>,
-    /// Whether moves have filled the open batch.
-    pub(crate) filled: bool,
-    pub(crate) unreported: Vec<Unreported>,
-    /// What the engine has yet to hand in, oldest first.
-    pub(crate) outputs: Vec<Output>,
-    /// The tokens of requests on the device, with the last that it sampled, if a batch to come
-    /// feeds from them.
-    pub(crate) texts: Texts,
+clone_in_place! {
+    /// A state, the batches in flight, and what the executed ones left in memory.
+    #[derive(Debug)]
+    pub(crate) struct Node {
+        pub(crate) state: State,
+        /// Oldest first.
+        pub(crate) pending: Vec<Pending>,
+        pub(crate) memory: Ghost,
+        /// What the open batch schedules, and where unfinished loads begin.
+        pub(crate) schedule: Schedule,
+        /// Operations whose command was executed, rising.
+        pub(crate) started: Vec<u32>,
+        /// Whether moves have filled the open batch.
+        pub(crate) filled: bool,
+        pub(crate) unreported: Vec<Unreported>,
+        /// What the engine has yet to hand in, oldest first.
+        pub(crate) outputs: Vec<Output>,
+        /// The tokens of requests on the device, with the last that it sampled, if a batch to come
+        /// feeds from them.
+        pub(crate) texts: Texts,
+    }
 }
-
-// Every edge begins with a copy, so it keeps the room.
-clone_in_place!(Node {
-    state,
-    pending,
-    memory,
-    schedule,
-    started,
-    filled,
-    unreported,
-    outputs,
-    texts,
-});
 
 impl Node {
     /// Return a state with nothing in flight. memory: holds nothing.
