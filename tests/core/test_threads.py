@@ -141,37 +141,37 @@ class TensorCallsBack(CallsBack):
         return [self.__index__()]
 
 
-Read = Callable[[KVCacheManager, CallsBack], object]
+Read = Callable[[KVCacheManager, Any], object]
 READ: list[Read] = [
     lambda m, each: m.add_request(Request("c", [each])),
     lambda m, each: m.add_tokens("a", [each]),
     lambda m, each: m.add_tokens("a", TensorCallsBack(each.call)),
-    lambda m, each: m.add_tokens("a", [7], num_rejected=each),  # type: ignore[arg-type]
-    lambda m, each: m.add_tokens("a", [7], batch=each),  # type: ignore[arg-type]
+    lambda m, each: m.add_tokens("a", [7], num_rejected=each),
+    lambda m, each: m.add_tokens("a", [7], batch=each),
     lambda m, each: m.add_drafts("a", [each]),
-    lambda m, each: m.accept("a", each),  # type: ignore[arg-type]
+    lambda m, each: m.accept("a", each),
     lambda m, each: m.append(["a"], [each]),
     lambda m, each: m.append(TensorCallsBack(each.call), [7]),
-    lambda m, each: m.append(["a"], [7], batch=each),  # type: ignore[arg-type]
-    lambda m, each: m.allocate_slots("a", each),  # type: ignore[arg-type]
-    lambda m, each: m.allocate_slots("a", 1, num_lookahead_tokens=each),  # type: ignore[arg-type]
-    lambda m, each: m.allocate_slots("a", 1, delay_cache_blocks=each),  # type: ignore[arg-type]
-    lambda m, each: m.cache_blocks("a", each),  # type: ignore[arg-type]
-    lambda m, each: m.truncate("a", each),  # type: ignore[arg-type]
-    lambda m, each: m.unschedule("a", each),  # type: ignore[arg-type]
-    lambda m, each: m.rewind(["a"], each),  # type: ignore[arg-type]
-    lambda m, each: m.remove_skipped_blocks("a", each),  # type: ignore[arg-type]
-    lambda m, each: m.load("a", each),  # type: ignore[arg-type]
-    lambda m, each: m.store([each]),  # type: ignore[list-item]
-    lambda m, each: m.pin([each]),  # type: ignore[list-item]
-    lambda m, each: m.unpin([each]),  # type: ignore[list-item]
-    lambda m, each: m.evict_blocks([each]),  # type: ignore[list-item]
-    lambda m, each: m.pin_prefix("name", "a", each),  # type: ignore[arg-type]
-    lambda m, each: m.advance_epoch(each),  # type: ignore[arg-type]
-    lambda m, each: m.complete(each),  # type: ignore[arg-type]
-    lambda m, each: m.cancel(each),  # type: ignore[arg-type]
-    lambda m, each: m.complete_operation(each, done=True),  # type: ignore[arg-type]
-    lambda m, each: m.tick(each),  # type: ignore[arg-type]
+    lambda m, each: m.append(["a"], [7], batch=each),
+    lambda m, each: m.allocate_slots("a", each),
+    lambda m, each: m.allocate_slots("a", 1, num_lookahead_tokens=each),
+    lambda m, each: m.allocate_slots("a", 1, delay_cache_blocks=each),
+    lambda m, each: m.cache_blocks("a", each),
+    lambda m, each: m.truncate("a", each),
+    lambda m, each: m.unschedule("a", each),
+    lambda m, each: m.rewind(["a"], each),
+    lambda m, each: m.remove_skipped_blocks("a", each),
+    lambda m, each: m.load("a", each),
+    lambda m, each: m.store([each]),
+    lambda m, each: m.pin([each]),
+    lambda m, each: m.unpin([each]),
+    lambda m, each: m.evict_blocks([each]),
+    lambda m, each: m.pin_prefix("name", "a", each),
+    lambda m, each: m.advance_epoch(each),
+    lambda m, each: m.complete(each),
+    lambda m, each: m.cancel(each),
+    lambda m, each: m.complete_operation(each, done=True),
+    lambda m, each: m.tick(each),
 ]
 
 
