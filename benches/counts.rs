@@ -15,11 +15,11 @@ use kvcore::transitions::fork::fork;
 use kvcore::transitions::free::free;
 use kvcore::transitions::queries::get_computed_blocks;
 use kvcore::transitions::requests::{add_request, add_tokens, remove_request};
-use kvcore::transitions::slot_request::SlotRequest;
 use kvcore::types::commands::Batch;
 use kvcore::types::config::Config;
 use kvcore::types::groups::{Group, Kind};
 use kvcore::types::keys::Hashing;
+use kvcore::types::slot_request::SlotRequest;
 use kvcore::types::values::{Output, Request};
 
 const BLOCK_SIZE: u32 = 16;

@@ -12,9 +12,9 @@ use kvcore::transitions::allocate::allocate_slots;
 use kvcore::transitions::append::{Requests, append};
 use kvcore::transitions::batches::{complete, take_batch};
 use kvcore::transitions::requests::add_request;
-use kvcore::transitions::slot_request::SlotRequest;
 use kvcore::types::config::{Config, Publish};
 use kvcore::types::groups::{Group, Kind};
+use kvcore::types::slot_request::SlotRequest;
 use kvcore::types::values::Request;
 
 const BLOCK_SIZE: u32 = 16;

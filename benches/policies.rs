@@ -13,9 +13,9 @@ use kvcore::transitions::allocate::allocate_slots;
 use kvcore::transitions::batches::take_batch;
 use kvcore::transitions::free::free;
 use kvcore::transitions::requests::{add_request, remove_request};
-use kvcore::transitions::slot_request::SlotRequest;
 use kvcore::types::config::{Config, EVICTIONS, Eviction};
 use kvcore::types::keys::Hashing;
+use kvcore::types::slot_request::SlotRequest;
 use kvcore::types::values::Request;
 
 const NUM_BLOCKS: u32 = 32_768;

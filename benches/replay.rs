@@ -22,9 +22,9 @@ use kvcore::transitions::drain::take_events;
 use kvcore::transitions::free::free;
 use kvcore::transitions::queries::get_computed_blocks;
 use kvcore::transitions::requests::{add_request, remove_request};
-use kvcore::transitions::slot_request::{RequestedHit, SlotRequest};
 use kvcore::types::config::{Config, Eviction};
 use kvcore::types::keys::Hashing;
+use kvcore::types::slot_request::{RequestedHit, SlotRequest};
 use kvcore::types::values::Request;
 use operations::{List, Operation};
 

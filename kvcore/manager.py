@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""KVCacheManager: the transitions as methods of one object, over either backend.
-
-It holds the newest state; the pure functions do the work, in Python or in the compiled twin.
-"""
+"""KVCacheManager: the newest state, with the transitions as methods, in either language."""
 
 from __future__ import annotations
 
@@ -12,11 +9,12 @@ from typing import Any, Literal, Unpack
 from kvcore.backend import HANDED_ON, Recordable, Timed, default_backend, make_backend
 from kvcore.explain import Questions
 from kvcore.transitions import TRANSITIONS
-from kvcore.transitions.slot_request import DEFAULTS, SlotOptions, check_hit_kind
+from kvcore.transitions.slot_request import check_hit_kind
 from kvcore.types.arguments import check_kind, check_request, read_flag, read_list, read_once
 from kvcore.types.commands import Batch
 from kvcore.types.config import Config
 from kvcore.types.event_log import Events
+from kvcore.types.slot_request import DEFAULTS, SlotOptions
 from kvcore.types.values import (
     Appended,
     Hit,

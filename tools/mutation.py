@@ -30,7 +30,7 @@ TOOLS = ROOT / "target" / "mutation-tools"
 PLACES = (
     *("hashing", "pool", "state", "transitions", "legacy/blocks", "codec/decode_batch"),
     *("manager", "types/arguments", "types/effects", "types/groups", "types/ids", "types/keys"),
-    *("types/event_log", "types/extra_inputs", "types/tokens"),
+    *("types/event_log", "types/extra_inputs", "types/slot_request", "types/tokens"),
 )
 """Folders and files, in either language, of the transitions, the pool, the hashing and requests."""
 

@@ -12,41 +12,14 @@ computed here (X-06), although its slot exists for the load.
 
 from __future__ import annotations
 
-from msgspec import Struct
-
-from kvcore.compat.engine_request import RequestCounts
 from kvcore.compat.errors import BehindWindow
 from kvcore.compat.registered_request import RegisteredRequest
 from kvcore.compat.steps import Steps
 from kvcore.manager import KVCacheManager as Core
+from kvcore.types.engine_counts import AllocationSpan, RequestCounts, TokenCounts
 from kvcore.types.errors import BeyondComputed, InvalidCount
 from kvcore.types.groups import skipped_blocks
 from kvcore.types.values import KVCacheBlocks as CoreBlocks
-
-
-class TokenCounts(Struct, frozen=True, gc=False):
-    """The tokens of a call: new, hit, external and lookahead."""
-
-    num_new: int
-    num_hit: int
-    num_external: int
-    num_lookahead: int
-
-
-class AllocationSpan(Struct, frozen=True, gc=False):
-    """The tokens requested from the core.
-
-    start: first position that the engine computes. end: exclusive. again: the tokens have slots
-    already and are computed again. whole: external tokens fill the request.
-    """
-
-    num_new: int
-    num_external: int
-    num_lookahead: int
-    start: int
-    end: int
-    again: bool
-    whole: bool
 
 
 def find_span(

@@ -16,10 +16,11 @@ from struct import Struct
 from typing import Any
 
 from kvcore.compat.blocks import KVCacheBlocks
-from kvcore.compat.engine_request import RequestCounts, read_hashes
+from kvcore.compat.engine_request import read_hashes
 from kvcore.compat.registered_request import RegisteredRequest
 from kvcore.compat.steps import Steps
 from kvcore.manager import KVCacheManager as Core
+from kvcore.types.engine_counts import RequestCounts
 from kvcore.types.keys import HASH_SIZE
 from kvcore.types.values import Appended, Refused
 

@@ -13,9 +13,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from msgspec import Struct
-
 from kvcore.types.arguments import read_count, read_int
+from kvcore.types.engine_counts import RequestCounts
 from kvcore.types.errors import CountMismatch, InvalidExtraKey, WrongArgument
 from kvcore.types.extra_inputs import LoRA, MediaItem, PromptEmbeds
 from kvcore.types.tokens import MAX_TOKEN
@@ -36,14 +35,6 @@ class EngineRequest(Protocol):
     def num_tokens(self) -> int: ...
     @property
     def num_computed_tokens(self) -> int: ...
-
-
-class RequestCounts(Struct, frozen=True, gc=False):
-    """A request's id and counts at the time of a call."""
-
-    name: str
-    num_tokens: int
-    num_computed: int
 
 
 def see(request: EngineRequest) -> RequestCounts:

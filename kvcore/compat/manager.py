@@ -13,15 +13,13 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
 from kvcore.compat.allocation_span import (
-    AllocationSpan,
-    TokenCounts,
     find_span,
     new_blocks,
     withdraw,
 )
 from kvcore.compat.blocks import KVCacheBlocks, read_hit
 from kvcore.compat.decoded_tokens import DecodedTokens
-from kvcore.compat.engine_request import EngineRequest, RequestCounts, see, skips_reading
+from kvcore.compat.engine_request import EngineRequest, see, skips_reading
 from kvcore.compat.registered_request import RegisteredRequest
 from kvcore.compat.request_registry import RequestRegistry
 from kvcore.compat.steps import Steps
@@ -29,6 +27,7 @@ from kvcore.manager import KVCacheManager as Core
 from kvcore.types.arguments import read_count, read_ints, read_list
 from kvcore.types.commands import Batch
 from kvcore.types.config import Config
+from kvcore.types.engine_counts import AllocationSpan, RequestCounts, TokenCounts
 from kvcore.types.errors import InvalidConfig
 from kvcore.types.events import Event
 from kvcore.types.values import Hit, PrefixCacheStats, Refused, Verdict

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from kvcore.compat.engine_request import (
     EngineRequest,
-    RequestCounts,
     cached_request,
     is_finished,
     read_drafts,
@@ -27,6 +26,7 @@ from kvcore.compat.errors import TokensChanged
 from kvcore.compat.registered_request import RegisteredRequest
 from kvcore.compat.steps import Steps
 from kvcore.manager import KVCacheManager as Core
+from kvcore.types.engine_counts import RequestCounts
 
 MAX_RESTING = 1024
 

@@ -13,11 +13,12 @@ from __future__ import annotations
 from array import array
 from typing import TypeAlias
 
-from kvcore.compat.engine_request import EngineRequest, RequestCounts, read_tokens, see
+from kvcore.compat.engine_request import EngineRequest, read_tokens, see
 from kvcore.compat.errors import CommandsNotKept, NoSlotLeft, UnreadCommands
 from kvcore.compat.registered_request import RegisteredRequest
 from kvcore.manager import KVCacheManager as Core
 from kvcore.types.commands import Batch
+from kvcore.types.engine_counts import RequestCounts
 
 MAX_UNREAD_BATCHES = 64
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Unpack
 
-from kvcore.transitions.slot_request import SlotOptions, check_hit_kind
+from kvcore.transitions.slot_request import check_hit_kind
 from kvcore.types.arguments import read_count
+from kvcore.types.slot_request import SlotOptions
 from kvcore.types.values import Hit
 
 if TYPE_CHECKING:

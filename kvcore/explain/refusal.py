@@ -15,24 +15,19 @@ from typing import Any, Literal, Unpack
 import attrs
 from msgspec.structs import replace
 
+from kvcore.state.plan_records import Plan, Refusal, Trim
 from kvcore.state.state import NULL_BLOCK, State
 from kvcore.state.transaction import Transaction
 from kvcore.transitions.allocate import can_allocate
 from kvcore.transitions.batches import complete
 from kvcore.transitions.free import free
 from kvcore.transitions.pins import unpin, unpin_prefix
-from kvcore.transitions.plan import (
-    Plan,
-    Refusal,
-    measure,
-    needed_hits,
-    num_available,
-    plan_allocation,
-)
-from kvcore.transitions.slot_request import SlotOptions, SlotRequest, read_slot_request
+from kvcore.transitions.plan import measure, needed_hits, num_available, plan_allocation
+from kvcore.transitions.slot_request import make_slot_request, read_slot_request
 from kvcore.transitions.transfers import complete_operation
-from kvcore.transitions.window import Trim, plan_trims
+from kvcore.transitions.window import plan_trims
 from kvcore.types.errors import KvcoreError
+from kvcore.types.slot_request import SlotOptions, SlotRequest
 from kvcore.types.values import Hit, Outcome, Status, Verdict
 
 HolderKind = Literal[
@@ -82,7 +77,7 @@ def explain_refusal(
 
     Raises what `allocate_slots` raises.
     """
-    call = SlotRequest(request_id=request_id, num_new_tokens=num_new_tokens, hit=hit, **options)
+    call = make_slot_request(request_id, num_new_tokens, hit, options)
     verdict = can_allocate(state, request_id, num_new_tokens, hit, **options)
     tx = Transaction(state)
     plan = plan_allocation(tx, call)
@@ -202,4 +197,6 @@ def _without_floor(state: State, tenant: int) -> State:
     assert floors is not None
     sizes = enumerate(floors.least, 1)
     least = tuple(0 if each == tenant else size for each, size in sizes)
-    return replace(state, device=replace(state.device, floors=replace(floors, least=least)))
+    return replace(
+        state, device=attrs.evolve(state.device, floors=attrs.evolve(floors, least=least))
+    )

@@ -37,8 +37,8 @@ from kvcore.record.fields import (
 )
 from kvcore.record.new_request import NEW_REQUEST, RETENTION
 from kvcore.transitions import QUERIES, TRANSITIONS
-from kvcore.transitions.slot_request import SlotOptions
 from kvcore.types.arguments import read_int
+from kvcore.types.slot_request import SlotOptions
 
 CALLS = [*TRANSITIONS]
 """The recorded calls by their opcodes, from 1 on: the table of transitions, and the look-up."""

@@ -60,12 +60,12 @@ from kvcore.trace.text import (
 )
 from kvcore.transitions import TRANSITIONS, arguments
 from kvcore.transitions.queries import find_request
-from kvcore.transitions.slot_request import DEFAULTS, FLAGS
 from kvcore.types.config import Config
 from kvcore.types.errors import InvalidExtraKey, InvalidRetention, KvcoreError
 from kvcore.types.extra_inputs import LoRA, MediaItem, PromptEmbeds
 from kvcore.types.keys import HASH_SIZE
 from kvcore.types.retention import KvCacheRetentionConfig, TokenRangeRetentionConfig
+from kvcore.types.slot_request import DEFAULTS, FLAGS
 from kvcore.types.values import Hit, KVCacheBlocks, Refused, Request
 
 WORDS = {name.removeprefix("num_").partition("_")[0]: name for name in DEFAULTS}

@@ -18,20 +18,21 @@ from msgspec.structs import replace
 from pyrsistent import pvector
 
 from kvcore.state.open_batch import ScheduledRequest
+from kvcore.state.plan_records import Plan, Refusal, Rewrite
 from kvcore.state.state import NULL_BLOCK, State
 from kvcore.state.table_edit import TableEdit
 from kvcore.state.transaction import Transaction, transition
 from kvcore.state.waiting import settle_waiting
 from kvcore.transitions.drain import forget_new
 from kvcore.transitions.in_flight import note_published_key, note_request
-from kvcore.transitions.plan import Plan, Refusal, plan_allocation
+from kvcore.transitions.plan import plan_allocation
 from kvcore.transitions.publish import publish_blocks
-from kvcore.transitions.slot_request import SlotOptions, SlotRequest
+from kvcore.transitions.slot_request import make_slot_request
 from kvcore.transitions.tails.keys import note_delay, note_same, withdraw_past
-from kvcore.transitions.tails.rewrites import Rewrite
 from kvcore.transitions.unconfirmed_loads import note_load, note_owner, note_rewritten
 from kvcore.transitions.window import apply_trims
 from kvcore.types.commands import CopyOnWrite
+from kvcore.types.slot_request import SlotOptions
 from kvcore.types.values import Hit, KVCacheBlocks, Outcome, Refused, Verdict
 
 
@@ -55,9 +56,7 @@ def allocate_slots(
     TooManyTokens, BeyondModelLength, DraftsPending, NoEncoderGroup, NoStateGroup,
     UnalignedCheckpoint, WrongHit, StaleHits, UnknownBlock, HitsOnRunningRequest, CachingDisabled.
     """
-    slot_request = SlotRequest(
-        request_id=request_id, num_new_tokens=num_new_tokens, hit=hit, **options
-    )
+    slot_request = make_slot_request(request_id, num_new_tokens, hit, options)
 
     def change(tx: Transaction) -> KVCacheBlocks | Refused:
         plan = plan_allocation(tx, slot_request)
@@ -77,9 +76,7 @@ def can_allocate(
     **options: Unpack[SlotOptions],
 ) -> Verdict:
     """Return how `allocate_slots` would answer the same arguments. Changes nothing."""
-    slot_request = SlotRequest(
-        request_id=request_id, num_new_tokens=num_new_tokens, hit=hit, **options
-    )
+    slot_request = make_slot_request(request_id, num_new_tokens, hit, options)
     plan = plan_allocation(Transaction(state), slot_request)
     return Verdict(plan.refused.reason.value) if isinstance(plan, Refusal) else Verdict.OK
 

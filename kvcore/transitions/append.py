@@ -15,13 +15,13 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from kvcore.state.plan_records import Refusal
 from kvcore.state.state import State
 from kvcore.state.transaction import Transaction, transition
 from kvcore.transitions.allocate import commit
 from kvcore.transitions.output import check_output, publish_filled, take_output
-from kvcore.transitions.plan import Refusal, plan_allocation
+from kvcore.transitions.plan import plan_allocation
 from kvcore.transitions.requests import check_no_drafts, extend
-from kvcore.transitions.slot_request import SlotRequest
 from kvcore.transitions.window import apply_trims, plan_trims, visible_from
 from kvcore.types.arguments import read_batch_number
 from kvcore.types.commands import places_set
@@ -34,6 +34,7 @@ from kvcore.types.errors import (
     RepeatedRequest,
     UnknownRow,
 )
+from kvcore.types.slot_request import SlotRequest
 from kvcore.types.tokens import read_named, read_tokens
 from kvcore.types.values import Appended, Outcome, Refused
 

@@ -17,66 +17,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import attrs
-from msgspec import Struct
 from msgspec.structs import replace
 
+from kvcore.state.plan_records import Growth, Lengths, Plan, Refusal, Rewrite, StateStep, Trim
 from kvcore.state.state import RequestState
 from kvcore.state.transaction import Transaction
-from kvcore.transitions.slot_request import (
-    MAX_COUNT,
-    SlotRequest,
-    check_slot_request,
-    read_slot_request,
-)
-from kvcore.transitions.tails.rewrites import Lengths, Rewrite, plan_tailed, writes_same
-from kvcore.transitions.window import Trim, freed_blocks, plan_trims, visible_from
+from kvcore.transitions.slot_request import check_slot_request, read_slot_request
+from kvcore.transitions.tails.rewrites import plan_tailed, writes_same
+from kvcore.transitions.window import freed_blocks, plan_trims, visible_from
 from kvcore.types.groups import Group, skipped_blocks
+from kvcore.types.slot_request import MAX_COUNT, SlotRequest
 from kvcore.types.values import Reason, Refused
 
 if TYPE_CHECKING:
-    from kvcore.transitions.states import StateStep
-
-
-class Growth(Struct, frozen=True, gc=False, kw_only=True):
-    """The growth of one group's table after the hits.
-
-    num_nulls: positions already skipped. num_external: blocks for external tokens. num_new: blocks
-    after those, including preallocation.
-    """
-
-    num_nulls: int
-    num_external: int
-    num_new: int
-
-
-class Plan(Struct, frozen=True, gc=False, kw_only=True):
-    """The changes that an allocation will make.
-
-    slot_request: the arguments. hits: hit blocks per group, the null block where none is needed.
-    num_local: computed and hit tokens. num_loaded: num_local plus external tokens. num_scheduled:
-    num_loaded plus new tokens. growth: one per group. steps: of the state groups.
-    """
-
-    slot_request: SlotRequest
-    request: RequestState
-    hits: tuple[tuple[int, ...], ...]
-    num_local: int
-    num_loaded: int
-    num_scheduled: int
-    trims: tuple[Trim, ...]
-    rewrites: tuple[Rewrite, ...]
-    growth: tuple[Growth, ...]
-    steps: tuple[StateStep, ...] = ()
-
-
-@attrs.frozen(kw_only=True)
-class Refusal:
-    """An allocation that does not fit, and its window trim, which is kept."""
-
-    refused: Refused
-    request: RequestState
-    trims: tuple[Trim, ...] = ()
+    from kvcore.state.plan_records import StateStep
 
 
 def plan_allocation(tx: Transaction, slot_request: SlotRequest) -> Plan | Refusal:

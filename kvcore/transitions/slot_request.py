@@ -8,12 +8,11 @@ Source: S000-01, 04, 21, 22, 25. Twin: rust/src/transitions/slot_request.rs.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from operator import attrgetter
-from typing import Any, TypedDict
+from typing import Any
 
-from msgspec import Struct
-from msgspec.structs import fields, force_setattr, replace
+from msgspec.structs import replace
 
 from kvcore.state.state import RequestState
 from kvcore.state.transaction import Transaction
@@ -34,64 +33,20 @@ from kvcore.types.errors import (
     WrongHit,
 )
 from kvcore.types.groups import skipped_blocks
+from kvcore.types.slot_request import COUNTS, FLAGS, SlotRequest
 from kvcore.types.values import Hit, KVCacheBlocks
 
-
-class SlotOptions(TypedDict, total=False):
-    """The options of an allocation, besides its tokens and its hit; a new one goes last.
-
-    Their order is that of their bits in a record.
-    """
-
-    num_lookahead_tokens: int
-    num_external_computed_tokens: int
-    num_encoder_tokens: int
-    reserved_blocks: int
-    num_output_placeholders: int
-    delay_cache_blocks: bool
-    full_sequence_must_fit: bool
-    checkpoint: bool
-
-
-class SlotRequest(Struct, frozen=True, gc=False, kw_only=True):
-    """The arguments of one allocation, by the names of `allocate_slots`.
-
-    loads: a load fills the blocks of the external tokens, so they are not zeroed. Raises
-    WrongArgument for a flag that is not a bool.
-    """
-
-    request_id: str
-    num_new_tokens: int
-    hit: Hit | None = None
-    num_lookahead_tokens: int = 0
-    num_external_computed_tokens: int = 0
-    num_encoder_tokens: int = 0
-    reserved_blocks: int = 0
-    num_output_placeholders: int = 0
-    delay_cache_blocks: bool = False
-    full_sequence_must_fit: bool = False
-    checkpoint: bool = False
-    loads: bool = False
-
-    def __post_init__(self) -> None:
-        for name in FLAGS:
-            value = getattr(self, name)
-            if value is not True and value is not False:
-                force_setattr(self, name, read_flag(name, value))
-
-
-MAX_COUNT = 2**31 - 1
-"""Maximum number of encoder tokens in a plan: no pool has blocks for more."""
-
-DEFAULTS: dict[str, Any] = {
-    each.name: each.default
-    for each in fields(SlotRequest)
-    if each.name in SlotOptions.__annotations__
-}
-"""The default options of an allocation."""
-FLAGS = tuple(name for name, default in DEFAULTS.items() if default is False)
-COUNTS = ("num_new_tokens", *(name for name in DEFAULTS if name not in FLAGS))
 _get_counts = attrgetter(*COUNTS)
+
+
+def make_slot_request(
+    request_id: str, num_new_tokens: int, hit: Hit | None, options: Mapping[str, Any]
+) -> SlotRequest:
+    """Return the arguments of an allocation. Raises WrongArgument for a flag that is not a bool."""
+    flags = {name: options[name] for name in FLAGS if name in options}
+    if not all(flag is True or flag is False for flag in flags.values()):
+        options = {**options, **{name: read_flag(name, flag) for name, flag in flags.items()}}
+    return SlotRequest(request_id=request_id, num_new_tokens=num_new_tokens, hit=hit, **options)
 
 
 def read_slot_request(slot_request: SlotRequest) -> SlotRequest:

@@ -17,45 +17,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import islice
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from kvcore.state.open_batch import ScheduledRequest
+from kvcore.state.plan_records import StateStep
 from kvcore.state.state import NULL_BLOCK, RequestState
 from kvcore.state.table_edit import TableEdit
 from kvcore.state.transaction import Transaction
 from kvcore.transitions.in_flight import note_request
 from kvcore.types.commands import CopyOnWrite, Zero
-
-
-class StateStep(Struct, frozen=True, gc=False, kw_only=True):
-    """The step of one state group.
-
-    source, target: places of the states before and after it; no source: there is no state before,
-    or external tokens bring one. takes: a new block is written, else that of the source. copies:
-    the new block begins as a copy of the source. stays: the source stays in the table. begun:
-    another call of this batch began the step. for_key: the source is replaced for its key alone.
-    num_drafts: new blocks behind the target, for the states after drafts.
-    """
-
-    group_id: int
-    source: int | None
-    target: int
-    takes: bool = True
-    copies: bool = False
-    stays: bool = False
-    begun: bool = False
-    for_key: bool = False
-    num_drafts: int = 0
-
-    @property
-    def replaces(self) -> bool:
-        """Whether a new block replaces the source."""
-        return self.takes and self.source is not None and not self.stays
-
-    def without_copy(self) -> StateStep:
-        """Return the step in which a block gives up its key instead of being replaced for it."""
-        return replace(self, takes=False, copies=False) if self.for_key else self
 
 
 def plan_steps(

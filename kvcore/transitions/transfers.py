@@ -15,19 +15,19 @@ from collections.abc import Iterable
 
 from msgspec.structs import replace
 
+from kvcore.state.plan_records import Refusal
 from kvcore.state.state import MAX_OPERATION, Operation, RequestState, State
 from kvcore.state.transaction import Transaction, transition
 from kvcore.transitions.allocate import commit
 from kvcore.transitions.drain import forget_new
 from kvcore.transitions.free import cut_tables
 from kvcore.transitions.in_flight import num_finished
-from kvcore.transitions.plan import Refusal, plan_allocation
+from kvcore.transitions.plan import plan_allocation
 from kvcore.transitions.publish import publish_blocks, stored
-from kvcore.transitions.slot_request import SlotRequest
 from kvcore.transitions.tails.keys import cache_tails
 from kvcore.transitions.unconfirmed_loads import is_unconfirmed
 from kvcore.transitions.window import apply_trims
-from kvcore.types.arguments import read_count, read_int, read_ints
+from kvcore.types.arguments import read_count, read_flag, read_int, read_ints
 from kvcore.types.commands import Load, Store
 from kvcore.types.errors import (
     BeyondModelLength,
@@ -39,6 +39,7 @@ from kvcore.types.errors import (
     UnknownOperation,
     WrongLoad,
 )
+from kvcore.types.slot_request import SlotRequest
 from kvcore.types.values import Hit, Outcome, Refused
 
 
@@ -94,7 +95,7 @@ def load(
         hit=hit,
         num_external_computed_tokens=num_tokens,
         delay_cache_blocks=True,
-        full_sequence_must_fit=full_sequence_must_fit,
+        full_sequence_must_fit=read_flag("full_sequence_must_fit", full_sequence_must_fit),
         reserved_blocks=reserved_blocks,
         loads=True,
     )

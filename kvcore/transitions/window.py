@@ -12,9 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import attrs
 from msgspec.structs import replace
 
+from kvcore.state.plan_records import Trim
 from kvcore.state.state import RequestState, State
 from kvcore.state.table_edit import TableEdit, users
 from kvcore.state.transaction import Transaction, transition
@@ -23,15 +23,6 @@ from kvcore.types.arguments import read_count
 from kvcore.types.errors import BeyondComputed
 from kvcore.types.groups import skipped_blocks
 from kvcore.types.values import Outcome
-
-
-@attrs.frozen
-class Trim:
-    """Positions [first, end) of a group's table that become the null block."""
-
-    group_id: int
-    first: int
-    end: int
 
 
 def remove_skipped_blocks(

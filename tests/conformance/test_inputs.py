@@ -11,8 +11,8 @@ import inspect
 import pytest
 
 from kvcore import Group, Hit, KVCacheBlocks, KVCacheManager
-from kvcore.transitions.slot_request import SlotOptions
 from kvcore.types.errors import CachingDisabled, HitsOnRunningRequest, InvalidCount, WrongHit
+from kvcore.types.slot_request import SlotOptions
 from tests.conftest import Backend
 from tests.helpers.stories import (
     add,

@@ -15,10 +15,10 @@ import pytest
 from kvcore import Config, Hit, KVCacheBlocks, KVCacheManager, Request, _twin
 from kvcore.backend import HANDED_ON, PythonBackend
 from kvcore.transitions import QUERIES, TRANSITIONS
-from kvcore.transitions.slot_request import DEFAULTS
 from kvcore.types.commands import COLUMNS, Batch
 from kvcore.types.errors import KvcoreError
 from kvcore.types.events import BlockRemoved, BlockStored
+from kvcore.types.slot_request import DEFAULTS
 from kvcore.types.values import Appended, PrefixCacheStats, Refused, Status, Verdict
 from tests.conftest import need_twin
 

@@ -37,7 +37,7 @@ BY_POOL = "in block_pool.rs, which looks whether there is a policy"
 VARIANT_OF = "a policy is a variant of `Eviction`"
 KEYWORD = "a keyword of Rust: `note_use`"
 PINS_OF_BLOCKS = ("pin", "unpin", "check_block", "check_pins", "check_unpins", "count_blocks")
-GROWTH = ("Growth", "measure", "plan_growth", "preallocate")
+GROWTH = ("measure", "plan_growth", "preallocate")
 KEYS_OF_BLOCKS = ("unpublish", "unpublish_full")
 TAILS_OF_BLOCKS = ("has_key", "tail_keys", "first_tail", "publish_tail", "withdraw_tails")
 PYTHON_ONLY = {
@@ -114,8 +114,9 @@ PYTHON_ONLY = {
     ("trace/text", "read_number"): "`str::parse` in the twin",
     ("trace/text", "read_u32"): "`str::parse` in the twin",
     ("trace/trace_file", "rewrite"): "one language writes the outcomes, the other must agree",
+    ("transitions/slot_request", "make_slot_request"): BEFORE,
     ("transitions/slot_request", "check_hit_kind"): BEFORE,
-    ("transitions/slot_request", "SlotOptions"): "keyword arguments, for type checkers",
+    ("types/slot_request", "SlotOptions"): "keyword arguments, for type checkers",
     ("types/retention", "TokenRangeRetentionConfig"): BEFORE,
     ("types/retention", "KvCacheRetentionConfig"): BEFORE,
     ("pool/retention", "RetentionTransaction"): TRANSACTION,

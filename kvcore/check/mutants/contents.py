@@ -26,9 +26,9 @@ from kvcore.transitions import (
     transfers,
     unschedule,
 )
-from kvcore.transitions.slot_request import SlotRequest
 from kvcore.types.commands import Command, CopyOnWrite, Free
 from kvcore.types.errors import KvcoreError
+from kvcore.types.slot_request import SlotRequest
 from kvcore.types.values import Hit, KVCacheBlocks, Outcome
 
 

@@ -24,6 +24,7 @@ from kvcore.check.mutants.worlds import (
 from kvcore.hashing.block_hash import hash_block
 from kvcore.pool.block_pool import PoolTransaction
 from kvcore.pool.hash_index import HashIndexTransaction
+from kvcore.state.plan_records import Plan
 from kvcore.state.state import RequestState, State
 from kvcore.state.transaction import Transaction
 from kvcore.transitions import (
@@ -37,7 +38,6 @@ from kvcore.transitions import (
     slot_request,
     transfers,
 )
-from kvcore.transitions.plan import Plan
 from kvcore.types.config import Config
 from kvcore.types.effects import Effects
 from kvcore.types.extra_inputs import CUT_MEDIA, MEDIA, NO_EXTRA_KEYS, ExtraKey, ExtraKeys

@@ -18,6 +18,7 @@ from kvcore.check.mutants.worlds import (
 )
 from kvcore.pool.block_pool import PoolTransaction
 from kvcore.pool.quarantine import QuarantineTransaction
+from kvcore.state.plan_records import Plan
 from kvcore.state.table_edit import TableEdit
 from kvcore.state.transaction import Transaction
 from kvcore.transitions import (
@@ -31,7 +32,6 @@ from kvcore.transitions import (
     requests,
     swap,
 )
-from kvcore.transitions.plan import Plan
 from kvcore.transitions.publish import publish_blocks
 
 IN_ORDER = "batches that run one after the other hide it"

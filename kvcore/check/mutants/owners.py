@@ -15,11 +15,12 @@ from kvcore.check.mutants.seeding import Patcher, after, mutant, without
 from kvcore.check.mutants.worlds import BASIC
 from kvcore.pool.block_pool import PoolTransaction
 from kvcore.pool.free_queue import FreeQueueTransaction
+from kvcore.state.plan_records import Plan, Refusal
 from kvcore.state.table_edit import TableEdit
 from kvcore.state.transaction import Transaction, transition
 from kvcore.transitions import TRANSITIONS, allocate, batches, plan, swap
-from kvcore.transitions.slot_request import SlotRequest
 from kvcore.types.commands import Allocate, Evict, Free, SetTable, Touch
+from kvcore.types.slot_request import SlotRequest
 from kvcore.types.values import Refused
 
 
@@ -142,9 +143,9 @@ def m_fork_counts_occurrences(patcher: Patcher) -> None:
 def m_refused_hits_keep_their_owner(patcher: Patcher) -> None:
     """Hits get their owner before it is known whether the call fits, and keep it if not."""
 
-    def plan_touched(tx: Transaction, slot_request: SlotRequest) -> plan.Plan | plan.Refusal:
+    def plan_touched(tx: Transaction, slot_request: SlotRequest) -> Plan | Refusal:
         planned = plan.plan_allocation(tx, slot_request)
-        if isinstance(planned, plan.Refusal) and slot_request.hit is not None:
+        if isinstance(planned, Refusal) and slot_request.hit is not None:
             for block in chain.from_iterable(slot_request.hit.blocks.blocks):
                 tx.device.touch(block)
         return planned
@@ -241,9 +242,9 @@ def m_cache_keeps_an_owner(patcher: Patcher) -> None:
 def m_refused_keeps_the_first_groups_block(patcher: Patcher) -> None:
     """The second group's blocks do not fit; what the first one got is not given back."""
 
-    def plan_first_group(tx: Transaction, slot_request: SlotRequest) -> plan.Plan | plan.Refusal:
+    def plan_first_group(tx: Transaction, slot_request: SlotRequest) -> Plan | Refusal:
         planned = plan.plan_allocation(tx, slot_request)
-        if isinstance(planned, plan.Refusal) and tx.device.num_free:
+        if isinstance(planned, Refusal) and tx.device.num_free:
             tx.device.take(1)
         return planned
 
@@ -262,7 +263,7 @@ def keep_refused_hits(patcher: Patcher) -> None:
     @patcher.around(allocate, "plan_allocation")
     def plan_holding(plan_allocation: Any, tx: Transaction, slot_request: SlotRequest) -> Any:
         planned = plan_allocation(tx, slot_request)
-        if not isinstance(planned, plan.Refusal) or slot_request.hit is None:
+        if not isinstance(planned, Refusal) or slot_request.hit is None:
             return planned
         edit = TableEdit(tx, planned.request)
         for group_id, blocks in enumerate(slot_request.hit.blocks.blocks):

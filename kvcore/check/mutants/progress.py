@@ -11,10 +11,10 @@ from pyrsistent import pvector
 from kvcore.check.mutants.index import key_owner, miss_also
 from kvcore.check.mutants.owners import keep_refused_hits, swap_in_leaving
 from kvcore.check.mutants.seeding import Patcher, mutant
+from kvcore.state.plan_records import Plan, Refusal
 from kvcore.state.state import RequestState, State
 from kvcore.state.transaction import Transaction
 from kvcore.transitions import TRANSITIONS, allocate, plan, prefix_lookup
-from kvcore.transitions.plan import Plan, Refusal
 from kvcore.types.values import Appended, Outcome, Reason, Refused
 
 

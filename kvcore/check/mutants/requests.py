@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from kvcore.check.mutants.seeding import Patcher, after, mutant, put
 from kvcore.check.mutants.worlds import DRAFTS_CUT, DRAFTS_IN_ENGINE, LEAVING
+from kvcore.state.plan_records import Refusal
 from kvcore.state.state import RequestState
 from kvcore.state.transaction import Transaction
 from kvcore.transitions import TRANSITIONS, allocate, free, plan, rewind, truncate
@@ -53,7 +54,7 @@ def m_refusal_counts_a_lookup(patcher: Patcher) -> None:
 
     def refuse_counted(tx: Transaction, slot_request: Any) -> Any:
         planned = plan.plan_allocation(tx, slot_request)
-        if isinstance(planned, plan.Refusal):
+        if isinstance(planned, Refusal):
             tx.note_lookup(1, 0, preempted=False)
         return planned
 

@@ -11,15 +11,15 @@ from msgspec.structs import replace
 from kvcore.check.mutants.seeding import Patcher, mutant, without
 from kvcore.pool.block_pool import PoolTransaction
 from kvcore.state.open_batch import OpenBatch
+from kvcore.state.plan_records import StateStep
 from kvcore.state.state import RequestState
 from kvcore.state.transaction import Transaction
 from kvcore.transitions import allocate, append, checkpoints, free, plan, states, swap
 from kvcore.transitions.publish import stored
 from kvcore.transitions.requests import extend
-from kvcore.transitions.slot_request import SlotRequest
-from kvcore.transitions.states import StateStep
 from kvcore.types import config
 from kvcore.types.commands import CopyOnWrite, Zero
+from kvcore.types.slot_request import SlotRequest
 
 
 @mutant("states", "STATE-READ")

@@ -12,6 +12,7 @@ from kvcore.check.mutants.seeding import Patcher, mutant, without
 from kvcore.pool.block_pool import PoolTransaction
 from kvcore.pool.tails import KeyedTransaction
 from kvcore.state.open_batch import OpenBatch
+from kvcore.state.plan_records import Lengths, Rewrite
 from kvcore.state.state import RequestState, State
 from kvcore.state.transaction import Transaction
 from kvcore.transitions import (
@@ -25,7 +26,6 @@ from kvcore.transitions import (
     slot_request,
 )
 from kvcore.transitions.tails import keys, rewrites
-from kvcore.transitions.tails.rewrites import Lengths, Rewrite
 from kvcore.types.commands import CopyOnWrite
 from kvcore.types.values import Hit
 

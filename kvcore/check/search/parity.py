@@ -15,11 +15,11 @@ from kvcore.check.names.digest import PARTS_KEPT
 from kvcore.codec.encode import Write, encode
 from kvcore.state.state import State
 from kvcore.trace.calls import Call, Misuse
-from kvcore.transitions.slot_request import DEFAULTS
 from kvcore.transitions.transfers import load
 from kvcore.types.commands import COLUMNS, Batch
 from kvcore.types.config import Config
 from kvcore.types.errors import InvariantViolation, KvcoreError
+from kvcore.types.slot_request import DEFAULTS
 from kvcore.types.values import Appended, Outcome
 from kvcore.types.wire import Writer
 

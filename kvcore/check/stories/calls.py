@@ -27,12 +27,12 @@ from kvcore.trace.text import (
     write_tokens,
     write_value,
 )
-from kvcore.transitions.slot_request import FLAGS
 from kvcore.types.commands import Batch, segments
 from kvcore.types.config import Config
 from kvcore.types.extra_inputs import LoRA
 from kvcore.types.groups import Group
 from kvcore.types.retention import KvCacheRetentionConfig
+from kvcore.types.slot_request import FLAGS
 from kvcore.types.values import Request
 
 OPTION_WORDS = {option: word for word, option in (WORDS | OUTPUT_WORDS).items()}

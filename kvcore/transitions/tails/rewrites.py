@@ -13,53 +13,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import attrs
-from msgspec import Struct
-
+from kvcore.state.plan_records import Lengths, Rewrite
 from kvcore.state.state import RequestState
 from kvcore.state.transaction import Transaction
 from kvcore.transitions.tails.keys import keys_between, tails_past
-
-
-class Lengths(Struct, frozen=True, gc=False, kw_only=True):
-    """Tokens of an allocation, counted from the request's first one:
-
-        | computed | hit | external | new | lookahead |
-                     local      total scheduled   slots
-
-    seen_from: the first query whose window the trim must keep. skipped: leading blocks of each
-    group that this query does not see.
-    """
-
-    local: int
-    total: int
-    scheduled: int
-    slots: int
-    seen_from: int
-    skipped: tuple[int, ...]
-
-
-@attrs.frozen(kw_only=True)
-class Rewrite:
-    """A block of the request that is about to be written although it is shared or keyed.
-
-    shared: a fresh block replaces it. copied: it holds earlier positions, so the fresh block is a
-    copy. same: it keeps its key, because exactly that content is written. for_key: it is replaced
-    for its keys alone.
-    """
-
-    group_id: int
-    position: int
-    shared: bool
-    copied: bool
-    same: bool
-    for_key: bool = False
-
-    def without_copy(self) -> Rewrite:
-        """Return the rewrite in which the block gives up keys instead of being replaced for
-        them.
-        """
-        return attrs.evolve(self, shared=False, copied=False) if self.for_key else self
 
 
 def writes_same(

@@ -14,13 +14,13 @@ use smallvec::SmallVec;
 use crate::bindings::errors::{APART, Given, ends_call, raise, wrong_argument, wrong_config};
 use crate::bindings::lists::exact_ids;
 use crate::pool::priority_eviction::PoolEviction;
-use crate::transitions::slot_request::RequestedHit;
 use crate::types::commands::Tier;
 use crate::types::config::{Config, Duplicates, Eviction, NO_LIMIT, Publish};
 use crate::types::errors::Error;
 use crate::types::groups::{Group, KINDS};
 use crate::types::keys::Hashing;
 use crate::types::retention::{Piece, Wish};
+use crate::types::slot_request::RequestedHit;
 use crate::types::values::GivenHashes;
 
 /// Far above every count, block and position of the twin; sums of a few of them fit.

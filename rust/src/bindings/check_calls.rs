@@ -8,7 +8,7 @@ use crate::bindings::arguments::items;
 use crate::bindings::values::hit;
 use crate::check::world::calls::slot_request;
 use crate::oracle::calls::{Call, Name, Slots};
-use crate::transitions::slot_request::SlotOption;
+use crate::types::slot_request::SlotOption;
 use crate::types::values::Hit;
 
 /// Makes the Python calls of one world.

@@ -12,8 +12,8 @@ use crate::record::calls::{ALLOCATE_SLOTS, Argument, Call, LOAD, Options};
 use crate::state::state::State;
 use crate::transitions::allocate::{allocate_slots, can_allocate};
 use crate::transitions::queries::checkpoint_stop;
-use crate::transitions::slot_request::SlotRequest;
 use crate::transitions::transfers::load;
+use crate::types::slot_request::SlotRequest;
 
 /// A method with the arguments of an allocation: the body gets them read, with the request's id.
 macro_rules! slot_method {

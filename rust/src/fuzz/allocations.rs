@@ -11,10 +11,10 @@ use crate::transitions::append::{Requests, append};
 use crate::transitions::batches::take_batch_into;
 use crate::transitions::free::free;
 use crate::transitions::requests::add_request;
-use crate::transitions::slot_request::SlotRequest;
 use crate::types::commands::Batch;
 use crate::types::config::Config;
 use crate::types::keys::HASHINGS;
+use crate::types::slot_request::SlotRequest;
 use crate::types::values::Request;
 
 const RUNNING: u32 = 64;

@@ -16,9 +16,9 @@ use crate::record::new_request::{put_new_request, put_retention};
 use crate::record::pen::Pen;
 use crate::state::state::State;
 use crate::transitions::append::Requests;
-use crate::transitions::slot_request::{NUM_OPTIONS, RequestedHit, SlotOption, SlotRequest};
 use crate::types::keys::BlockHash;
 use crate::types::retention::Piece;
+use crate::types::slot_request::{NUM_OPTIONS, RequestedHit, SlotOption, SlotRequest};
 use crate::types::values::{Hit, Request};
 
 macro_rules! opcodes {

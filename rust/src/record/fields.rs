@@ -10,9 +10,9 @@
 use crate::record::names::Known;
 use crate::record::pen::Pen;
 use crate::state::state::State;
-use crate::transitions::slot_request::RequestedHit;
 use crate::types::ids::BlockId;
 use crate::types::keys::BlockHash;
+use crate::types::slot_request::RequestedHit;
 use crate::types::values::Hit;
 
 const NEAR: u64 = 1 << 60;

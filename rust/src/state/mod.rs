@@ -5,6 +5,7 @@ pub mod access;
 pub mod batch_records;
 pub mod new_blocks;
 pub mod open_batch;
+pub mod plan_records;
 pub mod row_map;
 pub mod state;
 pub mod table_edit;

@@ -10,6 +10,7 @@
 
 use crate::mutants::{Mutant, seeded};
 use crate::state::open_batch::ScheduledRequest;
+use crate::state::plan_records::{Growth, Plan, Rewrite, StateStep};
 use crate::state::state::{NULL_BLOCK, State};
 use crate::state::table_edit::TableEdit;
 use crate::transitions::append::fast_path::note_quiet_until;
@@ -17,18 +18,16 @@ use crate::transitions::checkpoints::{drop_end, note_end};
 use crate::transitions::drain::forget_new;
 use crate::transitions::in_flight::{note_published_key, note_request};
 use crate::transitions::output::take_output;
-use crate::transitions::plan::growth::Growth;
-use crate::transitions::plan::{Plan, plan_allocation};
+use crate::transitions::plan::plan_allocation;
 use crate::transitions::publish::publish_blocks;
-use crate::transitions::slot_request::SlotRequest;
-use crate::transitions::states::{StateStep, apply_steps, is_stepping};
+use crate::transitions::states::{apply_steps, is_stepping};
 use crate::transitions::tails::keys::{note_delay, note_same, withdraw_past};
-use crate::transitions::tails::rewrites::Rewrite;
 use crate::transitions::unconfirmed_loads::{note_load, note_owner, note_rewritten};
 use crate::transitions::window::apply_trims;
 use crate::types::commands::Command;
 use crate::types::errors::Error;
 use crate::types::ids::{BlockId, Row};
+use crate::types::slot_request::SlotRequest;
 use crate::types::values::{Admitted, KVCacheBlocks, Reason, Verdict};
 
 /// Schedule the next tokens of a request; returns the blocks that its tables grew by, or a refusal.

@@ -28,12 +28,12 @@ use crate::transitions::output::{check_output, publish_filled, take_output};
 use crate::transitions::plan::plan_allocation;
 use crate::transitions::publish::publish_blocks;
 use crate::transitions::requests::{check_no_drafts, extend};
-use crate::transitions::slot_request::SlotRequest;
 use crate::transitions::states::step_on;
 use crate::transitions::window::{apply_trims, moves_on, plan_trims, visible_from};
 use crate::types::commands::places_set;
 use crate::types::errors::{Error, check_count};
 use crate::types::ids::{BlockId, Row};
+use crate::types::slot_request::SlotRequest;
 use crate::types::values::{Appended, Output, Refused};
 
 /// The requests of an `append`: ids, or rows as a buffer holds them.

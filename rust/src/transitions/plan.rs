@@ -14,56 +14,19 @@
 
 pub mod growth;
 
-use smallvec::SmallVec;
-
 use crate::mutants::{Mutant, seeded};
+use crate::state::plan_records::{Growth, Lengths, Plan, Refusal, Rewrite, Trim, Trims};
 use crate::state::state::{NULL_BLOCK, RequestState, State};
-use crate::transitions::plan::growth::Growth;
 use crate::transitions::plan::growth::{measure, num_held, plan_growth, preallocate};
-use crate::transitions::slot_request::{SlotRequest, check_slot_request, read_slot_request};
-use crate::transitions::states::{StateStep, num_draft_states, num_steps, plan_steps, states_held};
-use crate::transitions::tails::rewrites::{
-    Lengths, Rewrite, pay_for_all, plan_tailed, writes_same,
-};
-use crate::transitions::window::{Trim, Trims, freed_blocks, plan_trims, visible_from};
+use crate::transitions::slot_request::{check_slot_request, read_slot_request};
+use crate::transitions::states::{num_draft_states, num_steps, plan_steps, states_held};
+use crate::transitions::tails::rewrites::{pay_for_all, plan_tailed, writes_same};
+use crate::transitions::window::{freed_blocks, plan_trims, visible_from};
 use crate::types::errors::Error;
 use crate::types::groups::{Group, skipped_blocks};
 use crate::types::ids::{BlockId, Row, Table};
+use crate::types::slot_request::SlotRequest;
 use crate::types::values::{Reason, Refused};
-
-/// What an allocation will do.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Plan {
-    /// The row of the request.
-    pub row: Row,
-    /// Hit blocks per group, the null block if none is needed; empty if there are none.
-    pub hits: Vec<Vec<BlockId>>,
-    /// Computed and hit tokens.
-    pub num_local: u32,
-    /// With the external ones.
-    pub num_loaded: u32,
-    /// With the new ones.
-    pub num_scheduled: u32,
-    /// What falls behind a window.
-    pub trims: Trims,
-    /// In table order.
-    pub rewrites: Vec<Rewrite>,
-    /// One per group; empty if no table grows, as in most steps.
-    pub growth: SmallVec<[Growth; 4]>,
-    /// Of the state groups.
-    pub steps: Vec<StateStep>,
-}
-
-/// An allocation that does not fit, and its window trim, which is kept.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Refusal {
-    /// The row of the request.
-    pub row: Row,
-    /// The result of the call.
-    pub refused: Refused,
-    /// What falls behind a window.
-    pub trims: Trims,
-}
 
 /// Return the plan of an allocation, or its refusal. Changes nothing.
 ///

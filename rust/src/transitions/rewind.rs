@@ -209,8 +209,8 @@ fn counted<'a>(
 mod tests {
     use super::*;
     use crate::transitions::queries::get_computed_blocks;
-    use crate::transitions::slot_request::RequestedHit;
     use crate::transitions::tests::*;
+    use crate::types::slot_request::RequestedHit;
 
     /// Request a wrote four tokens of five, and b hit them and wrote the fifth.
     fn hit_by_another(block_size: u32) -> State {

@@ -13,49 +13,13 @@
 //! Twin: kvcore/transitions/states.py.
 
 use crate::state::open_batch::ScheduledRequest;
+use crate::state::plan_records::StateStep;
 use crate::state::state::{NULL_BLOCK, State};
 use crate::state::table_edit::TableEdit;
 use crate::transitions::in_flight::note_request;
 use crate::types::commands::Command;
 use crate::types::groups::skipped_blocks;
 use crate::types::ids::{BlockId, Row};
-
-/// The step of one state group.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct StateStep {
-    /// The group of the table.
-    pub group_id: u32,
-    /// The place of the state before the step; None: there is none, or external tokens bring one.
-    pub source: Option<u32>,
-    /// The place of the state after it.
-    pub target: u32,
-    /// Whether a new block is written, else that of the source.
-    pub takes: bool,
-    /// Whether the new block begins as a copy of the source.
-    pub copies: bool,
-    /// Whether the source stays in the table.
-    pub stays: bool,
-    /// Whether another call of this batch began the step.
-    pub begun: bool,
-    /// Whether the source is replaced for its key alone.
-    pub for_key: bool,
-    /// New blocks behind the target, for the states after drafts.
-    pub num_drafts: u32,
-}
-
-impl StateStep {
-    /// Whether a new block replaces the source.
-    #[must_use]
-    pub fn replaces(&self) -> bool {
-        self.takes && self.source.is_some() && !self.stays
-    }
-
-    /// Return the step in which the block gives up its key instead of being replaced for it.
-    #[must_use]
-    pub fn without_copy(self) -> Self {
-        if self.for_key { StateStep { takes: false, copies: false, ..self } } else { self }
-    }
-}
 
 /// Return the step of each state group; none if the call only takes a hit, or if there is no state
 /// group. Changes nothing.

@@ -17,7 +17,6 @@ use crate::transitions::free::cut_tables;
 use crate::transitions::in_flight::num_finished;
 use crate::transitions::plan::plan_allocation;
 use crate::transitions::publish::{publish_blocks, stored_bytes};
-use crate::transitions::slot_request::SlotRequest;
 use crate::transitions::tails::keys::cache_tails;
 use crate::transitions::unconfirmed_loads::is_unconfirmed;
 use crate::transitions::window::apply_trims;
@@ -25,6 +24,7 @@ use crate::types::commands::Command;
 use crate::types::config::Publish;
 use crate::types::errors::Error;
 use crate::types::ids::Row;
+use crate::types::slot_request::SlotRequest;
 use crate::types::values::Admitted;
 
 /// Copy blocks to the external store under their keys; returns one operation per block.

@@ -7,28 +7,13 @@
 //! batch's forward pass sees are kept until the batch is taken.
 //! Source: S000-15, 16, 39, 40; S001-80. Twin: kvcore/transitions/window.py.
 
-use smallvec::SmallVec;
-
+use crate::state::plan_records::{Trim, Trims};
 use crate::state::state::{RequestState, State};
 use crate::state::table_edit::{TableEdit, users};
 use crate::transitions::in_flight::note_request;
 use crate::types::errors::{Error, check_count};
 use crate::types::groups::skipped_blocks;
 use crate::types::ids::{BlockId, Row, Table};
-
-/// At most one per group: few groups have a window, so they need no heap memory.
-pub type Trims = SmallVec<[Trim; 4]>;
-
-/// Positions [first, end) of a group's table that become the null block.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Trim {
-    /// The group of the table.
-    pub group_id: u32,
-    /// The first position.
-    pub first: u32,
-    /// The one behind the last.
-    pub end: u32,
-}
 
 /// Give back the blocks that no query at total_computed_tokens or later sees.
 ///

@@ -16,6 +16,7 @@ pub mod keys;
 pub mod memory;
 pub(crate) mod policies;
 pub mod retention;
+pub mod slot_request;
 pub mod values;
 pub mod violation;
 pub mod wire;

@@ -28,13 +28,13 @@ use crate::transitions::pins::{unpin, unpin_prefix};
 use crate::transitions::prefix_lookup::longest_hit;
 use crate::transitions::publish::reset_prefix_cache;
 use crate::transitions::requests::remove_request;
-use crate::transitions::slot_request::SlotRequest;
 use crate::transitions::swap::swap_in;
 use crate::transitions::transfers::complete_operation;
 use crate::types::config::Config;
 use crate::types::errors::Error;
 use crate::types::groups::Group;
 use crate::types::ids::{BlockId, Row};
+use crate::types::slot_request::SlotRequest;
 use crate::types::values::{Admitted, KVCacheBlocks, Reason, Status};
 use crate::types::violation::{Checks, Finding, Violation};
 

@@ -22,7 +22,6 @@ use crate::transitions::publish::{cache_blocks, evict_blocks, reset_prefix_cache
 use crate::transitions::requests::{accept, add_drafts, add_request, add_tokens, remove_request};
 use crate::transitions::retention::tick;
 use crate::transitions::rewind::rewind;
-use crate::transitions::slot_request::{RequestedHit, SlotRequest};
 use crate::transitions::swap::{swap_in, swap_out};
 use crate::transitions::transfers::{complete_operation, load, store};
 use crate::transitions::truncate::truncate;
@@ -30,6 +29,7 @@ use crate::transitions::unschedule::unschedule;
 use crate::transitions::window::remove_skipped_blocks;
 use crate::types::commands::Command;
 use crate::types::errors::Error;
+use crate::types::slot_request::{RequestedHit, SlotRequest};
 use crate::types::values::{Admitted, Output, Request};
 
 /// The outcome of a call, and the position of its commands among those of the open batch.

@@ -9,12 +9,12 @@ use crate::pool::block_pool::BlockPool;
 use crate::pool::quarantine::Quarantine;
 use crate::pool::retention_state::level_of;
 use crate::trace::text::{Value, read_tokens, write_ids};
-use crate::transitions::slot_request::{RequestedHit, SlotOption, SlotRequest};
 use crate::types::errors::Error;
 use crate::types::extra_inputs::{LoRA, MediaItem, PromptEmbeds};
 use crate::types::ids::BlockId;
 use crate::types::keys::HASH_SIZE;
 use crate::types::retention::{DEFAULT_WISH, DURATION_MAX, LEVEL_MAX, POSITION_MAX, Piece, Wish};
+use crate::types::slot_request::{RequestedHit, SlotOption, SlotRequest};
 use crate::types::values::{Admitted, GivenHashes, Hit, Output, Request, Verdict};
 
 /// Why a call has no value.

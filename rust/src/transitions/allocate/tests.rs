@@ -7,8 +7,8 @@ use crate::transitions::cancel::cancel;
 use crate::transitions::free::free;
 use crate::transitions::queries::get_computed_blocks;
 use crate::transitions::requests::add_tokens;
-use crate::transitions::slot_request::RequestedHit;
 use crate::transitions::tests::*;
+use crate::types::slot_request::RequestedHit;
 use crate::types::values::{Appended, Output, Refused};
 
 /// Four usable blocks of two tokens.

@@ -11,15 +11,16 @@
 //! no token is quiet. Debug builds plan each such token and assert that the plan is empty.
 
 use crate::mutants::{Mutant, seeded};
+use crate::state::plan_records::{Plan, StateStep};
 use crate::state::state::{RequestState, State, request_mut};
 use crate::transitions::in_flight::note_next_entry;
 use crate::transitions::output::note_output;
-use crate::transitions::plan::{Plan, plan_allocation};
-use crate::transitions::slot_request::SlotRequest;
-use crate::transitions::states::{StateStep, next_step};
+use crate::transitions::plan::plan_allocation;
+use crate::transitions::states::next_step;
 use crate::transitions::window::{apply_trims, plan_trims};
 use crate::types::groups::{Group, Kind, skipped_blocks};
 use crate::types::ids::{BlockId, Row, Table};
+use crate::types::slot_request::SlotRequest;
 
 /// Add and schedule the first tokens, as far as they change only counts; returns how many.
 pub(crate) fn append_quietly(

@@ -5,23 +5,12 @@
 
 use smallvec::SmallVec;
 
+use crate::state::plan_records::{Growth, Lengths};
 use crate::state::state::{RequestState, State};
-use crate::transitions::slot_request::SlotRequest;
-use crate::transitions::tails::rewrites::Lengths;
 use crate::transitions::window::visible_from;
 use crate::types::groups::{Group, skipped_blocks};
 use crate::types::ids::{BlockId, Row, Table};
-
-/// How one group's table grows behind the hits.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Growth {
-    /// Number of positions that a window has skipped already.
-    pub num_nulls: u32,
-    /// Blocks for external tokens.
-    pub num_external: u32,
-    /// Blocks behind those, including preallocation.
-    pub num_new: u32,
-}
+use crate::types::slot_request::SlotRequest;
 
 /// Compute the lengths of a checked allocation.
 #[must_use]

@@ -10,51 +10,13 @@
 
 use hashbrown::HashSet;
 
+use crate::state::plan_records::{Lengths, Rewrite, StateStep};
 use crate::state::state::{RequestState, State};
-use crate::transitions::states::{StateStep, num_steps, pay_for_keys};
+use crate::transitions::states::{num_steps, pay_for_keys};
 use crate::transitions::tails::keys::{keys_between, tails_past};
 use crate::types::groups::skipped_blocks;
 use crate::types::ids::{BlockId, Row};
 use crate::types::keys::Key;
-
-/// Tokens of an allocation, counted from the request's first one (drawn in the Python twin).
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Lengths {
-    /// Computed and hit.
-    pub local: u32,
-    /// With the external ones.
-    pub total: u32,
-    /// With the new ones.
-    pub scheduled: u32,
-    /// With lookahead.
-    pub slots: u32,
-    /// The first query whose window the trim must keep; meaningless without windows.
-    pub seen_from: u32,
-}
-
-/// A block of the request that is about to be written although it is shared or keyed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Rewrite {
-    /// The group of the table.
-    pub group_id: u32,
-    /// The place in the table.
-    pub position: u32,
-    /// Whether a fresh block takes its place.
-    pub shared: bool,
-    /// Whether it holds earlier positions, so that the fresh one is a copy.
-    pub copied: bool,
-    /// Whether its key names what is written, and stays.
-    pub same: bool,
-    /// Whether it is replaced for its keys alone.
-    pub for_key: bool,
-}
-
-impl Rewrite {
-    /// Return the rewrite in which the block gives up keys instead of being replaced for them.
-    fn without_copy(self) -> Self {
-        if self.for_key { Rewrite { shared: false, copied: false, ..self } } else { self }
-    }
-}
 
 /// Whether the key of a block equals that of the content which the new slots will hold.
 ///

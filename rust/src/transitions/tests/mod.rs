@@ -6,10 +6,10 @@ pub(crate) use crate::transitions::allocate::allocate_slots;
 pub(crate) use crate::transitions::append::{Requests, append};
 pub(crate) use crate::transitions::batches::{complete, take_batch};
 pub(crate) use crate::transitions::requests::add_request;
-pub(crate) use crate::transitions::slot_request::SlotRequest;
 pub(crate) use crate::types::commands::Command;
 pub(crate) use crate::types::config::Config;
 pub(crate) use crate::types::ids::{BlockId, Row};
+pub(crate) use crate::types::slot_request::SlotRequest;
 pub(crate) use crate::types::values::Request;
 
 /// Add a request and schedule its first tokens.
