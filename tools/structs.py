@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measure the cost of attrs classes instead of msgspec structs outside types/ and state/.
+"""Measure the cost of attrs classes instead of msgspec structs in types/ and state/.
 
-Run: python -m tools.structs [--rounds 7]. For each part of kvcore, a copy uses attrs classes in
-that part and runs on the Python backend. The figures are CPU time relative to a copy with structs
+Run: python -m tools.structs [--rounds 7]. For each part, a copy of kvcore uses attrs classes
+there and runs on the Python backend. The figures are CPU time relative to a copy with structs
 only; the copies run in turn, and the least of the rounds counts. All copies choose the right
 `replace` at each call.
 """
@@ -20,13 +20,17 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 PARTS = {
-    "structs": (),
-    "pool/": ("pool/*.py",),
-    "plan.py": ("transitions/plan.py",),
-    "slot_request.py": ("transitions/slot_request.py",),
-    "compat/": ("compat/*.py",),
+    "no part": (),
+    "values": ("types/values.py",),
+    "arguments": ("types/slot_request.py", "types/engine_counts.py"),
+    "plans": ("state/plan_records.py",),
+    "the state": ("state/state.py", "state/open_batch.py", "state/batch_records.py"),
+    "all of these": (
+        *("types/values.py", "types/slot_request.py", "types/engine_counts.py"),
+        "state/*.py",
+    ),
 }
-STRUCT = re.compile(r"(?m)^class (\w+)\(Struct, frozen=True, gc=False(, kw_only=True)?\):")
+STRUCT = re.compile(r"(?m)^class (\w+)\(Struct, frozen=True, gc=False((?:, \w+=\w+)*)\):")
 EITHER = """\
 import attrs
 from msgspec import Struct, structs
@@ -100,7 +104,9 @@ def copy_to(folder: Path, patterns: tuple[str, ...]) -> None:
         if path in changed:
             text = STRUCT.sub(lambda found: _as_attrs(*found.groups("")), text)
             text = text.replace("def __post_init__", "def __attrs_post_init__")
-            text = text.replace("from msgspec import Struct", "import attrs", 1)
+            text = text.replace(
+                "from msgspec import Struct", "import attrs\nfrom msgspec import Struct", 1
+            )
         path.write_text(text, encoding="utf-8")
 
 
@@ -132,7 +138,7 @@ def main() -> None:
             for name in [*folders] * rounds:
                 least[name] = min(least[name], seconds(folders[name], work))
             for name, value in least.items():
-                print(f"{title:26} attrs in {name:16} {value / least['structs']:5.2f}")
+                print(f"{title:26} attrs in {name:16} {value / least['no part']:5.2f}")
 
 
 if __name__ == "__main__":

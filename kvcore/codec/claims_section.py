@@ -78,4 +78,4 @@ def read_floors(source: Reader, state: State) -> State:
         raise source.damaged("a block was taken by a tenant without a floor")
     assert device.floors is not None
     floors = device.floors.taken(range(device.num_blocks), takers)
-    return replace(state, config=config, device=replace(device, floors=floors))
+    return replace(state, config=config, device=attrs.evolve(device, floors=floors))

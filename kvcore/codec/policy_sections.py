@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from itertools import islice
 
+import attrs
 from immutables import Map
 from msgspec.structs import replace
 
@@ -89,7 +90,7 @@ def read_uses(source: Reader, state: State) -> State:
     fits = len(memory) == len(device.policy.memory) and last < next_number
     if not fits or len(ghosts) > len(device.keys):
         raise source.damaged("the uses that the policy remembers are impossible")
-    policy = replace(
+    policy = attrs.evolve(
         device.policy,
         memory=memory,
         uses=Map(uses),
@@ -97,7 +98,7 @@ def read_uses(source: Reader, state: State) -> State:
         left=Map(left),
         next_number=next_number,
     )
-    return replace(state, device=replace(device, policy=policy))
+    return replace(state, device=attrs.evolve(device, policy=policy))
 
 
 def _read_use(source: Reader) -> Uses:
@@ -128,4 +129,4 @@ def place_blocks(source: Reader, state: State) -> State:
             raise source.damaged("a free block has no place")
     if list(places.values()) != sorted(places.values()):
         raise source.damaged("the free queue is not in the order of its policy")
-    return replace(state, device=replace(device, policy=with_places(device.policy, places)))
+    return replace(state, device=attrs.evolve(device, policy=with_places(device.policy, places)))

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import pairwise
 
+import attrs
 from immutables import Map
 from msgspec.structs import replace
 
@@ -74,7 +75,7 @@ def read_retention(source: Reader, state: State) -> State:
         raise source.damaged("levels are not in canonical form")
     if not (now or kept or last >= 0):
         raise source.damaged("a section is empty")
-    device = replace(pool, retention=RetentionState(now, Map(kept)))
+    device = attrs.evolve(pool, retention=RetentionState(now, Map(kept)))
     return replace(state, device=device, requests=requests)
 
 

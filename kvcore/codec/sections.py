@@ -275,7 +275,7 @@ def read_epochs(source: Reader, state: State) -> State:
     return replace(
         state,
         config=attrs.evolve(state.config, epoch=start),
-        device=replace(pool, queue=queue, older=frozenset(older)),
+        device=attrs.evolve(pool, queue=queue, older=frozenset(older)),
         batch=replace(state.batch, starts_epoch=flag),
         in_flight=in_flight,
         requests=requests,

@@ -6,6 +6,7 @@ Twin: rust/src/codec/states_section.rs.
 
 from __future__ import annotations
 
+import attrs
 from msgspec.structs import replace
 from pyrsistent import pvector
 
@@ -67,7 +68,7 @@ def read_marks(source: Reader, state: State) -> State:
     ordered = rows == sorted(set(rows)) and silent == sorted(set(silent)) and (rows or silent)
     if not ordered or len(ends) < len(rows) or len(of_states) < len(silent):
         raise source.damaged("a mark belongs to no checkpoint")
-    device = replace(state.device, silent=frozenset(silent))
+    device = attrs.evolve(state.device, silent=frozenset(silent))
     return replace(state, device=device, batch=replace(state.batch, marked=frozenset(ends)))
 
 

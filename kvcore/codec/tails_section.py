@@ -61,7 +61,7 @@ def read_tails(source: Reader, state: State) -> State:
         by_key[key] = (*by_key.get(key, ()), ranked[key, rank])
     if config.has_tails:
         tails = Tails(Map(by_block), Map(by_key))
-        state = replace(state, device=replace(state.device, tails=tails))
+        state = replace(state, device=attrs.evolve(state.device, tails=tails))
     names = frozenset(str(name) for name in delayed)
     return replace(state, batch=replace(state.batch, delayed=names))
 

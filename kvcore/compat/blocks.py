@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Literal, overload
 
-from msgspec import Struct
+import attrs
 
 from kvcore.compat.errors import NotOneGroup
 from kvcore.types.arguments import check_kind
@@ -18,28 +18,15 @@ from kvcore.types.values import Hit
 from kvcore.types.values import KVCacheBlocks as CoreBlocks
 
 
-class KVCacheBlocks(Struct, frozen=True, eq=False):
+@attrs.frozen
+class KVCacheBlocks:
     """Block ids, one tuple per group, in table order.
 
     has_key: the manager's query whether a block is findable now; ignored in comparisons.
     """
 
     blocks: tuple[tuple[int, ...], ...]
-    has_key: Callable[[int], bool]
-
-    def __repr__(self) -> str:
-        return f"KVCacheBlocks(blocks={self.blocks!r})"
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, KVCacheBlocks):
-            return NotImplemented
-        return self.blocks == other.blocks
-
-    def __ne__(self, other: object) -> bool:  # a Struct has one of its own
-        return not self == other
-
-    def __hash__(self) -> int:
-        return hash(self.blocks)
+    has_key: Callable[[int], bool] = attrs.field(eq=False, repr=False)
 
     def __add__(self, other: KVCacheBlocks) -> KVCacheBlocks:
         """Concatenate the blocks of both, group by group."""

@@ -16,8 +16,8 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal
 
+import attrs
 from immutables import Map
-from msgspec import Struct
 from pyrsistent import PVector, pvector
 
 from kvcore.pool.free_queue import (
@@ -47,7 +47,8 @@ blocks.
 """
 
 
-class BlockPool(Struct, frozen=True, gc=False):
+@attrs.frozen
+class BlockPool:
     """All blocks of one tier as a value.
 
     first_block: 1 if block 0 is the null block, else 0. ref_counts: owners of each block, pins

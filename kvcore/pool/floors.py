@@ -14,14 +14,15 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 
-from msgspec import Struct
+import attrs
 from pyrsistent import PVector, pvector
 
 NO_TENANT = 0
 """The tenant of requests without a floor."""
 
 
-class Floors(Struct, frozen=True, gc=False):
+@attrs.frozen
+class Floors:
     """The floors of a pool as a value.
 
     least: the floor of each tenant; they are numbered from 1. takers: for each block, the tenant

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from msgspec import Struct
+import attrs
 from pyrsistent import PVector, pvector
 
 OLDER, CURRENT = 0, 1
@@ -21,7 +21,8 @@ OLDER, CURRENT = 0, 1
 NUM_RINGS = 2
 
 
-class FreeQueue(Struct, frozen=True, gc=False):
+@attrs.frozen
+class FreeQueue:
     """The queue as a value: two columns of links, the number of blocks in it, and its capacity,
     which is also the sentinel of the first ring.
     """

@@ -15,13 +15,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from msgspec import Struct
+import attrs
 from pyrsistent import PVector, pvector
 
 SLOTS_MIN = 8
 
 
-class Entry(Struct, frozen=True, gc=False):
+@attrs.frozen
+class Entry:
     """A key with its block, and the entries after it in its chain."""
 
     key: bytes

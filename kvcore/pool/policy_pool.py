@@ -16,6 +16,7 @@ from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+import attrs
 from immutables import Map
 from msgspec.structs import replace
 from pyrsistent import pvector
@@ -77,7 +78,7 @@ class PolicyTransaction(PoolTransaction):
         same_order = new.queue is self.pool.queue and places is old.places
         same_uses = self.uses is old.uses and self.ghosts is old.ghosts
         if same_order and same_uses and self.memory == old.memory and self.dues is old.dues:
-            return new if new is self.pool else replace(new, policy=old)
+            return new if new is self.pool else attrs.evolve(new, policy=old)
         tails = tuple((place, self.lasts[place]) for place in self.order)
         state = PolicyState(
             self.memory,
@@ -90,7 +91,7 @@ class PolicyTransaction(PoolTransaction):
             self.left,
             self.next_number,
         )
-        return replace(new, policy=state)
+        return attrs.evolve(new, policy=state)
 
     def seen(self, block: int) -> Seen:
         """Return a block with a key, as the policy sees it."""

@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
+import attrs
 from immutables import Map
-from msgspec import Struct
-from msgspec.structs import replace
 from pyrsistent import PVector, pvector
 
 from kvcore.types.policies import DUE_SECTION
@@ -21,7 +20,8 @@ KEYLESS: Place = (0, 0)
 """The place of blocks that have no key."""
 
 
-class PolicyState(Struct, frozen=True, gc=False):
+@attrs.frozen
+class PolicyState:
     """The state of a policy, as a value.
 
     places: place of each block in the queue, KEYLESS for other blocks. tails: each place that has
@@ -68,7 +68,7 @@ def with_places(state: PolicyState, places: Mapping[int, Place]) -> PolicyState:
     """Return the state in which free blocks have these places. places: in queue order, ascending;
     equal ones are allowed.
     """
-    return replace(
+    return attrs.evolve(
         state,
         places=pvector([places.get(block, KEYLESS) for block in range(len(state.places))]),
         tails=tuple({place: block for block, place in places.items()}.items()),

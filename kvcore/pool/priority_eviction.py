@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from msgspec.structs import replace
+import attrs
 
 from kvcore.pool.block_pool import BlockPool, PoolTransaction
 from kvcore.types.commands import Free
@@ -49,7 +49,7 @@ class PriorityPoolTransaction(PoolTransaction):
         old, new = self.pool, super().freeze()
         if new is old and self.priorities is old.priorities:
             return old
-        return replace(new, priorities=self.priorities, last_placed=self.last_placed)
+        return attrs.evolve(new, priorities=self.priorities, last_placed=self.last_placed)
 
     def sort_key(self, block: int) -> tuple[float, int, int]:
         """Sort key of a cached block: the lowest is evicted first."""

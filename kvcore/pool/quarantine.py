@@ -12,13 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+import attrs
 from immutables import Map
-from msgspec import Struct
 
 from kvcore.pool.free_queue import FreeQueue, FreeQueueTransaction, make_free_queue
 
 
-class Quarantine(Struct, frozen=True, gc=False):
+@attrs.frozen
+class Quarantine:
     """The quarantine of one pool as a value.
 
     queue: its blocks, in the order of their release. busy: block -> the batches that use it.

@@ -12,7 +12,7 @@ Twin: rust/src/pool/retention.rs.
 
 from __future__ import annotations
 
-from msgspec.structs import replace
+import attrs
 
 from kvcore.pool.block_pool import BlockPool, PoolTransaction
 from kvcore.pool.free_queue import CURRENT, OLDER, FreeQueueTransaction, make_free_queue
@@ -37,8 +37,8 @@ class RetentionTransaction(PoolTransaction):
         old, new = self.pool.retention, super().freeze()
         assert old is not None
         if self.now == old.now and self.kept is old.kept:
-            return new if new is self.pool else replace(new, retention=old)
-        return replace(new, retention=RetentionState(self.now, self.kept))
+            return new if new is self.pool else attrs.evolve(new, retention=old)
+        return attrs.evolve(new, retention=RetentionState(self.now, self.kept))
 
     def note_wish(self, block: int, wish: Wish) -> None:
         """Add the wish of a request that is about to release a block."""
@@ -123,4 +123,4 @@ def with_levels(pool: BlockPool) -> BlockPool:
     for block in pool.queue:
         level = level_of(state.kept.get(block, NOTHING), state.now)
         queue.append(block, OLDER if pool.keys[block] is None else CURRENT + level)
-    return replace(pool, queue=queue.freeze(), retention=state)
+    return attrs.evolve(pool, queue=queue.freeze(), retention=state)

@@ -5,8 +5,8 @@ rust/src/pool/retention_state.rs.
 
 from __future__ import annotations
 
+import attrs
 from immutables import Map
-from msgspec import Struct
 
 from kvcore.pool.free_queue import CURRENT
 from kvcore.types.retention import LEVEL_MAX
@@ -20,7 +20,8 @@ older epochs; each other ring is a level.
 """
 
 
-class RetentionState(Struct, frozen=True, gc=False):
+@attrs.frozen
+class RetentionState:
     """The records of a pool with levels. now: in ms. kept: block id -> its wish."""
 
     now: int = 0

@@ -12,15 +12,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Protocol
 
+import attrs
 from immutables import Map
-from msgspec import Struct
 
 from kvcore.pool.hash_index import HashIndexTransaction
 from kvcore.types.commands import Evict
 from kvcore.types.effects import Effects
 
 
-class Tails(Struct, frozen=True, gc=False):
+@attrs.frozen
+class Tails:
     """The tail keys of the blocks of one tier.
 
     by_block: those of each block that has any, shortest first. by_key: the blocks of each, first

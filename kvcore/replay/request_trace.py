@@ -22,6 +22,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
+import attrs
 import msgspec
 
 from kvcore.replay.errors import (
@@ -51,7 +52,8 @@ kvcore[zstd].
 """
 
 
-class Row(msgspec.Struct):
+@attrs.frozen
+class Row:
     """The fields of a line; other fields are ignored."""
 
     timestamp: float

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import attrs
 from immutables import Map
 from msgspec import Struct
 from msgspec.structs import replace
@@ -225,7 +226,7 @@ def with_floors(device: BlockPool, config: Config) -> BlockPool:
     from kvcore.pool.floors import make_floors  # few pools have floors
 
     sizes = [config.floors[salt] for salt in config.tenants]
-    return replace(device, floors=make_floors(sizes, device.num_blocks))
+    return attrs.evolve(device, floors=make_floors(sizes, device.num_blocks))
 
 
 def make_state(config: Config) -> State:
@@ -246,7 +247,7 @@ def make_state(config: Config) -> State:
     if config.floors:
         device = with_floors(device, config)
     if config.has_tails:
-        device = replace(device, tails=Tails())
+        device = attrs.evolve(device, tails=Tails())
     return State(
         config=config,
         device=device,

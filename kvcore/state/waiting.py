@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import attrs
 from immutables import Map
 from msgspec.structs import replace
 
@@ -76,5 +77,5 @@ def with_waiting(state: State, dues: Mapping[str, int], next_due: int) -> State:
         waiting[request_id] = (due, keys)
         for key in keys:
             ahead[key] = (*ahead.get(key, ()), due)
-    device = replace(state.device, policy=replace(policy, dues=Map(ahead)))
+    device = attrs.evolve(state.device, policy=attrs.evolve(policy, dues=Map(ahead)))
     return replace(state, device=device, waiting=Map(waiting), next_due=next_due)

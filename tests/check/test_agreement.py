@@ -198,10 +198,10 @@ def test_both_languages_name_what_whole_fields_break(name: str, said: Counter[st
 def torn(state: State) -> Iterator[State]:
     """Yield states with one field taken from another state."""
     queue = make_free_queue(state.device.num_blocks, list(state.device.queue)[:-1])
-    yield replace(state, device=replace(state.device, queue=queue))
+    yield replace(state, device=attrs.evolve(state.device, queue=queue))
     older = make_free_queue(state.device.num_blocks, state.device.queue, num_older=1)
     first = attrs.evolve(state.config, epoch=1)  # of which nothing is older
-    yield replace(state, config=first, epoch=1, device=replace(state.device, queue=older))
+    yield replace(state, config=first, epoch=1, device=attrs.evolve(state.device, queue=older))
     if len(state.rows):
         yield replace(state, free_rows=state.free_rows.append(0))
     for name, request in state.requests.items():

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import attrs
 import pytest
 from immutables import Map
 from msgspec.structs import replace
@@ -43,9 +44,9 @@ def broken(state: State) -> Iterator[State]:
     """Yield states with errors that no run makes: wrong owners, keys, counts and tokens."""
     pool = state.device
     yield state
-    yield replace(state, device=replace(pool, ref_counts=pool.ref_counts.set(1, 7)))
-    yield replace(state, device=replace(pool, keys=pool.keys.set(1, b"k" * 36)))
-    yield replace(state, device=replace(pool, queue=replace(pool.queue, length=9)))
+    yield replace(state, device=attrs.evolve(pool, ref_counts=pool.ref_counts.set(1, 7)))
+    yield replace(state, device=attrs.evolve(pool, keys=pool.keys.set(1, b"k" * 36)))
+    yield replace(state, device=attrs.evolve(pool, queue=attrs.evolve(pool.queue, length=9)))
     for name, request in state.requests.items():
         for wrong in (
             replace(request, num_computed=9),

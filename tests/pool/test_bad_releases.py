@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
+import attrs
 import pytest
-from msgspec.structs import replace
 
 from kvcore import Outcome
 from kvcore.pool import transitions
@@ -49,7 +49,7 @@ class PythonPool:
         self.pool: BlockPool = transitions.make_pool(4)
 
     def call(self, name: str, *args: Any) -> Any:
-        before = replace(self.pool)
+        before = attrs.evolve(self.pool)
         try:
             outcome: Outcome[BlockPool, Any] = getattr(transitions, name)(self.pool, *args)
         except KvcoreError:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import attrs
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -237,7 +238,7 @@ def test_links_that_disagree_are_no_sound_index(
     check(state)
     index = HashIndex(state.device.index.firsts, Map(following), Map(preceding))
     with pytest.raises(InvariantViolation, match="IDX-SOUND"):
-        check(replace(state, device=replace(state.device, index=index)))
+        check(replace(state, device=attrs.evolve(state.device, index=index)))
 
 
 @pytest.mark.parametrize("at", [0, 3, 4, 7, 8, 15, 28, 31])

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import attrs
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -224,7 +225,7 @@ def test_state_is_the_initial_one_after_requests_have_come_and_gone(
     assert policy is None or not any((policy.dues, policy.uses, policy.ghosts, policy.left))
     same = replace(
         state,
-        device=replace(state.device, queue=initial.device.queue, policy=initial.device.policy),
+        device=attrs.evolve(state.device, queue=initial.device.queue, policy=initial.device.policy),
         next_due=initial.next_due,
         batch=initial.batch,
         rows=initial.rows,
@@ -265,11 +266,11 @@ def roomier(state: State, count: int) -> State:
     policy, floors = old.policy, old.floors
     order[num_first:num_first] = range(first, last)
     if floors is not None:
-        floors = replace(floors, takers=floors.takers.extend([NO_TENANT] * count))
+        floors = attrs.evolve(floors, takers=floors.takers.extend([NO_TENANT] * count))
     if policy is not None:
-        longer = replace(policy, places=policy.places.extend([KEYLESS] * count))
+        longer = attrs.evolve(policy, places=policy.places.extend([KEYLESS] * count))
         policy = with_places(longer, {block: longer.places[block] for block in order[num_first:]})
-    pool = replace(
+    pool = attrs.evolve(
         old,
         policy=policy,
         floors=floors,

@@ -11,8 +11,10 @@ way, in rust/src/check/names/packed.rs.
 from __future__ import annotations
 
 import pickle
+from operator import attrgetter
 from typing import Any
 
+import attrs
 from immutables import Map
 from msgspec.structs import astuple
 from pyrsistent import pvector
@@ -30,6 +32,11 @@ from kvcore.state.state import NamedPin, RequestState, State
 from kvcore.types.config import Config, Eviction
 from kvcore.types.values import PrefixCacheStats
 
+VALUES_OF = {
+    kind: attrgetter(*(each.name for each in attrs.fields(kind)))
+    for kind in (FreeQueue, RetentionState, Floors, Tails)
+}
+"""Parts of a pool, and what makes a tuple of their fields."""
 NUM_OF_OUTPUT = 2
 """Last fields of a request, which concern its output to come: defaults in a closed state."""
 
@@ -81,11 +88,11 @@ def _pool(pool: BlockPool) -> tuple[Any, ...]:
     assert pool.quarantine is None
     index = pool.index
     links = (index.firsts, index.following, index.preceding)
-    queue, known = astuple(pool.queue), pool.retention
-    levels = None if known is None else astuple(known)
-    floors = None if pool.floors is None else astuple(pool.floors)
+    queue, levels, floors, tails = (
+        None if part is None else VALUES_OF[type(part)](part)
+        for part in (pool.queue, pool.retention, pool.floors, pool.tails)
+    )
     columns = (pool.ref_counts, pool.keys)
-    tails = None if pool.tails is None else astuple(pool.tails)
     rest = (pool.silent, tails) if pool.silent or tails else ()  # empty in nearly all states
     older = pool.older
     return (pool.first_block, *columns, queue, links, pool.pins, older, levels, floors, *rest)

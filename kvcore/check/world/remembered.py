@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import attrs
 from immutables import Map
 from msgspec.structs import replace
 from pyrsistent import pvector
@@ -48,7 +49,7 @@ def forget_times(pool: BlockPool, number: int) -> tuple[BlockPool, int]:
         place = None if each.place is None else at(each.place)
         return replace(each, last=last, before=before, place=place, number=number)
 
-    small = replace(
+    small = attrs.evolve(
         policy,
         places=pvector([at(place) for place in policy.places]),
         tails=tuple((at(place), block) for place, block in policy.tails),
@@ -57,7 +58,7 @@ def forget_times(pool: BlockPool, number: int) -> tuple[BlockPool, int]:
         left=Map({number: key for number, (key, _) in enumerate(ghosts)}),
         next_number=len(ghosts),
     )
-    return replace(pool, policy=small), len(ranks) - 1
+    return attrs.evolve(pool, policy=small), len(ranks) - 1
 
 
 def _reader(name: str) -> Callable[[Uses, bool], Uses]:

@@ -7,7 +7,6 @@ from collections.abc import Callable
 
 import attrs
 import pytest
-from msgspec.structs import replace
 
 from kvcore.legacy.blocks.blocks import Backing
 from kvcore.legacy.blocks.check import PROPERTIES, check_tiers
@@ -38,28 +37,28 @@ def queued(*order: int, length: int | None = None) -> Callable[[Tiers], Tiers]:
 
     def damage(tiers: Tiers) -> Tiers:
         queue = make_free_queue(6, list(order))
-        queue = replace(queue, length=len(order) if length is None else length)
-        return attrs.evolve(tiers, device=replace(tiers.device, queue=queue))
+        queue = attrs.evolve(queue, length=len(order) if length is None else length)
+        return attrs.evolve(tiers, device=attrs.evolve(tiers.device, queue=queue))
 
     return damage
 
 
 def unlisted(tiers: Tiers) -> Tiers:
     """Remove the key of block 3 from the index."""
-    return attrs.evolve(tiers, device=replace(tiers.device, index=HashIndex()))
+    return attrs.evolve(tiers, device=attrs.evolve(tiers.device, index=HashIndex()))
 
 
 def mislisted(tiers: Tiers) -> Tiers:
     """Let block 2 be found under the key of block 3."""
     index = HashIndexTransaction(tiers.device.index)
     index.insert(KEY, 2)
-    return attrs.evolve(tiers, device=replace(tiers.device, index=index.freeze()))
+    return attrs.evolve(tiers, device=attrs.evolve(tiers.device, index=index.freeze()))
 
 
 def overcounted(tiers: Tiers) -> Tiers:
     """Give block 4 an owner too many."""
     ref_counts = tiers.device.ref_counts.set(4, 2)
-    return attrs.evolve(tiers, device=replace(tiers.device, ref_counts=ref_counts))
+    return attrs.evolve(tiers, device=attrs.evolve(tiers.device, ref_counts=ref_counts))
 
 
 DAMAGES: dict[str, list[Callable[[Tiers], Tiers]]] = {
@@ -96,7 +95,7 @@ def test_priorities_are_compared(backend: Backend) -> None:
     backing.check([])
     state = backing.state()
     for order in ([0, 1, 2], [2, 1, 0], [1, 0, 2]):
-        device = replace(state.device, queue=make_free_queue(3, order))
+        device = attrs.evolve(state.device, queue=make_free_queue(3, order))
         with pytest.raises(
             InvariantViolation, match=r"PRIORITY-ORDER: device block \d is free before"
         ):
