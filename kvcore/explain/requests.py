@@ -80,8 +80,8 @@ class KnownRequest:
 
     def schedule(self, step: int) -> None:
         """Note that the open batch computes tokens of it; to be called before its count rises."""
-        if self.step != step:
-            self.step, self.before = step, self.computed
+        before = self.before if self.step == step else self.computed
+        self.step, self.before = step, min(before, self.computed)  # a load may have failed
 
     def settle(self, step: int, epoch: int) -> None:
         """Note what was computed of it for good, without what the open batch would compute."""

@@ -218,6 +218,19 @@ def test_a_load_that_was_given_up_in_its_batch_computed_nothing() -> None:
     assert run.seen == set()
 
 
+def test_what_failed_in_its_batch_and_was_given_up_again_was_not_computed() -> None:
+    run = Run(Config(7, 2))
+    run.call("add_request", Request("r", [2, 1, 1]))
+    run.call("allocate_slots", "r", 3)
+    run.call("take_batch")
+    run.call("append", ["r"], [1])
+    run.call("rewind", ["r"], 0)
+    run.call("allocate_slots", "r", 4)
+    run.call("free", "r")
+    run.call("allocate_slots", "r", 0, num_external_computed_tokens=3)
+    assert run.seen == set()
+
+
 def test_other_media_over_other_tokens_is_another_prefix() -> None:
     run = Run(Config(9, 1))
     for name, item, token in (("r", "a", 1), ("s", "b", 2)):
