@@ -9,12 +9,13 @@ import attrs
 
 LENGTHS = (
     *("known", "same_extra_keys", "computed", "this_epoch", "whole_blocks", "one_left"),
-    *("drafts_dropped", "once_findable", "in_each_group", "found", "used"),
+    *("drafts_dropped", "without_states", "once_findable", "in_each_group", "found", "used"),
 )
 """What each length counts. The first is the ideal, the last the hits."""
 CAUSES = (
     *("namespace", "not_computed", "old_epoch", "partial_block", "last_token", "draft_drop"),
-    *("not_published", "evicted", "withdrawn", "groups_disagree", "unused", "external"),
+    *("not_published", "no_checkpoint", "evicted", "withdrawn", "groups_disagree", "unused"),
+    "external",
 )
 TAKERS = ("prompt", "decode", "swap_in", "load")
 """Kinds of calls that take blocks; a key that another call removed is withdrawn."""

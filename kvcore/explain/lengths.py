@@ -21,8 +21,8 @@ from kvcore.transitions.prefix_lookup import aligned, common_length, group_lengt
 from kvcore.types.config import Config
 
 Marks: TypeAlias = "Sequence[array[int]]"
-_KEYED = (*CAUSES[:7], "", "groups_disagree", "unused")
-"""The cause between two lengths; that of the eighth comes from the removals."""
+_KEYED = (*CAUSES[:8], "", "groups_disagree", "unused")
+"""The cause between two lengths; that of the ninth comes from the removals."""
 
 
 @attrs.frozen
@@ -77,7 +77,7 @@ def published_lengths(
         size, dropped = config.groups[g].block_size, int(config.drops_last_hit(g))
         kept = min(kept, aligned(config, (min(computed, most) // size - dropped) * size))
     if not config.enable_caching:
-        return [whole, left, kept, 0, 0, 0], groups[0]
+        return [whole, left, kept, 0, 0, 0, 0], groups[0]
     ever: Any = _Looked(config, _Pool(_Index(marks, FINDABLE, 2**32)))
     now: Any = _Looked(config, _Pool(_Index(marks, FINDABLE, FINDABLE)))
     if len(config.groups) == 1 and not config.has_windows and not config.use_eagle:
@@ -85,12 +85,14 @@ def published_lengths(
         once = _first(marks[0], NEVER, kept // size) * size
         found = next((i for i, m in enumerate(marks[0][: once // size]) if m != FINDABLE), None)
         own = once if found is None else found * size
-        return [whole, left, kept, once, own, own], 0
-    once = common_length(ever, ever, kept, most)
+        return [whole, left, kept, once, once, own, own], 0
+    once = attended = common_length(ever, ever, kept, most)
+    if config.has_states:
+        attended = common_length(ever, ever, kept, most, states=False)
     lengths = {g: group_length(now, now, g, once, most) for g in groups}
     least = min(groups, key=lengths.__getitem__)
     found = common_length(now, now, lengths[least], most)
-    return [whole, left, kept, once, lengths[least], found], least
+    return [whole, left, kept, attended, once, lengths[least], found], least
 
 
 def cut(lengths: list[int], hits: int) -> tuple[int, ...]:

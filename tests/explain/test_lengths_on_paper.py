@@ -176,6 +176,16 @@ def test_groups_that_do_not_meet_share_no_hit() -> None:
     assert engine.causes() == [(0, 4, "groups_disagree"), (4, 8, "withdrawn")]
 
 
+def test_a_prompt_that_parts_where_no_state_was_kept_has_no_checkpoint() -> None:
+    engine = Engine(20, groups=(Group(4), Group(4, kind="state")))
+    engine.run("a", A + B + C)
+    engine.run("b", A + B + A)
+    assert engine.causes() == [(0, 8, "no_checkpoint")]
+    engine.run("c", A + B + C + A)
+    assert engine.causes() == []
+    assert engine.explained[-1].hits == 12
+
+
 def test_a_hit_that_is_not_taken_is_unused() -> None:
     engine = Engine()
     engine.run("a", A + B)

@@ -23,6 +23,7 @@ MEANING = {
     "last_token": "the token that must be left to compute",
     "draft_drop": "the block that a drafter drops",
     "not_published": "full, but never findable",
+    "no_checkpoint": "no recurrent state was kept there",
     "withdrawn": "the key was withdrawn",
     "groups_disagree": "the groups do not agree on one token",
     "unused": "found, but not taken",
