@@ -195,15 +195,19 @@ class Naive:
     def _note_lost(self, name: str, before: State, args: Any) -> None:
         there, kind = set(self.state.device.keys), TAKERS.get(name, name)
         takers: dict[int, str] = {}
-        for request_id, request in self.state.requests.items():
-            old = before.requests.get(request_id)
+        named = args[0] if args and isinstance(args[0], list) else []
+        named = [each for each in named if each in self.state.requests]
+        for request_id in dict.fromkeys([*named, *self.state.requests]):
+            request, old = self.state.requests[request_id], before.requests.get(request_id)
             for g, table in enumerate(request.tables):
                 had = set(enumerate(old.tables[g])) if old is not None else set()
-                takers |= {block: request_id for _, block in set(enumerate(table)) - had}
+                new = (block for place, block in enumerate(table) if (place, block) not in had)
+                takers |= dict.fromkeys(new, request_id)
         if name == "allocate_slots":
             done = before.requests[args[0]].num_computed
             kind = "prompt" if done < self.prompts[args[0]] else "decode"
-        for block, key in enumerate(before.device.keys):
+        for block in (*range(len(self.owned)), *takers):  # of equal keys the last one taken counts
+            key = before.device.keys[block]
             if key is not None and key not in there:
                 idle = 0 if before.device.ref_counts[block] else self.step - self.owned[block]
                 self.lost[key] = (takers.get(block), self.call, kind, self.step, idle)
