@@ -59,30 +59,25 @@ def main() -> int:
     torch.set_num_threads(2)
     model, tokenizer = load()
     chats = [tokenizer.encode_chat(chat) for chat in draw_chats()]
-    print(
-        f"{len(chats)} chats, {sum(map(len, chats)):,} tokens; "
-        f"{NUM_BLOCKS} blocks of {PAGE} tokens per group of layers"
-    )
-    columns = serve_both("SmolLM2", model, chats, NUM_BLOCKS)
+    num_tokens = sum(map(len, chats))
+    print(f"{len(chats)} chats, {num_tokens:,} tokens; {NUM_BLOCKS} blocks of {PAGE} tokens")
+    columns = serve_both("SmolLM2", model, chats)
     measured = ("tokens found", "tokens computed", "CPU seconds", "tokens per CPU second")
     all_same = report("SmolLM2, all layers with full attention", columns, measured)
     pools = [column["pools"] for column in columns]
     draw(pools, [f"a chat with {desk}" for desk in DESKS], PICTURE)
     print(f"what the blocks held, step by step: {PICTURE}")
-    model, num_groups = make_sliding(tokenizer.vocab_size)
-    columns = serve_both("sliding layers", model, chats, NUM_BLOCKS * num_groups)
+    columns = serve_both("sliding layers", make_sliding(tokenizer.vocab_size), chats)
     title = f"random weights, 4 of 6 layers with a window of {WINDOW} tokens"
     all_same &= report(title, columns, measured[:2])
     return int(not all_same)
 
 
-def serve_both(
-    name: str, model: Any, chats: list[list[int]], num_blocks: int
-) -> list[dict[str, Any]]:
+def serve_both(name: str, model: Any, chats: list[list[int]]) -> list[dict[str, Any]]:
     """Answer all chats over transformers' own cache and over kvcore; returns both columns."""
-    native = serve(f"{name}, transformers", model, chats, num_blocks)
+    native = serve(f"{name}, transformers", model, chats)
     with installed():
-        return [native, serve(f"{name}, kvcore", model, chats, num_blocks)]
+        return [native, serve(f"{name}, kvcore", model, chats)]
 
 
 def report(title: str, columns: list[dict[str, Any]], names: tuple[str, ...]) -> bool:
@@ -93,7 +88,7 @@ def report(title: str, columns: list[dict[str, Any]], names: tuple[str, ...]) ->
     native, ours = (column["tokens"] for column in columns)
     num_same = sum(a == b for a, b in zip(native, ours, strict=True))
     print(f"the same tokens: {num_same} of {len(native)}", flush=True)
-    return num_same == len(native)
+    return bool(num_same == len(native))
 
 
 def draw_chats() -> list[list[dict[str, str]]]:
@@ -114,14 +109,14 @@ def draw_chats() -> list[list[dict[str, str]]]:
     ]
 
 
-def serve(name: str, model: Any, chats: list[list[int]], num_blocks: int) -> dict[str, Any]:
+def serve(name: str, model: Any, chats: list[list[int]]) -> dict[str, Any]:
     """Answer all chats; returns a column of the table, and the tokens."""
     generation = GenerationConfig(
         max_new_tokens=NEW_TOKENS, do_sample=False, eos_token_id=-1, pad_token_id=0
     )
     batching = ContinuousBatchingConfig(
         page_size=PAGE,
-        num_blocks=num_blocks,
+        num_blocks=NUM_BLOCKS,
         max_batch_tokens=256,
         max_requests_per_batch=AT_A_TIME,
     )
@@ -181,8 +176,8 @@ def watch(processor: Any, counts: dict[str, int], pools: Pools) -> None:
     processor.prepare_next_batch = noted_step
 
 
-def make_sliding(vocab_size: int) -> tuple[Any, int]:
-    """Make a small random model with sliding layers; returns it, and its number of groups."""
+def make_sliding(vocab_size: int) -> Any:
+    """Make a small model with random weights, in which some layers have a sliding window."""
     torch.manual_seed(0)
     layers = ["sliding_attention", "sliding_attention", "full_attention"]
     config = Qwen2Config(
@@ -196,7 +191,7 @@ def make_sliding(vocab_size: int) -> tuple[Any, int]:
         sliding_window=WINDOW,
         layer_types=2 * layers,
     )
-    return Qwen2ForCausalLM(config).eval(), len(layers)  # two layers in each group
+    return Qwen2ForCausalLM(config).eval()
 
 
 def load() -> tuple[Any, BpeTokenizer]:
