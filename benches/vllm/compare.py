@@ -56,8 +56,10 @@ from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
 from benches.vllm import connector
+from benches.vllm.images import add_encoder, images_of
+from benches.vllm.interruptions import interrupt
 from benches.vllm.options import MODES, read_options
-from benches.vllm.report import Step, Verdict, decisions, summary, verdict_of
+from benches.vllm.report import Step, Verdict, decisions, statistics, summary, verdict_of
 from benches.vllm.rules import RULES, Watch, explain, unexplained_keys
 from benches.vllm.stored import events_of, note_stored
 from benches.vllm.traffic import Arrival, Traffic, sampled
@@ -165,6 +167,7 @@ def make_config(world: World, model: str, **sizes: int) -> VllmConfig:
             is_encoder_decoder=False,
             async_scheduling=world.is_async,
             policy=world.policy,
+            watermark=MODES[world.mode].watermark,
             # With windows vLLM's gate counts blocks that a request does not hold, and with states
             # it does not count the block of the state before a step.
             scheduler_reserve_full_isl=not (
@@ -216,6 +219,10 @@ class Side:
         self.world = world
         self.seed = seed
         self.answered: list[list[int]] = []
+        self.interrupted: list[object] = []
+        self.statistics: dict[str, object] = {}
+        if MODES[world.mode].has_images:
+            add_encoder(self.scheduler)
         self.in_flight: deque[tuple[int, Any, list[list[int]]]] = deque()
         self.stored = note_stored(self.scheduler)
         self._hasher = get_request_block_hasher(world.hash_block_size, sha256)
@@ -230,6 +237,7 @@ class Side:
             pooling_params=None,
             arrival_time=float(arrival.name),
             priority=arrival.priority,
+            mm_features=images_of(arrival.prompt) if MODES[self.world.mode].has_images else None,
             block_hasher=self._hasher,
             resumable=MODES[self.world.mode].has_sessions,
         )
@@ -248,6 +256,8 @@ class Side:
         ):
             decided["answers"] = self.take_output(*self.in_flight.popleft())
         decided["usage"] = round(self.scheduler.kv_cache_manager.usage, 6)
+        decided["statistics"], self.statistics = self.statistics, {}
+        decided["interrupted"], self.interrupted = self.interrupted, []
         decided["stored"] = self.stored.take()
         return decided
 
@@ -266,7 +276,7 @@ class Side:
         names = list(planned.num_scheduled_tokens)
         known = {name: self.scheduler.requests.get(name) for name in names}
         loads = planned.kv_connector_metadata
-        self.scheduler.update_from_output(
+        outputs = self.scheduler.update_from_output(
             planned,
             ModelRunnerOutput(
                 req_ids=names,
@@ -278,6 +288,7 @@ class Side:
                 kv_connector_output=loads and self.scheduler.connector.take_output(loads),
             ),
         )
+        self.statistics = statistics(outputs.values())
         ended = [r for r in known.values() if r is not None and r.is_finished()]
         self.answered += [list(request.all_token_ids) for request in ended]
         if self.world.has_drafts and not self.world.is_async:
@@ -322,6 +333,10 @@ def send(traffic: Traffic, number: int, sides: Sequence[Side]) -> None:
     for name in traffic.aborted(sorted(first.scheduler.requests)):
         for side in sides:
             side.scheduler.finish_requests(name, RequestStatus.FINISHED_ABORTED)
+    if MODES[first.world.mode].has_interruptions:
+        for name in traffic.interruptions.draw():
+            for side in sides:
+                side.interrupted.append((name, interrupt(side.scheduler, name)))
 
 
 def run(world: World, seed: int, num_steps: int, model: str) -> Iterator[Step]:

@@ -15,7 +15,9 @@ class Mode:
 
     has_windows: a group has a sliding window. has_loads: a connector loads parts of prompts, and
     some of its loads fail. has_states: two groups have recurrent states. has_parts: hits may end
-    inside blocks.
+    inside blocks. has_interruptions: the caches are reset now and then, and the scheduler pauses.
+    has_images: prompts have images, which an encoder computes. watermark: share of the pool that
+    stays free when requests are admitted beside others.
     """
 
     is_async: bool
@@ -25,6 +27,9 @@ class Mode:
     has_loads: bool = False
     has_states: bool = False
     has_parts: bool = False
+    has_interruptions: bool = False
+    has_images: bool = False
+    watermark: float = 0.0
 
 
 MODES = {
@@ -45,6 +50,27 @@ MODES = {
         is_async=False, has_drafts=False, has_windows=True, has_states=True
     ),
     "sync-parts": Mode(is_async=False, has_drafts=False, has_states=True, has_parts=True),
+    "sync-resets": Mode(is_async=False, has_drafts=False, has_interruptions=True),
+    "async-drafts-resets": Mode(is_async=True, has_drafts=True, has_interruptions=True),
+    "async-windows-resets": Mode(
+        is_async=True, has_drafts=False, has_windows=True, has_interruptions=True
+    ),
+    "async-loads-resets": Mode(
+        is_async=True, has_drafts=False, has_loads=True, has_interruptions=True
+    ),
+    "sync-states-resets": Mode(
+        is_async=False, has_drafts=False, has_states=True, has_interruptions=True
+    ),
+    "sync-watermark": Mode(is_async=False, has_drafts=False, watermark=0.15),
+    "async-drafts-watermark": Mode(is_async=True, has_drafts=True, watermark=0.15),
+    "async-windows-watermark": Mode(
+        is_async=True, has_drafts=False, has_windows=True, watermark=0.15
+    ),
+    "sync-images": Mode(is_async=False, has_drafts=False, has_images=True),
+    "async-drafts-images": Mode(is_async=True, has_drafts=True, has_images=True),
+    "async-images-resets": Mode(
+        is_async=True, has_drafts=False, has_images=True, has_interruptions=True
+    ),
 }
 
 

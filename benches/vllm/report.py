@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -56,8 +57,20 @@ def decisions(planned: Any) -> dict[str, object]:
             {each.req_id for each in planned.scheduled_new_reqs} | set(cached.resumed_req_ids)
         ),
         "preempted": sorted(planned.preempted_req_ids or ()),
+        "images": dict(planned.scheduled_encoder_inputs),
+        "forgotten images": list(planned.free_encoder_mm_hashes),
         "loads": planned.kv_connector_metadata and planned.kv_connector_metadata.begun,
         "answers": {},
+    }
+
+
+def statistics(outputs: Iterable[Any]) -> dict[str, object]:
+    """Return what a scheduler reports of itself with a step's outputs, as comparable values."""
+    reported = [each.scheduler_stats for each in outputs if each.scheduler_stats is not None]
+    return {
+        name: round(value, 6) if isinstance(value, float) else value
+        for each in reported
+        for name, value in dataclasses.asdict(each).items()
     }
 
 
@@ -83,6 +96,8 @@ def verdict_of(steps: Iterable[Step]) -> Verdict:
             drafts=sum(step.vllm["drafts"].values()),
             hits=sum(starts[name] for name in step.vllm["begun"]),
             preemptions=len(step.vllm["preempted"]),
+            images=sum(map(len, step.vllm.get("images", {}).values())),
+            resets=sum(answer is True for _, answer in step.vllm.get("interrupted", ())),
         )
     return verdict
 
@@ -96,8 +111,13 @@ def summary(mode: str, verdicts: Iterable[Verdict], num_steps: int) -> str:
     num_same = sum(not verdict.differs for verdict in every)
     rules = Counter(verdict.rule for verdict in every if verdict.rule)
     decided = "".join(f", {count} by rule {name!r}" for name, count in sorted(rules.items()))
+    rarely = "".join(
+        f", {happened[name]:,} {what}"
+        for name, what in (("resets", "resets of the cache"), ("images", "images computed"))
+        if happened[name]
+    )
     return (
         f"{mode}: {num_same} of {len(every)} runs of {num_steps} steps are the same{decided}: "
         f"{happened['tokens']:,} tokens scheduled, {happened['drafts']:,} of them drafts; "
-        f"{happened['hits']:,} tokens hit, {happened['preemptions']:,} preemptions"
+        f"{happened['hits']:,} tokens hit, {happened['preemptions']:,} preemptions{rarely}"
     )

@@ -13,6 +13,8 @@ from collections.abc import Sequence
 
 import attrs
 
+from benches.vllm.interruptions import Interruptions
+
 VOCABULARY = 5
 
 
@@ -33,6 +35,7 @@ class Traffic:
     seed: int
     longest: int
     dice: random.Random = attrs.field(init=False)
+    interruptions: Interruptions = attrs.field(init=False)
     prefixes: list[list[int]] = attrs.field(init=False)
     planned: dict[str, int] = attrs.field(
         init=False, factory=dict
@@ -40,6 +43,7 @@ class Traffic:
 
     def __attrs_post_init__(self) -> None:
         self.dice = random.Random(self.seed)
+        self.interruptions = Interruptions(random.Random(f"interruptions {self.seed}"))
         lengths = [self.dice.randrange(16, self.longest // 3) for _ in range(4)]
         self.prefixes = [self._tokens(length) for length in lengths]
 

@@ -6,15 +6,18 @@ them. The adapter calls kvcore once per block: a sequence gets slots for whole b
 positions of its last block behind the known tokens are placeholders. When a decode step has filled
 that block, one call hands in its tokens and publishes it. The steps in between need no call.
 
-Written for commit bb823b3 of nano-vllm; `install` refuses a `BlockManager` with other calls.
+Written for commit bb823b3 of nano-vllm; `install` refuses a `BlockManager` with other calls, and
+files that are not as in that commit.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 from collections.abc import Iterator
 from importlib import import_module
 from inspect import signature
+from pathlib import Path
 from typing import Any
 
 from kvcore import Config, Hit, KVCacheManager, Request, Verdict
@@ -115,11 +118,20 @@ class BlockManager:
 
 
 CALLS = ("can_allocate", "allocate", "deallocate", "can_append", "may_append", "hash_blocks")
+FILES = {
+    "block_manager.py": "d0240374f589eaa85c4c7923b8970f2635ab7bc73adc5044fa2d273955b54242",
+    "scheduler.py": "e7302942c967d50bb525384fa4a6e0de988d199490479d4f5965d4211bcdbd08",
+    "sequence.py": "d5bb5c522d22554b5c36de745150ec8b601827ee0388058404dcceef1ae8290d",
+}
+"""SHA-256, at that commit, of what the adapter replaces and of what calls it and hands it over."""
 _replaced: list[type] = []
 
 
-def install() -> None:
-    """Let each nano-vllm engine that is made from now on use kvcore. Raises Unsupported."""
+def install(*, any_commit: bool = False) -> None:
+    """Let each nano-vllm engine that is made from now on use kvcore. Raises Unsupported.
+
+    any_commit: take files that differ from those of the commit, if the calls are the same.
+    """
     scheduler: Any = import_module("nanovllm.engine.scheduler")
     if _replaced:
         raise Unsupported("kvcore's BlockManager is installed in nano-vllm already")
@@ -133,8 +145,21 @@ def install() -> None:
                 f"kvcore-nano-vllm is for commit {COMMIT} of nano-vllm, whose BlockManager has "
                 f"{name}({', '.join(known)}); this one has {has}"
             )
+    if not any_commit:
+        _check_files(Path(scheduler.__file__).parent)
     _replaced.append(theirs)
     scheduler.BlockManager = BlockManager
+
+
+def _check_files(folder: Path) -> None:
+    for name, digest in FILES.items():
+        path = folder / name
+        content = path.read_bytes().replace(b"\r\n", b"\n") if path.is_file() else b""
+        if hashlib.sha256(content).hexdigest() != digest:
+            raise Unsupported(
+                f"kvcore-nano-vllm is for commit {COMMIT} of nano-vllm, and {path} is not as in "
+                f"that commit; install(any_commit=True) looks at the calls alone"
+            )
 
 
 def uninstall() -> None:
@@ -146,9 +171,9 @@ def uninstall() -> None:
 
 
 @contextlib.contextmanager
-def installed() -> Iterator[None]:
+def installed(*, any_commit: bool = False) -> Iterator[None]:
     """Install within a `with` block, and uninstall at its end."""
-    install()
+    install(any_commit=any_commit)
     try:
         yield
     finally:

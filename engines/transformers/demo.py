@@ -3,7 +3,8 @@
 
 Run: make demo-transformers. Both have the same pool of 76 blocks of 16 tokens and get the same
 chats in the same order, two at a time. The table says how many tokens each found in its cache and
-computed; the picture shows what the blocks held.
+computed; the picture shows what the blocks held. Then a model whose layers partly have a sliding
+window gets the same chats; its weights are random, so only its counts say something.
 """
 
 from __future__ import annotations
@@ -25,14 +26,22 @@ from transformers import (
     GenerationConfig,
     LlamaConfig,
     LlamaForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
 )
 
 PICTURE = Path("target/demo-transformers.png")
 NUM_BLOCKS, PAGE, AT_A_TIME, NEW_TOKENS = 76, 16, 2, 8
+WINDOW = 48
 DESKS = {
-    "the lost-property office of a railway": "cap violin trunk scarf camera bicycle hat glove book",
-    "the seed bank of a botanical garden": "bean poppy lupin clover maize flax barley rye oat",
-    "the chart room of a harbour": "north east south west reef sandbank wreck buoy mole",
+    "the lost-property office of a small railway in the hills": (
+        "cap, violin, trunk, scarf, camera, bicycle, pair of gloves, magic lantern, prayer book"
+    ),
+    "the seed bank of a botanical garden on an island": (
+        "runner bean, corn poppy, tree lupin, white clover, maize, blue flax, barley, wild rye, "
+        "oat, sugar beet"
+    ),
+    "the chart room of a harbour": ("north, east, south, west, reef, sandbank, wreck, buoy, mole"),
 }
 QUESTIONS = (
     "What do you do first?",
@@ -45,25 +54,41 @@ QUESTIONS = (
 
 
 def main() -> int:
-    """Serve the chats over both caches, and print the table. Returns 1 if the tokens differ."""
+    """Serve the chats over both caches, and print the tables. Returns 1 if the tokens differ."""
     warnings.filterwarnings("ignore")  # transformers warns about its own deprecations
     torch.set_num_threads(2)
     model, tokenizer = load()
     chats = [tokenizer.encode_chat(chat) for chat in draw_chats()]
-    print(
-        f"{len(chats)} chats, {sum(map(len, chats))} tokens; {NUM_BLOCKS} blocks of {PAGE} tokens"
-    )
-    native = serve("transformers", model, chats)
+    num_tokens = sum(map(len, chats))
+    print(f"{len(chats)} chats, {num_tokens:,} tokens; {NUM_BLOCKS} blocks of {PAGE} tokens")
+    columns = serve_both("SmolLM2", model, chats)
+    measured = ("tokens found", "tokens computed", "CPU seconds", "tokens per CPU second")
+    all_same = report("SmolLM2, all layers with full attention", columns, measured)
+    pools = [column["pools"] for column in columns]
+    draw(pools, [f"a chat with {desk}" for desk in DESKS], PICTURE)
+    print(f"what the blocks held, step by step: {PICTURE}")
+    columns = serve_both("sliding layers", make_sliding(tokenizer.vocab_size), chats)
+    title = f"random weights, 4 of 6 layers with a window of {WINDOW} tokens"
+    all_same &= report(title, columns, measured[:2])
+    return int(not all_same)
+
+
+def serve_both(name: str, model: Any, chats: list[list[int]]) -> list[dict[str, Any]]:
+    """Answer all chats over transformers' own cache and over kvcore; returns both columns."""
+    native = serve(f"{name}, transformers", model, chats)
     with installed():
-        ours = serve("kvcore", model, chats)
-    same = sum(a == b for a, b in zip(native["tokens"], ours["tokens"], strict=True))
-    print(f"{'':32}{'transformers':>14}{'kvcore':>10}")
-    for name in ("tokens found", "tokens computed", "CPU seconds", "tokens per CPU second"):
-        print(f"{name:32}{native[name]:>14}{ours[name]:>10}")
-    print(f"the same tokens: {same} of {len(chats)}")
-    draw([native["pools"], ours["pools"]], [f"a chat with {desk}" for desk in DESKS], PICTURE)
-    print(f"the blocks of both, step by step: {PICTURE}")
-    return int(same < len(chats))
+        return [native, serve(f"{name}, kvcore", model, chats)]
+
+
+def report(title: str, columns: list[dict[str, Any]], names: tuple[str, ...]) -> bool:
+    """Print the table of a model; returns whether both caches gave the same tokens."""
+    print(f"\n{title}\n{'':24}{'transformers':>14}{'kvcore':>10}")
+    for name in names:
+        print(f"{name:24}{columns[0][name]:>14}{columns[1][name]:>10}")
+    native, ours = (column["tokens"] for column in columns)
+    num_same = sum(a == b for a, b in zip(native, ours, strict=True))
+    print(f"the same tokens: {num_same} of {len(native)}", flush=True)
+    return bool(num_same == len(native))
 
 
 def draw_chats() -> list[list[dict[str, str]]]:
@@ -73,7 +98,7 @@ def draw_chats() -> list[list[dict[str, str]]]:
         + "".join(
             f" Rule {number}: whatever concerns the {thing} goes to shelf {number + 3}, is noted in"
             f" book {number % 3 + 1}, and is kept for {7 * number} days before it is given away."
-            for number, thing in enumerate(things.split(), 1)
+            for number, thing in enumerate(things.split(", "), 1)
         )
         for desk, things in DESKS.items()
     ]
@@ -120,8 +145,8 @@ def serve(name: str, model: Any, chats: list[list[int]]) -> dict[str, Any]:
     return {
         "pools": pools,
         "tokens": [answers[request_id] for request_id in sorted(answers)],
-        "tokens found": counts["found"],
-        "tokens computed": counts["computed"],
+        "tokens found": f"{counts['found']:,}",
+        "tokens computed": f"{counts['computed']:,}",
         "CPU seconds": f"{seconds:.1f}",
         "tokens per CPU second": f"{num_tokens / seconds:.1f}",
     }
@@ -149,6 +174,24 @@ def watch(processor: Any, counts: dict[str, int], pools: Pools) -> None:
 
     cache.search_prefix_match, cache.extend_read_and_write_indices = counted_search, counted_indices
     processor.prepare_next_batch = noted_step
+
+
+def make_sliding(vocab_size: int) -> Any:
+    """Make a small model with random weights, in which some layers have a sliding window."""
+    torch.manual_seed(0)
+    layers = ["sliding_attention", "sliding_attention", "full_attention"]
+    config = Qwen2Config(
+        vocab_size=vocab_size,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2 * len(layers),
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        use_sliding_window=True,
+        sliding_window=WINDOW,
+        layer_types=2 * layers,
+    )
+    return Qwen2ForCausalLM(config).eval()
 
 
 def load() -> tuple[Any, BpeTokenizer]:

@@ -201,8 +201,11 @@ class KVCacheManager(DecodedTokens):
         if request_id not in self._registry:
             return
         self._steps.notice_known(request_id)
-        count = min(count, self._core.num_tokens(request_id))
         count = min(count, self._core.num_computed_tokens(request_id))
+        if count > self._core.num_tokens(request_id):  # some tokens may have arrived since
+            request = self._known[request_id].request
+            self._registry.bring(request, see(request), count)
+            count = min(count, self._core.num_tokens(request_id))
         self._core.remove_skipped_blocks(request_id, count)
         self._steps.change()
 

@@ -183,6 +183,27 @@ def test_a_window_is_trimmed_behind_the_tokens_that_are_known(backend: Backend) 
     assert manager.get_block_ids("r")[0][:2] == [0, 2]
 
 
+@pytest.mark.parametrize("num_steps", [1, 3])
+def test_a_window_is_trimmed_up_to_a_token_that_arrived_since(
+    backend: Backend, kind: Any, num_steps: int
+) -> None:
+    """No call has named the token, and steps without the request may have passed."""
+    groups = (Group(4, kind="sliding_window", window=5),)
+    manager = KVCacheManager(Config(10, groups=groups, hash_seed=b"unit"), backend=backend)
+    request = kind("r", list(range(7)))
+    schedule(manager, request, 7)
+    schedule(manager, request, 1)
+    for _ in range(num_steps):
+        manager.new_step_starts()
+    manager.remove_skipped_blocks("r", 8)
+    assert manager.get_block_ids("r")[0] == [1, 2]
+    request.output.append(7)
+    manager.remove_skipped_blocks("r", 8)
+    assert manager.get_block_ids("r")[0] == [0, 2]
+    schedule(manager, request, 1)
+    assert manager.get_block_ids("r")[0] == [0, 2, 3]
+
+
 @pytest.mark.parametrize("num_reserved", [0, 2, 3])
 def test_reserved_blocks_are_not_asked_of_the_whole_sequence(
     backend: Backend, num_reserved: int

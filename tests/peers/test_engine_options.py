@@ -80,6 +80,8 @@ def test_runs_are_at_least_two_hundred_and_drafts_meet_failed_loads() -> None:
     assert len(options.modes) * len(options.seeds) >= 200
     both = [mode.is_async for mode in MODES.values() if mode.has_drafts and mode.has_loads]
     assert sorted(both) == [False, True]
+    for name in ("has_interruptions", "has_images", "watermark"):
+        assert {mode.is_async for mode in MODES.values() if getattr(mode, name)} == {False, True}
     assert options.steps == 300
     options = read_runs(["--modes", "sync,sync-loads", "--first", "4", "--seeds", "3"])
     assert (options.modes, options.seeds) == (["sync", "sync-loads"], range(4, 7))

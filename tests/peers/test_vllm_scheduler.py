@@ -6,6 +6,7 @@ What `make engines-vllm` runs, shorter; and what it says of steps that differ.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
 import subprocess
@@ -18,7 +19,7 @@ from benches.peers import install
 from benches.vllm.__main__ import FAMILY, PATHS, ROOT
 from benches.vllm.first_difference import FirstDifference
 from benches.vllm.options import MODES
-from benches.vllm.report import Step, summary, verdict_of
+from benches.vllm.report import Step, statistics, summary, verdict_of
 from benches.vllm.rules import Watch, explain, unexplained_keys
 
 
@@ -32,6 +33,9 @@ def test_every_step_over_kvcore_is_the_one_over_vllms_manager() -> None:
         "async-loads",
         "sync-drafts-loads",
         "sync-states",
+        "async-windows-resets",
+        "async-drafts-watermark",
+        "sync-images",
     )
     options = ["--modes", ",".join(modes), "--seeds", "4", "--steps", "60"]
     done = subprocess.run(
@@ -87,6 +91,26 @@ def test_the_first_step_that_differs_is_shown_and_ends_the_run(rule: str) -> Non
     by_rule = f", 1 by rule {rule!r}" if rule else ""
     assert line.startswith(f"async: 1 of 2 runs of 3 steps are the same{by_rule}: 6 tokens")
     assert line.endswith("8 tokens hit, 1 preemptions")
+
+
+def test_what_schedulers_report_is_compared_but_for_the_last_digits_of_floats() -> None:
+    def outputs(usage: float, hits: int) -> list[Any]:
+        stats = dataclasses.make_dataclass("Stats", ["kv_cache_usage", "hits"])(usage, hits)
+        return [SimpleNamespace(scheduler_stats=each) for each in (None, stats)]
+
+    assert statistics(outputs(0.1 + 0.2, 4)) == {"kv_cache_usage": 0.3, "hits": 4}
+    assert statistics(outputs(0.3, 4)) != statistics(outputs(0.3, 5))
+    assert statistics(outputs(0.3, 4)) != statistics(outputs(0.30001, 4))
+    assert statistics([]) == {}
+
+
+def test_resets_that_were_done_and_images_are_counted() -> None:
+    happened = {
+        "interrupted": [("reset", False), ("reset running", True), ("PAUSED_NEW", None)],
+        "images": {"r": [0, 1], "s": [2]},
+    }
+    verdict = verdict_of([Step(1, decided(**happened), decided(**happened))])
+    assert summary("sync", [verdict], 1).endswith(", 1 resets of the cache, 3 images computed")
 
 
 class Table:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 
 from engines.nano_vllm.kvcore_nano_vllm import (
+    FILES,
     BlockManager,
     Unsupported,
     install,
@@ -175,21 +177,21 @@ def test_install_puts_kvcore_in_the_engines_place_and_uninstall_restores_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     scheduler = stub_scheduler(monkeypatch, TheirBlockManager)
-    with installed():
+    with installed(any_commit=True):
         assert in_use(scheduler) is BlockManager
         with pytest.raises(Unsupported, match="is installed in nano-vllm already"):
             install()
     assert in_use(scheduler) is TheirBlockManager
     with pytest.raises(Unsupported, match="is not installed in nano-vllm"):
         uninstall()
-    with pytest.raises(ZeroDivisionError), installed():
+    with pytest.raises(ZeroDivisionError), installed(any_commit=True):
         1 / 0  # noqa: B018 - the engine's step fails
     assert in_use(scheduler) is TheirBlockManager
 
 
 def test_uninstall_leaves_what_another_put_there(monkeypatch: pytest.MonkeyPatch) -> None:
     scheduler = stub_scheduler(monkeypatch, TheirBlockManager)
-    install()
+    install(any_commit=True)
     scheduler.BlockManager = object
     with pytest.raises(Unsupported, match="is not installed in nano-vllm"):
         uninstall()
@@ -211,9 +213,34 @@ def test_a_manager_with_other_calls_is_refused(monkeypatch: pytest.MonkeyPatch) 
         (Older, r"bb823b3 .* can_allocate\(self, seq\); this one has no such call$"),
     ):
         scheduler = stub_scheduler(monkeypatch, manager)
-        with pytest.raises(Unsupported, match=said):
-            install()
+        for any_commit in (False, True):
+            with pytest.raises(Unsupported, match=said):
+                install(any_commit=any_commit)
         assert in_use(scheduler) is manager
+
+
+def test_files_of_another_commit_are_refused_by_name(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    scheduler = stub_scheduler(monkeypatch, TheirBlockManager)
+    scheduler.__file__ = str(tmp_path / "scheduler.py")
+    contents = {name: f"# {name}\nPAGE = 256\n".encode() for name in FILES}
+    for name, content in contents.items():
+        (tmp_path / name).write_bytes(content)
+        monkeypatch.setitem(FILES, name, hashlib.sha256(content).hexdigest())
+    for name, content in contents.items():
+        for changed in (content + b"\n", None):
+            (tmp_path / name).unlink()
+            if changed is not None:
+                (tmp_path / name).write_bytes(changed)
+            said = rf"commit bb823b3 of nano-vllm, and .*{name} is not as in that commit; install\("
+            with pytest.raises(Unsupported, match=said):
+                install()
+            assert in_use(scheduler) is TheirBlockManager
+            (tmp_path / name).write_bytes(content)
+    (tmp_path / "sequence.py").write_bytes(contents["sequence.py"].replace(b"\n", b"\r\n"))
+    with installed():  # a checkout with the line ends of Windows is the same commit
+        assert in_use(scheduler) is BlockManager
 
 
 def test_without_nano_vllm_install_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ import pytest
 from benches.nano_vllm import checkout
 from benches.nano_vllm.__main__ import compare, main, making, measure, served_load
 from benches.nano_vllm.drive import Load, drive, make_engine, random_load
-from engines.nano_vllm.kvcore_nano_vllm import BlockManager, Unsupported, installed
+from engines.nano_vllm.kvcore_nano_vllm import FILES, BlockManager, Unsupported, install, installed
 
 
 @pytest.fixture
@@ -47,6 +47,23 @@ def test_the_comparison_finds_another_order_of_free_blocks(scheduler: Any) -> No
         found = compare(scheduler, range(5))
     assert found.other_tokens == []
     assert found.other_steps != []
+
+
+def test_a_changed_file_of_the_pinned_commit_is_refused(
+    scheduler: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    source = Path(scheduler.__file__).parent
+    for name in FILES:
+        (tmp_path / name).write_bytes((source / name).read_bytes())
+    monkeypatch.setattr(scheduler, "__file__", str(tmp_path / "scheduler.py"))
+    with installed():
+        pass
+    changed = (tmp_path / "block_manager.py").read_text().replace("deque", "list", 1)
+    (tmp_path / "block_manager.py").write_text(changed)
+    with pytest.raises(Unsupported, match=r"block_manager\.py is not as in that commit"):
+        install()
+    with installed(any_commit=True):
+        pass
 
 
 def test_the_engine_is_as_it_was_after_the_block(scheduler: Any) -> None:
