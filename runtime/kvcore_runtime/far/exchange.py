@@ -24,7 +24,7 @@ from kvcore_runtime.model.identity import identify
 if TYPE_CHECKING:
     from kvcore_runtime.engine.engine import Engine
 
-NAP_S = 0.0005
+NAP_S = 0.001
 CLOSE_S = 2.0
 
 

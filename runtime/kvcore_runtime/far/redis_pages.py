@@ -108,12 +108,11 @@ def _fill(sock: socket.socket, views: Sequence[View]) -> tuple[int, bytes]:
     at = offset = 0
     while at < len(parts):
         pieces = [memoryview(parts[at])[offset:], *parts[at + 1 : at + PARTS_MAX]]
-        count = _open(sock.recvmsg_into(pieces)[0])
-        mark = at + at % 2
-        at, offset = _advance(parts, at, offset + count)
-        for place in range(mark, min(at + 1, len(parts)), 2):
-            come = parts[place] if place < at else parts[place][:offset]
-            if not marks[place // 2].startswith(come):
+        begun = at + at % 2
+        at, offset = _advance(parts, at, offset + _open(sock.recvmsg_into(pieces)[0]))
+        for place in range(begun, min(at + 1, len(parts)), 2):
+            read = parts[place] if place < at else parts[place][:offset]
+            if not marks[place // 2].startswith(read):
                 last = parts[at][:offset] if at < len(parts) else b""
                 rest = b"".join((*parts[place:at], last))
                 if place and not rest.startswith(_END):

@@ -147,7 +147,8 @@ def ends(*, is_secured: bool) -> Iterator[tuple[socket.socket, socket.socket]]:
 
 @pytest.mark.parametrize("is_secured", [False, True])
 def test_many_large_pages_go_and_come_as_they_are(is_secured: bool) -> None:
-    sizes, commands = [200_000] * 20, []
+    sizes = [200_000] * 20
+    commands: list[list[bytes]] = []
     pages = [memoryview(value(at, size)) for at, size in enumerate(sizes)]
     names = [f"name {at}" for at in range(len(sizes))]
     views = slots(sizes)
@@ -167,7 +168,7 @@ def test_many_large_pages_go_and_come_as_they_are(is_secured: bool) -> None:
         thread = threading.Thread(target=serve, args=(far,))
         thread.start()
         connection = SimpleNamespace(
-            _sock=near, send_packed_command=lambda parts: [near.sendall(each) for each in parts]
+            _sock=near, send_packed_command=lambda parts: near.sendall(b"".join(parts))
         )
         send_pages(connection, names, pages)
         assert read_pages(near, views) == sizes
