@@ -20,8 +20,7 @@ from kvcore_runtime.far.redis_pages import Answers, read_pages, send_pages
 LOOPBACK = "redis://127.0.0.1:6379/0"
 ASKED_BYTES_MAX = 8 << 20
 """Most bytes of pages that are asked for at once, and wait in the server; a larger page alone."""
-_FULL = "OOM"
-"""The beginning of a server's error when it has no memory left."""
+_FULL = "OOM"  # begins a server's error when it has no memory left
 
 
 class RedisStore:
