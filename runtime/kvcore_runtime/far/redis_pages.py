@@ -3,7 +3,8 @@
 
 The client library would copy each page several times, and call the system for every 64 KiB. Here
 one call moves as many pages as the socket takes. Each answer is expected to be a page of the slot's
-size; from the first one that is not, the library's parser reads the answers.
+size; from the first one that is not, answers are read one by one. Nothing is allocated for a size
+that is larger than what was asked for.
 """
 
 from __future__ import annotations
@@ -13,46 +14,67 @@ import ssl
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
+import attrs
+
 from kvcore.far.tier import FarStatus, View
-from kvcore_runtime.errors import load_extra
 
 PARTS_MAX = 512
 """Most pieces of memory in one call of the system; Linux allows 1,024."""
 _READ_BYTES = 64 << 10
 _LINE_BYTES = 1 << 10
-"""More than an answer has besides its value."""
+"""Most bytes of a line; the text of an error is shorter."""
 _END = b"\r\n"
 _Read = TypeVar("_Read", bytes, int)
 
 
-class Answers:
-    """Reads the answers to commands by the library's parser.
+@attrs.frozen
+class ServerError:
+    """An answer by which the server refuses a command."""
 
-    count: of answers. num_bytes: most bytes of their values. Raises ConnectionError if the server
-    closes the connection or sends more, and what the parser raises.
+    text: bytes
+
+
+class Answers:
+    """Reads the answers to commands. value_max: most bytes of a value.
+
+    Raises ConnectionError if the server closes the connection, or sends what is no answer.
     """
 
-    def __init__(self, sock: socket.socket, count: int, num_bytes: int = 0) -> None:
-        hiredis = load_extra("hiredis", what="pages in Redis", package="hiredis", extra="redis")
-        self._reader: Any = hiredis.Reader()
+    def __init__(self, sock: socket.socket, value_max: int = 0, read: bytes = b"") -> None:
         self._sock = sock
-        self._count = count
-        self._room = num_bytes + count * _LINE_BYTES
+        self._value_max = value_max
+        self._ahead = bytearray(read)
 
-    def feed(self, data: bytes) -> None:
-        """Parse bytes that were read."""
-        self._room -= len(data)
-        if self._room < 0:
-            raise ConnectionError("the server sends more than was asked for")
-        self._reader.feed(data)
+    def take(self) -> bytes | ServerError | None:
+        """Return the next answer: a value, an error, or None for "OK" and for no value."""
+        while (end := self._ahead.find(_END)) < 0 and len(self._ahead) <= _LINE_BYTES:
+            self._ahead += _open(self._sock.recv(_READ_BYTES))
+        if not 0 < end <= _LINE_BYTES:
+            raise ConnectionError("the server sends no answer")
+        kind, text = bytes(self._ahead[:1]), bytes(self._ahead[1:end])
+        del self._ahead[: end + len(_END)]
+        if kind == b"-":
+            return ServerError(text)
+        if kind == b"$" and text.isdigit():
+            return self._value(int(text))
+        if kind != b"+" and (kind, text) != (b"$", b"-1"):
+            raise ConnectionError("the server sends no answer")
+        return None
 
-    def take(self) -> object:
-        """Return the next answer; an error of the server is one, too."""
-        while (value := self._reader.gets()) is False:
-            self.feed(_open(self._sock.recv(_READ_BYTES)))
-        self._count -= 1
-        if not self._count and self._reader.has_data():
+    def end(self) -> None:
+        """Raise ConnectionError if more was read than the answers that were taken."""
+        if self._ahead:
             raise ConnectionError("the server sends more than was asked for")
+
+    def _value(self, size: int) -> bytes:
+        if size > self._value_max:
+            raise ConnectionError("the server sends more than was asked for")
+        while len(self._ahead) < size + len(_END):
+            self._ahead += _open(self._sock.recv(_READ_BYTES))
+        value = bytes(self._ahead[:size])
+        if self._ahead[size : size + len(_END)] != _END:
+            raise ConnectionError("no end of a value")
+        del self._ahead[: size + len(_END)]
         return value
 
 
@@ -76,21 +98,29 @@ def send_pages(connection: Any, names: Sequence[str], views: Sequence[View]) -> 
         at, offset = _advance(parts, at, offset + sock.sendmsg(pieces))
 
 
+def read_answers(sock: socket.socket, count: int) -> list[bytes | ServerError | None]:
+    """Read the answers to commands that ask for no value. Raises OSError."""
+    answers = Answers(sock)
+    found = [answers.take() for _ in range(count)]
+    answers.end()
+    return found
+
+
 def read_pages(sock: socket.socket, views: Sequence[View]) -> list[int | FarStatus]:
     """Read the answers to a `GETRANGE` for each slot, which is filled if the value has its size.
 
-    Returns the size of each value, or FAILED.
+    Returns the size of each value, or FAILED. Raises OSError.
     """
     num_filled, rest = (0, b"") if isinstance(sock, ssl.SSLSocket) else _fill(sock, views)
     got: list[int | FarStatus] = [len(view) for view in views[:num_filled]]
     others = views[num_filled:]
-    answers = Answers(sock, len(others), sum(len(view) + 1 for view in others))
-    answers.feed(rest)
+    answers = Answers(sock, max(map(len, views), default=0) + 1, rest)
     for view in others:
         value = answers.take()
         if isinstance(value, bytes) and len(value) == len(view):
             view[:] = value
         got.append(len(value) if isinstance(value, bytes) else FarStatus.FAILED)
+    answers.end()
     return got
 
 

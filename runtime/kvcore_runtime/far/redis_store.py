@@ -15,12 +15,12 @@ from kvcore.far.errors import InvalidTier
 from kvcore.far.tier import FarStatus, View
 from kvcore_runtime.cache.errors import TierUnusable
 from kvcore_runtime.errors import load_extra
-from kvcore_runtime.far.redis_pages import Answers, read_pages, send_pages
+from kvcore_runtime.far.redis_pages import ServerError, read_answers, read_pages, send_pages
 
 LOOPBACK = "redis://127.0.0.1:6379/0"
 ASKED_BYTES_MAX = 8 << 20
 """Most bytes of pages that are asked for at once, and wait in the server; a larger page alone."""
-_FULL = "OOM"  # begins a server's error when it has no memory left
+_FULL = b"OOM"  # begins a server's error when it has no memory left
 
 
 class RedisStore:
@@ -85,8 +85,7 @@ class RedisStore:
         """See `BlockingStore`."""
         with self._connection() as connection:
             send_pages(connection, names, views)
-            answers = Answers(connection._sock, len(names))
-            return [_status(answers.take()) for _ in names]
+            return [_status(each) for each in read_answers(connection._sock, len(names))]
 
     def remove(self, names: Sequence[str]) -> None:
         """See `BlockingStore`."""
@@ -113,8 +112,8 @@ class RedisStore:
         return f"{options.get('host', options.get('path'))}:{options.get('port', '')}"
 
 
-def _status(answer: object) -> FarStatus:
+def _status(answer: bytes | ServerError | None) -> FarStatus:
     """Convert the answer to a `SET NX`: done, already there (None), or an error."""
-    if not isinstance(answer, Exception):
+    if not isinstance(answer, ServerError):
         return FarStatus.OK
-    return FarStatus.FULL if str(answer).startswith(_FULL) else FarStatus.FAILED
+    return FarStatus.FULL if answer.text.startswith(_FULL) else FarStatus.FAILED

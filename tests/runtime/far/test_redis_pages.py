@@ -13,11 +13,11 @@ from types import SimpleNamespace
 from typing import cast
 
 import pytest
-from kvcore_runtime.far.redis_pages import Answers, read_pages, send_pages
+from kvcore_runtime.far.redis_pages import ServerError, read_answers, read_pages, send_pages
 
 from kvcore.far.tier import FarStatus
+from tests.helpers.pieces import Pieces
 
-pytest.importorskip("hiredis", reason="the package hiredis is not installed")
 SIZES = (130, 130, 1000, 131, 130)
 Got = int | FarStatus
 
@@ -42,30 +42,6 @@ OTHERS: dict[str, tuple[bytes, Got]] = {
     "error": (b"-WRONGTYPE not a string\r\n", FarStatus.FAILED),
 }
 """Answers that are not pages of a slot's size, and what `read_pages` says of them."""
-
-
-class Pieces:
-    """A socket from which each call reads no more than the rest of one piece."""
-
-    def __init__(self, pieces: Sequence[bytes]) -> None:
-        self._pieces = list(pieces)
-
-    def recv(self, size: int) -> bytes:
-        if not self._pieces:
-            return b""
-        piece = self._pieces.pop(0)
-        if piece[size:]:
-            self._pieces.insert(0, piece[size:])
-        return piece[:size]
-
-    def recvmsg_into(self, buffers: Sequence[memoryview | bytearray]) -> tuple[int, None]:
-        read = self.recv(sum(map(len, buffers)))
-        start = 0
-        for each in buffers:
-            part = read[start : start + len(each)]
-            each[: len(part)] = part
-            start += len(part)
-        return len(read), None
 
 
 def read(pieces: Sequence[bytes], views: Sequence[memoryview]) -> list[Got]:
@@ -110,9 +86,15 @@ def test_one_answer_that_is_no_page_changes_no_other(place: int, kind: str) -> N
         (b"$130\r", "the server closed the connection"),
         (wire(bytes(130))[:-2] + b"ab", "no end of a value"),
         (wire(bytes(9)) * 2, "the server sends more than was asked for"),
+        (wire(bytes(9)) + b"$", "the server sends more than was asked for"),
         (wire(bytes(10_000)), "the server sends more than was asked for"),
-        (b"$99999999999\r\n" + bytes(10_000), "the server sends more than was asked for"),
-        (b"-" + b"x" * 10_000, "the server sends more than was asked for"),
+        (b"$99999999999\r\n", "the server sends more than was asked for"),
+        (b"-" + b"x" * 10_000, "the server sends no answer"),
+        (b"-" + b"x" * 10_000 + b"\r\n", "the server sends no answer"),
+        (b"\r\n", "the server sends no answer"),
+        (b"$ 9\r\n" + bytes(9) + b"\r\n", "the server sends no answer"),
+        (b"*2147483647\r\n", "the server sends no answer"),
+        (wire(bytes(9))[:-2] + b"ab", "no end of a value"),
     ],
 )
 def test_what_is_no_answer_ends_the_connection(stream: bytes, error: str) -> None:
@@ -147,6 +129,7 @@ def ends(*, is_secured: bool) -> Iterator[tuple[socket.socket, socket.socket]]:
 
 @pytest.mark.parametrize("is_secured", [False, True])
 def test_many_large_pages_go_and_come_as_they_are(is_secured: bool) -> None:
+    hiredis = pytest.importorskip("hiredis", reason="the package hiredis is not installed")
     sizes = [200_000] * 20
     commands: list[list[bytes]] = []
     pages = [memoryview(value(at, size)) for at, size in enumerate(sizes)]
@@ -154,8 +137,6 @@ def test_many_large_pages_go_and_come_as_they_are(is_secured: bool) -> None:
     views = slots(sizes)
 
     def serve(sock: socket.socket) -> None:
-        import hiredis
-
         reader = hiredis.Reader()
         while len(commands) < len(names):
             while (command := reader.gets()) is False:
@@ -179,7 +160,6 @@ def test_many_large_pages_go_and_come_as_they_are(is_secured: bool) -> None:
 
 
 def test_an_error_of_the_server_is_an_answer() -> None:
-    answers = Answers(cast(socket.socket, Pieces([b"+OK\r\n-OOM no", b" memory\r\n$-1\r\n"])), 3)
-    assert answers.take() == b"OK"
-    assert str(answers.take()) == "OOM no memory"
-    assert answers.take() is None
+    pieces = Pieces([b"+OK\r\n-OOM no", b" memory\r\n$-1\r\n"])
+    answers = read_answers(cast(socket.socket, pieces), 3)
+    assert answers == [None, ServerError(b"OOM no memory"), None]
