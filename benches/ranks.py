@@ -3,6 +3,7 @@
 
 Run: python -m benches.ranks. Rank 0 writes and sends a decode step of 12 sequences, the other one
 reads it and reports; then both do the same with one broadcast and one reduction of gloo, in turns.
+CPU time is that of rank 0's process, gloo's threads included.
 """
 
 from __future__ import annotations
@@ -62,20 +63,21 @@ def run(rank: int, folder: Path) -> None:
     """Be one rank."""
     torch.set_num_threads(1)
     links = connect(rank, 2, f"file://{folder}/meet")
-    ours, theirs = [], []
+    times: dict[str, list[float]] = {each.__name__: [] for each in (send_step, use_collectives)}
+    used = dict.fromkeys(times, 0.0)
     for number in range(NUM_STEPS):
-        started = time.perf_counter()
-        send_step(links, number)
-        between = time.perf_counter()
-        use_collectives(links, number)
-        ours.append((between - started) * 1e6)
-        theirs.append((time.perf_counter() - between) * 1e6)
+        for exchange in (send_step, use_collectives):
+            started, before = time.perf_counter(), time.process_time()
+            exchange(links, number)
+            times[exchange.__name__].append((time.perf_counter() - started) * 1e6)
+            used[exchange.__name__] += (time.process_time() - before) * 1e6 / NUM_STEPS
     if rank == 0:
-        print(f"a step of {len(encode_step(step(0)))} bytes, us of rank 0 (lower quartile; median)")
-        for name, times in (("step and report", ours), ("broadcast and reduction", theirs)):
-            print(
-                f"{name:24} {quantiles(times[NUM_WARM:])[0]:5.0f} {median(times[NUM_WARM:]):5.0f}"
-            )
+        print(f"a step of {len(encode_step(step(0)))} bytes, us of rank 0")
+        print(f"{'':24} lower quartile  median  CPU, mean")
+        names = ("step and report", "broadcast and reduction")
+        for name, key in zip(names, times, strict=True):
+            wall = times[key][NUM_WARM:]
+            print(f"{name:24} {quantiles(wall)[0]:14.0f}  {median(wall):6.0f}  {used[key]:9.0f}")
     links.gather(b"end")
     links.close()
 

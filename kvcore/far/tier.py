@@ -41,7 +41,8 @@ class FarTier(Protocol):
 
     A `submit_*` returns a ticket, never the same twice, or None if the tier accepts no more now. No
     call except `close` blocks longer than 1 ms. From a submit to its `Done` the views belong to the
-    ticket, even after `cancel`.
+    ticket, even after `cancel`. A tier may also have `wait(timeout_s)`, which returns as soon as
+    `poll` has an answer, or after timeout_s: with it an idle exchange wakes at once, not by turns.
     """
 
     def attach(self, memory: View, slot_bytes: int) -> None:

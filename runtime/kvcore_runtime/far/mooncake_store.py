@@ -52,7 +52,7 @@ class MooncakeStore:
         self._setup = (host, "P2PHANDSHAKE", segment_bytes, 16 << 20, protocol, "", master)
         self._client: Any = None
         self._num_calls = 0
-        self._slots: Any = None
+        self._slots: list[int] | None = None
         self._lock = threading.Lock()
         try:
             self.find([], 0)
@@ -63,7 +63,7 @@ class MooncakeStore:
     def attach(self, memory: View, slot_bytes: int) -> None:
         """See `FarTier`: the slots become memory that keepers can read and write."""
         del slot_bytes
-        self._slots = np.frombuffer(memory, np.uint8)
+        self._slots = [each[0] for each in _places([memory])]
 
     def find(self, names: Sequence[str], lease_s: float) -> list[bool]:
         """See `BlockingStore`. Each lease is as long as the master was told, by default 10 s."""
@@ -101,8 +101,7 @@ class MooncakeStore:
                 _check(client.setup(*self._setup), "the master does not answer")
                 self._client = client
             if self._slots is not None:
-                place = self._slots.ctypes.data, self._slots.nbytes
-                _check(self._client.register_buffer(*place), "it takes no slots")
+                _check(self._client.register_buffer(*self._slots), "it takes no slots")
                 self._slots = None
             self._num_calls += 1
         try:

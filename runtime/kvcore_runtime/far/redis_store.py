@@ -8,21 +8,19 @@ command. The server evicts by itself (`maxmemory-policy allkeys-lru`), or refuse
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from kvcore.far.errors import InvalidTier
 from kvcore.far.tier import FarStatus, View
 from kvcore_runtime.cache.errors import TierUnusable
 from kvcore_runtime.errors import load_extra
+from kvcore_runtime.far.redis_pages import ServerError, read_answers, read_pages, send_pages
 
 LOOPBACK = "redis://127.0.0.1:6379/0"
 ASKED_BYTES_MAX = 8 << 20
 """Most bytes of pages that are asked for at once, and wait in the server; a larger page alone."""
-SENT_BYTES_MAX = 256 << 10
-"""Most bytes of a piece that is joined from smaller ones: each piece is a call of the system."""
-_FULL = "OOM"
-"""The beginning of a server's error when it has no memory left."""
+_FULL = b"OOM"  # begins a server's error when it has no memory left
 
 
 class RedisStore:
@@ -40,9 +38,9 @@ class RedisStore:
         if not timeout_s > 0:
             raise InvalidTier(name="timeout_s", value=timeout_s, expected="more than 0 seconds")
         self._redis = load_extra("redis", what="pages in Redis", package="redis", extra="redis")
-        limits = {"socket_timeout": timeout_s, "socket_connect_timeout": timeout_s}
-        try:
-            self._client: Any = self._redis.Redis.from_url(url, **limits, retry=None)
+        limits = {"socket_timeout": timeout_s, "socket_connect_timeout": timeout_s, "retry": None}
+        try:  # with protocol 2 the server sends nothing but answers
+            self._client: Any = self._redis.Redis.from_url(url, **limits, protocol=2)
         except ValueError:  # whose text may be a part of the password
             expected = "redis://host:port/database"
             raise InvalidTier(name="url", value="(not shown)", expected=expected) from None
@@ -66,9 +64,7 @@ class RedisStore:
             return [bool(each) for each in pipeline.execute()]
 
     def get(self, names: Sequence[str], views: Sequence[View]) -> list[int | FarStatus]:
-        """See `BlockingStore`: each page is in its slot before the next one is read, and no more of
-        a value is read than tells that it is too long.
-        """
+        """See `BlockingStore`: no more of a value is read than tells that it is too long."""
         got: list[int | FarStatus] = []
         num_each = max(1, ASKED_BYTES_MAX // max(map(len, views), default=1))
         with self._connection() as connection:
@@ -77,11 +73,7 @@ class RedisStore:
                 pairs = zip(names[asked], views[asked], strict=True)
                 commands = [("GETRANGE", name, 0, len(view)) for name, view in pairs]
                 connection.send_packed_command(connection.pack_commands(commands))
-                for view in views[asked]:
-                    value = self._answer(connection)
-                    if isinstance(value, bytes) and len(value) == len(view):
-                        view[:] = value
-                    got.append(len(value) if isinstance(value, bytes) else FarStatus.FAILED)
+                got += read_pages(connection._sock, views[asked])
         empty = [at for at, size in enumerate(got) if size == 0]
         if empty:
             found = self.find([names[at] for at in empty], 0.0)
@@ -90,12 +82,10 @@ class RedisStore:
         return got
 
     def put(self, names: Sequence[str], views: Sequence[View]) -> list[FarStatus]:
-        """See `BlockingStore`: small pages are sent in one piece."""
-        pairs = zip(names, views, strict=True)
+        """See `BlockingStore`."""
         with self._connection() as connection:
-            parts = connection.pack_commands(("SET", name, view, "NX") for name, view in pairs)
-            connection.send_packed_command(_joined(parts))
-            return [self._status(self._answer(connection)) for _ in names]
+            send_pages(connection, names, views)
+            return [_status(each) for each in read_answers(connection._sock, len(names))]
 
     def remove(self, names: Sequence[str]) -> None:
         """See `BlockingStore`."""
@@ -117,39 +107,13 @@ class RedisStore:
         finally:
             self._client.connection_pool.release(connection)
 
-    def _answer(self, connection: Any) -> object:
-        """Read an answer; an error of the server is one, too."""
-        try:
-            return connection.read_response()
-        except self._redis.ResponseError as error:
-            return error
-
-    def _status(self, answer: object) -> FarStatus:
-        """Convert the answer to a `SET NX`: done, already there (None), or an error."""
-        if not isinstance(answer, Exception):
-            return FarStatus.OK
-        is_full = isinstance(answer, self._redis.exceptions.OutOfMemoryError)
-        return FarStatus.FULL if is_full or str(answer).startswith(_FULL) else FarStatus.FAILED
-
     def _place(self) -> str:
         options = self._client.connection_pool.connection_kwargs
         return f"{options.get('host', options.get('path'))}:{options.get('port', '')}"
 
 
-def _joined(parts: Iterable[View | bytes]) -> Iterator[View | bytes]:
-    """Yield the same bytes in fewer pieces, each of which is sent before the next one is made.
-
-    Small parts go through one buffer: memory for each piece would cost more than it saves.
-    """
-    buffer = memoryview(bytearray(SENT_BYTES_MAX))
-    end = 0
-    for part in parts:
-        if end + len(part) > SENT_BYTES_MAX:
-            yield buffer[:end]
-            end = 0
-        if len(part) > SENT_BYTES_MAX:
-            yield part
-        else:
-            buffer[end : end + len(part)] = part
-            end += len(part)
-    yield buffer[:end]
+def _status(answer: bytes | ServerError | None) -> FarStatus:
+    """Convert the answer to a `SET NX`: done, already there (None), or an error."""
+    if not isinstance(answer, ServerError):
+        return FarStatus.OK
+    return FarStatus.FULL if answer.text.startswith(_FULL) else FarStatus.FAILED

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import queue
 import threading
 import time
-from collections import deque
 from collections.abc import Sequence
+from queue import Empty, SimpleQueue
 
 import attrs
 
@@ -42,9 +41,11 @@ class ThreadedTier:
         self._store = store
         self._numbers = itertools.count()
         self._jobs: dict[int, _Job] = {}
-        self._done: deque[Done] = deque()
-        self._queues: dict[str, queue.Queue[_Job | None]] = {
-            kind: queue.Queue(NUM_WAITING_MAX) for kind in NUM_THREADS
+        self._done: SimpleQueue[Done] = SimpleQueue()
+        self._waited: list[Done] = []
+        """What `wait` has taken, for the next `poll`."""
+        self._queues: dict[str, SimpleQueue[_Job | None]] = {
+            kind: SimpleQueue() for kind in NUM_THREADS
         }
         self._threads: list[threading.Thread] = []
         self._is_closed = False
@@ -73,10 +74,19 @@ class ThreadedTier:
 
     def poll(self) -> list[Done]:
         """See `FarTier`."""
-        done = [self._done.popleft() for _ in range(len(self._done))]
+        done, self._waited = self._waited, []
+        with contextlib.suppress(Empty):
+            while True:
+                done.append(self._done.get_nowait())
         for each in done:
             del self._jobs[each.ticket]
         return done
+
+    def wait(self, timeout_s: float) -> None:
+        """See `FarTier`: sleep, so that the threads that transfer pages have the core."""
+        if not self._waited:
+            with contextlib.suppress(Empty):
+                self._waited.append(self._done.get(timeout=timeout_s))
 
     def close(self, timeout_s: float) -> None:
         """See `FarTier`. Threads that still wait for the store are not joined."""
@@ -84,8 +94,7 @@ class ThreadedTier:
         end = time.monotonic() + timeout_s
         for kind, count in NUM_THREADS.items():
             for _ in range(count):
-                with contextlib.suppress(queue.Full):
-                    self._queues[kind].put(None, timeout=max(0.0, end - time.monotonic()))
+                self._queues[kind].put(None)
         for thread in self._threads:
             thread.join(max(0.0, end - time.monotonic()))
         with contextlib.suppress(Exception):  # of the client library
@@ -102,12 +111,10 @@ class ThreadedTier:
                     )
                     self._threads.append(thread)
                     thread.start()
-        self._jobs[job.ticket] = job
-        try:
-            self._queues[kind].put_nowait(job)
-        except queue.Full:
-            del self._jobs[job.ticket]
+        if self._queues[kind].qsize() >= NUM_WAITING_MAX:
             return None
+        self._jobs[job.ticket] = job
+        self._queues[kind].put(job)
         return job.ticket
 
     def _serve(self, kind: str) -> None:
@@ -117,7 +124,7 @@ class ThreadedTier:
             if not job.is_cancelled:
                 with contextlib.suppress(Exception):  # of the client library: FAILED
                     statuses = tuple(run(job))
-            self._done.append(Done(job.ticket, statuses))
+            self._done.put(Done(job.ticket, statuses))
 
     def _find(self, job: _Job) -> list[FarStatus]:
         found = self._store.find(job.names, job.lease_s)

@@ -11,7 +11,8 @@ from kvcore_runtime.cache.errors import TierUnusable
 from kvcore_runtime.engine.engine import Engine
 from kvcore_runtime.errors import PackageMissing
 from kvcore_runtime.far.exchange import FarExchange
-from kvcore_runtime.far.redis_store import SENT_BYTES_MAX, RedisStore
+from kvcore_runtime.far.redis_pages import PARTS_MAX
+from kvcore_runtime.far.redis_store import RedisStore
 from kvcore_runtime.far.threaded import ThreadedTier
 
 from kvcore import Config
@@ -90,14 +91,16 @@ def test_few_bytes_of_pages_are_asked_for_at_once(
     store.remove(names)
 
 
-@pytest.mark.parametrize("page_bytes", [1, 3000, SENT_BYTES_MAX // 2, SENT_BYTES_MAX + 1])
-def test_pages_of_all_sizes_come_back(server: Redis, page_bytes: int) -> None:
+@pytest.mark.parametrize(
+    ("page_bytes", "count"), [(1, 9), (3000, PARTS_MAX + 1), (128 << 10, 9), (5 << 20, 9)]
+)
+def test_pages_of_all_sizes_come_back(server: Redis, page_bytes: int, count: int) -> None:
     store = make_store(server.port)
-    names = [name(each) for each in range(100, 109)]
-    pages = [memoryview(bytes([each]) * page_bytes) for each in range(9)]
+    names = [name(each) for each in range(100, 100 + count)]
+    pages = [memoryview(bytes([each % 256]) * page_bytes) for each in range(count)]
     slots = [memoryview(bytearray(page_bytes)) for _ in names]
-    assert store.put(names, pages) == [FarStatus.OK] * 9
-    assert store.get(names, slots) == [page_bytes] * 9
+    assert store.put(names, pages) == [FarStatus.OK] * count
+    assert store.get(names, slots) == [page_bytes] * count
     assert slots == pages
     store.remove(names)
 
@@ -162,7 +165,7 @@ def test_a_connection_that_timed_out_gives_no_answer_of_the_question_before() ->
         store = make_store(server.port)
         store.put([name(1), name(2)], [page(1), page(2)])
         server.send(signal.SIGSTOP)
-        with pytest.raises(library.TimeoutError):
+        with pytest.raises(TimeoutError):
             store.get([name(1)], [empty()])
         server.send(signal.SIGCONT)
         got = empty()
