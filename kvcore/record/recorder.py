@@ -64,7 +64,7 @@ class Recorder:
         self.rotates, self.sync, self.by_keys = rotate, sync, tokens == "keys"
         self._rotate: Callable[[], object] | None = None
         self._number = 0
-        self._file, self._path = -1, self.folder
+        self._file = -1
         self._map: mmap | None = None
         self._flushed = 0
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -88,15 +88,15 @@ class Recorder:
 
     def open_segment(
         self, state: bytes, first_call: int, continues: bool, one_way: bool
-    ) -> tuple[mmap, str] | None:
-        """Create a segment with its first frame and zeros after it; return its mapping and path.
-        None: it failed.
+    ) -> mmap | None:
+        """Create a segment with its first frame and zeros after it; return its mapping. None: it
+        failed.
         """
         flags = KEYS * self.by_keys | CONTINUES * continues
         header = Header(self._number, first_call, flags, _version())
         frame = WORDS.pack(len(state), crc32c(state)) + state
         end = padded(HEADER_SIZE + len(frame))
-        self._path = name = self.folder / f"{self._number:08}{SUFFIX}"
+        name = self.folder / f"{self._number:08}{SUFFIX}"
 
         def make() -> mmap:
             self._check_hashing(one_way)
@@ -115,14 +115,13 @@ class Recorder:
         made = self._try(make)
         if made is None or (self.sync and not self.flush(end)):
             return None
-        return made, str(self._path)
+        return made
 
-    def grow(self, size: int) -> tuple[mmap, str] | None:
+    def grow(self, size: int) -> mmap | None:
         """Grow the open segment to at least this many bytes; return its mapping. None: it
         failed.
         """
-        made = self._try(lambda: self._allocate(size + size // 4 + ROOM))
-        return None if made is None else (made, str(self._path))
+        return self._try(lambda: self._allocate(size + size // 4 + ROOM))
 
     def flush(self, end: int) -> bool | None:
         """Flush the segment to the disk up to `end`. None: it failed."""
