@@ -15,6 +15,7 @@ from contextlib import suppress
 from mmap import PAGESIZE, mmap
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeVar
+from weakref import WeakSet
 
 from kvcore.record.checksum import crc32c
 from kvcore.record.errors import AlreadyRecording, InvalidRecorder
@@ -63,6 +64,7 @@ class Recorder:
         self.segment_bytes, self.keep_segments = segment_bytes, keep_segments
         self.rotates, self.sync, self.by_keys = rotate, sync, tokens == "keys"
         self._rotate: Callable[[], object] | None = None
+        self._leave: Callable[[], object] | None = None
         self._number = 0
         self._file = -1
         self._map: mmap | None = None
@@ -77,14 +79,27 @@ class Recorder:
         if self._rotate is not None:
             self._rotate()
 
-    def start(self, rotate: Callable[[], object], *, one_way: bool) -> None:
-        """Attach to a manager. one_way: whether tokens cannot be found from its hashes. Raises
-        AlreadyRecording, InvalidRecorder.
+    def start(
+        self, rotate: Callable[[], object], leave: Callable[[], object], *, one_way: bool
+    ) -> None:
+        """Attach to a manager. leave: makes it forget the record. one_way: whether tokens cannot be
+        found from its hashes. Raises AlreadyRecording, InvalidRecorder.
         """
         if self._rotate is not None or self._number:
             raise AlreadyRecording(what=f"recorder {self.folder}", reason="create a new one")
         self._check_hashing(one_way)
-        self._rotate = rotate
+        self._rotate, self._leave = rotate, leave
+        STARTED.add(self)
+
+    def leave(self) -> None:
+        """End the record in a forked process, without a change: the parent goes on writing it."""
+        if self._file < 0 or self._leave is None:
+            return
+        reason = "it goes on in the process from which this one was forked"
+        self.error = AlreadyRecording(what=f"folder {self.folder}", reason=reason)
+        self._leave()
+        self._map = None
+        self._close_file()
 
     def open_segment(
         self, state: bytes, first_call: int, continues: bool, one_way: bool
@@ -178,6 +193,21 @@ class Recorder:
         message = f"the record in {self.folder} has ended: {self.error}"
         with suppress(RuntimeWarning):  # warnings may be errors; `error` still holds it
             warnings.warn(message, RuntimeWarning, stacklevel=2)
+
+
+STARTED: WeakSet[Recorder] = WeakSet()
+"""The recorders that were started in this process."""
+
+
+def _leave_all() -> None:
+    """Leave the records of the process from which this one was forked."""
+    for recorder in [*STARTED]:
+        recorder.leave()
+    STARTED.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_leave_all)
 
 
 class Manager(Protocol):
