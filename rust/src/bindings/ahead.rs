@@ -57,7 +57,10 @@ impl Ahead {
     /// Prepare the pages of this mapping from a place on.
     pub(crate) fn enter(&mut self, mapping: &mut [u8], at: usize) {
         let address = mapping.as_mut_ptr().expose_provenance();
-        *self.shared.lock() = Pages { address, size: mapping.len(), ready: at };
+        let mut pages = self.shared.lock();
+        *pages = Pages { address, size: mapping.len(), ready: at };
+        self.shared.at.store(at, Ordering::Relaxed); // not a place in the mapping before
+        drop(pages);
         self.wake(at);
     }
 
@@ -120,7 +123,7 @@ impl Pages {
     /// Prepare a part; returns whether they are prepared far enough, None if the system cannot.
     fn prepare(&mut self, at: usize) -> Option<bool> {
         let from = self.ready.max(at) / PART * PART;
-        if self.ready >= self.size || from > at + FAR {
+        if self.ready >= self.size || from >= self.size || from > at + FAR {
             return Some(true);
         }
         let end = (from + PART).min(self.size);
