@@ -175,7 +175,6 @@ impl Tape {
         }
         let data = self.told.encode(state);
         let opened = open_segment(self.files.bind(py), state, &data, self.num_calls, go_on)?;
-        self.ahead.leave();
         self.mapped = opened.ok_or_else(ended)?;
         self.begin_frames(data.len());
         Ok(())
@@ -185,6 +184,7 @@ impl Tape {
     pub(crate) fn close(&mut self, py: Python<'_>) -> PyResult<()> {
         self.end_panicked(py)?;
         self.close_frame(py)?;
+        self.ahead.leave(); // the file is cut off here
         self.files.bind(py).call_method1(intern!(py, "close_segment"), (self.frame,))?;
         Ok(())
     }
