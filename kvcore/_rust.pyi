@@ -159,6 +159,10 @@ class Manager:
         Of each group and each of a request's keys: whether it finds a block, 0 or 1, and the key,
         folded. Changes nothing.
         """
+    def leave_recording(self, /) -> None:
+        """
+        Forget the record, if any, which another process goes on writing: nothing is written.
+        """
     def load(self, request_id: str, num_tokens: int, hit: Hit | None, /, *, reserved_blocks: int, full_sequence_must_fit: bool) -> tuple[int, ...] | Refused:
         """
         Fill slots for the next tokens of a request from the external store.

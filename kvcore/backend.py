@@ -138,6 +138,10 @@ class PythonBackend:
     def stop_recording(self) -> None:
         if self._tape is not None:
             self._tape.close()
+            self.leave_recording()
+
+    def leave_recording(self) -> None:
+        if self._tape is not None:
             for name in (*TRANSITIONS, "get_computed_blocks"):
                 del self.__dict__[name]
             self._tape = None
@@ -274,7 +278,12 @@ class Recordable:
             if manager is not None:
                 manager._core.rotate_recording()
 
-        recorder.start(rotate, one_way=self.config.hashing != "xxh3")
+        def leave() -> None:
+            manager = this()
+            if manager is not None:
+                manager._core.leave_recording()
+
+        recorder.start(rotate, leave, one_way=self.config.hashing != "xxh3")
         self._core.start_recording(recorder)
 
     def stop_recording(self) -> None:

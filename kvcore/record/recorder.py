@@ -15,6 +15,7 @@ from contextlib import suppress
 from mmap import PAGESIZE, mmap
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeVar
+from weakref import WeakSet
 
 from kvcore.record.checksum import crc32c
 from kvcore.record.errors import AlreadyRecording, InvalidRecorder
@@ -63,8 +64,9 @@ class Recorder:
         self.segment_bytes, self.keep_segments = segment_bytes, keep_segments
         self.rotates, self.sync, self.by_keys = rotate, sync, tokens == "keys"
         self._rotate: Callable[[], object] | None = None
+        self._leave: Callable[[], object] | None = None
         self._number = 0
-        self._file, self._path = -1, self.folder
+        self._file = -1
         self._map: mmap | None = None
         self._flushed = 0
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -77,26 +79,39 @@ class Recorder:
         if self._rotate is not None:
             self._rotate()
 
-    def start(self, rotate: Callable[[], object], *, one_way: bool) -> None:
-        """Attach to a manager. one_way: whether tokens cannot be found from its hashes. Raises
-        AlreadyRecording, InvalidRecorder.
+    def start(
+        self, rotate: Callable[[], object], leave: Callable[[], object], *, one_way: bool
+    ) -> None:
+        """Attach to a manager. leave: makes it forget the record. one_way: whether tokens cannot be
+        found from its hashes. Raises AlreadyRecording, InvalidRecorder.
         """
         if self._rotate is not None or self._number:
             raise AlreadyRecording(what=f"recorder {self.folder}", reason="create a new one")
         self._check_hashing(one_way)
-        self._rotate = rotate
+        self._rotate, self._leave = rotate, leave
+        STARTED.add(self)
+
+    def leave(self) -> None:
+        """End the record in a forked process, without a change: the parent goes on writing it."""
+        if self._file < 0 or self._leave is None:
+            return
+        reason = "it goes on in the process from which this one was forked"
+        self.error = AlreadyRecording(what=f"folder {self.folder}", reason=reason)
+        self._leave()
+        self._map = None
+        self._close_file()
 
     def open_segment(
         self, state: bytes, first_call: int, continues: bool, one_way: bool
-    ) -> tuple[mmap, str] | None:
-        """Create a segment with its first frame and zeros after it; return its mapping and path.
-        None: it failed.
+    ) -> mmap | None:
+        """Create a segment with its first frame and zeros after it; return its mapping. None: it
+        failed.
         """
         flags = KEYS * self.by_keys | CONTINUES * continues
         header = Header(self._number, first_call, flags, _version())
         frame = WORDS.pack(len(state), crc32c(state)) + state
         end = padded(HEADER_SIZE + len(frame))
-        self._path = name = self.folder / f"{self._number:08}{SUFFIX}"
+        name = self.folder / f"{self._number:08}{SUFFIX}"
 
         def make() -> mmap:
             self._check_hashing(one_way)
@@ -115,14 +130,13 @@ class Recorder:
         made = self._try(make)
         if made is None or (self.sync and not self.flush(end)):
             return None
-        return made, str(self._path)
+        return made
 
-    def grow(self, size: int) -> tuple[mmap, str] | None:
+    def grow(self, size: int) -> mmap | None:
         """Grow the open segment to at least this many bytes; return its mapping. None: it
         failed.
         """
-        made = self._try(lambda: self._allocate(size + size // 4 + ROOM))
-        return None if made is None else (made, str(self._path))
+        return self._try(lambda: self._allocate(size + size // 4 + ROOM))
 
     def flush(self, end: int) -> bool | None:
         """Flush the segment to the disk up to `end`. None: it failed."""
@@ -179,6 +193,21 @@ class Recorder:
         message = f"the record in {self.folder} has ended: {self.error}"
         with suppress(RuntimeWarning):  # warnings may be errors; `error` still holds it
             warnings.warn(message, RuntimeWarning, stacklevel=2)
+
+
+STARTED: WeakSet[Recorder] = WeakSet()
+"""The recorders that were started in this process."""
+
+
+def _leave_all() -> None:
+    """Leave the records of the process from which this one was forked."""
+    for recorder in [*STARTED]:
+        recorder.leave()
+    STARTED.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_leave_all)
 
 
 class Manager(Protocol):

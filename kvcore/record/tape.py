@@ -40,13 +40,13 @@ class Files(Protocol):
 
     def open_segment(
         self, state: bytes, first_call: int, continues: bool, one_way: bool
-    ) -> tuple[mmap, str] | None:
-        """Create a segment with its first frame and zeros after it; return its mapping and path.
+    ) -> mmap | None:
+        """Create a segment with its first frame and zeros after it; return its mapping.
 
         one_way: whether tokens cannot be found from the hashes.
         """
 
-    def grow(self, size: int) -> tuple[mmap, str] | None:
+    def grow(self, size: int) -> mmap | None:
         """Grow the open segment to at least this many bytes; return its mapping."""
 
     def flush(self, end: int) -> bool | None:
@@ -135,8 +135,7 @@ class Tape:
         self.state = state
         self._hits.clear()
         one_way = state.config.hashing != "xxh3"
-        opened = self.files.open_segment(data, self.num_calls, continues, one_way)
-        self.buffer = opened[0] if opened else None
+        self.buffer = self.files.open_segment(data, self.num_calls, continues, one_way)
         self._frame = padded(HEADER_SIZE + FRAME_SIZE + len(data))
         self._at = self._frame + FRAME_SIZE
         self._full = self._frame + self.files.segment_bytes
@@ -162,8 +161,7 @@ class Tape:
         """Add bytes to the open frame and commit them."""
         end = self._at + len(data)
         if self.buffer is not None and end + FRAME_SIZE > len(self.buffer):
-            grown = self.files.grow(end + FRAME_SIZE)
-            self.buffer = grown[0] if grown else None
+            self.buffer = self.files.grow(end + FRAME_SIZE)
         if self.buffer is None:
             return
         self.buffer[self._at : end] = bytes(data)

@@ -134,6 +134,7 @@ RUST_ONLY = {
     "check/world/calls": "makes a call of oracle/calls.rs: kvcore/trace/calls.py",
     "check/names/same": "Python compares states by their bytes",
     "record/pen": "Python joins bytes, and writes them at once",
+    "record/streamed": "Python's copies are the interpreter's",
     "check/tests/checked_calls": "tests of the properties, which Python has under tests/",
     "check/tests/checked_progress": "tests of the properties, which Python has under tests/",
     "check/tests/checked_states": "tests of the properties, which Python has under tests/",

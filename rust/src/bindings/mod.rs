@@ -4,6 +4,7 @@
 //! `arguments` and `tokens` read arguments, `values` makes results, `errors` makes errors. Nothing
 //! else in the crate knows Python.
 
+mod ahead;
 mod arguments;
 mod check;
 mod check_calls;

@@ -74,6 +74,12 @@ impl Manager {
         taken.map_or(Ok(()), |mut tape| tape.close(slf.py()))
     }
 
+    /// Forget the record, if any, which another process goes on writing: nothing is written.
+    fn leave_recording(slf: &Bound<'_, Self>) -> PyResult<()> {
+        Self::lent(slf)?.tape = None;
+        Ok(())
+    }
+
     /// Begin a new segment with the state as it is, if there is a record. O(pool).
     fn rotate_recording(slf: &Bound<'_, Self>) -> PyResult<()> {
         let mut manager = Self::lent(slf)?;

@@ -11,6 +11,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use rustc_hash::FxHashMap;
 
+use crate::bindings::ahead::Ahead;
 use crate::bindings::mapped::Mapped;
 use crate::codec::encode::encode;
 use crate::record::calls::{
@@ -18,7 +19,7 @@ use crate::record::calls::{
 };
 use crate::record::names::{Known, Names, keys_form};
 use crate::record::outcomes::{Named, Outcome, put_error};
-use crate::record::pen::Pen;
+use crate::record::pen::{Pen, Sum};
 use crate::state::state::State;
 use crate::types::keys::Hashing;
 use crate::types::values::Hit;
@@ -27,8 +28,6 @@ const HEADER_SIZE: usize = 64;
 const FRAME_SIZE: usize = 8;
 const FRAME_BYTES: usize = 1 << 16;
 const OPEN: u32 = 1 << 31;
-/// Longer data are written through the file, which costs less than the faults of mapped pages.
-const MANY_BYTES: usize = 1 << 12;
 
 /// What the record refers to.
 #[derive(Default)]
@@ -42,15 +41,12 @@ struct Told {
 /// The open segment and its open frame.
 pub(crate) struct Tape {
     files: Py<PyAny>,
+    ahead: Ahead, // is dropped before the mapping
     mapped: Mapped,
-    /// Where the open frame begins, and where the next byte goes.
+    /// Where the open frame begins, how many bytes it has, and the checksum of some.
     frame: usize,
-    at: usize,
-    /// The checksum of the frame's bytes up to a place.
-    checksum: u32,
-    summed: usize,
-    /// The pages before this place cause no more faults.
-    warm: usize,
+    size: usize,
+    sum: Sum,
     /// The place at which the segment is full.
     full: usize,
     segment_bytes: usize,
@@ -58,13 +54,18 @@ pub(crate) struct Tape {
     sync: bool,
     num_calls: u64,
     told: Told,
-    /// A large buffer, kept for its pages.
-    bytes: Vec<u8>,
     /// The running call, if it was recorded.
     running: Option<Written>,
 }
 
 impl Told {
+    /// Note what a look-up found, in the room of what the one before found.
+    fn note_hit(&mut self, row: u32, hit: &Hit) {
+        let known = self.hits.entry(row).or_default();
+        (known.num_tokens, known.num_common) = (hit.num_tokens, hit.num_common);
+        known.blocks.blocks.clone_from(&hit.blocks.blocks);
+    }
+
     /// The bytes of a state at the start of a segment.
     fn encode(&self, state: &State) -> Vec<u8> {
         self.names.as_ref().map_or_else(|| encode(state), |names| encode(&keys_form(state, names)))
@@ -84,19 +85,17 @@ impl Tape {
         };
         let mut tape = Tape {
             files: files.clone().unbind(),
+            ahead: Ahead::start(),
             mapped,
             frame: 0,
-            at: 0,
-            checksum: 0,
-            summed: 0,
+            size: 0,
+            sum: Sum::default(),
             full: 0,
             segment_bytes,
             rotates: rotates.is_truthy()?,
             sync: sync.is_truthy()?,
             num_calls: 0,
             told,
-            bytes: Vec::new(),
-            warm: 0,
             running: None,
         };
         tape.begin_frames(data.len());
@@ -146,13 +145,13 @@ impl Tape {
         })?;
         if let (Ok(value), Some(row)) = (outcome, row) {
             match (opcode, value.hit()) {
-                (GET_COMPUTED_BLOCKS, Some(hit)) => drop(self.told.hits.insert(row, hit.clone())),
+                (GET_COMPUTED_BLOCKS, Some(hit)) => self.told.note_hit(row, hit),
                 (REMOVE_REQUEST, _) => drop(self.told.hits.remove(&row)),
                 _ => {}
             }
         }
         self.num_calls += 1;
-        if opcode != TAKE_BATCH && self.at - self.frame - FRAME_SIZE < FRAME_BYTES {
+        if opcode != TAKE_BATCH && self.size < FRAME_BYTES {
             return Ok(());
         }
         self.close_frame(py)?;
@@ -185,6 +184,7 @@ impl Tape {
     pub(crate) fn close(&mut self, py: Python<'_>) -> PyResult<()> {
         self.end_panicked(py)?;
         self.close_frame(py)?;
+        self.ahead.leave(); // the file is cut off here
         self.files.bind(py).call_method1(intern!(py, "close_segment"), (self.frame,))?;
         Ok(())
     }
@@ -193,74 +193,55 @@ impl Tape {
     fn begin_frames(&mut self, state_size: usize) {
         self.told.hits.clear();
         self.begin_frame(HEADER_SIZE + FRAME_SIZE + state_size);
-        (self.full, self.warm) = (self.frame + self.segment_bytes, self.frame);
+        self.full = self.frame + self.segment_bytes;
+        self.ahead.enter(self.mapped.bytes(), self.frame);
     }
 
     /// Begin a frame behind this place.
     fn begin_frame(&mut self, end: usize) {
         self.frame = end.next_multiple_of(8);
-        self.at = self.frame + FRAME_SIZE;
-        (self.checksum, self.summed) = (0, self.at);
-    }
-
-    /// Extend the checksum to where the next byte goes.
-    fn sum_up(&mut self) {
-        let size = self.at - self.summed;
-        self.checksum = self.mapped.checksum(self.checksum, self.summed, size);
-        self.summed = self.at;
+        (self.size, self.sum) = (0, Sum::default());
+        self.ahead.reach(self.frame);
     }
 
     /// Add what `write` writes to the open frame, and commit it.
     #[inline]
     fn put<R>(&mut self, py: Python<'_>, write: impl Fn(&mut Pen<'_>, &Told) -> R) -> PyResult<R> {
-        if self.at + MANY_BYTES > self.warm {
-            self.warm = self.mapped.warm(self.warm.max(self.at));
+        let start = self.frame + FRAME_SIZE;
+        loop {
+            let mut pen = Pen::new(self.mapped.room(start), self.size, self.sum);
+            let result = write(&mut pen, &self.told);
+            match pen.written() {
+                Ok((size, sum)) => {
+                    (self.size, self.sum) = (size, sum);
+                    self.mapped.set_word(self.frame, OPEN | size as u32);
+                    return Ok(result);
+                }
+                Err(size) => self.grow(py, start + size + FRAME_SIZE)?,
+            }
         }
-        let mut pen = Pen::new(self.mapped.room(self.at, MANY_BYTES));
-        let written = write(&mut pen, &self.told);
-        let (size, fits) = (pen.size(), pen.fits());
-        if fits {
-            self.at += size;
-        } else {
-            self.put_many(py, size, |pen, told| drop(write(pen, told)))?;
-        }
-        self.mapped.set_word(self.frame, OPEN | (self.at - self.frame - FRAME_SIZE) as u32);
-        Ok(written)
     }
 
-    /// Add many bytes, or more than the mapping has room for.
-    fn put_many(
-        &mut self,
-        py: Python<'_>,
-        size: usize,
-        write: impl Fn(&mut Pen<'_>, &Told),
-    ) -> PyResult<()> {
-        let end = self.at + size;
-        if end > self.mapped.len() {
-            let grown = self.files.bind(py).call_method1("grow", (end + FRAME_SIZE,))?;
-            self.mapped = Mapped::of(&grown)?.ok_or_else(ended)?;
-        }
-        if self.bytes.len() < size {
-            self.bytes.resize(size, 0);
-        }
-        let bytes = &mut self.bytes[..size];
-        write(&mut Pen::new(bytes), &self.told);
-        let before = self.mapped.checksum(self.checksum, self.summed, self.at - self.summed);
-        self.checksum = crc32c::crc32c_append(before, bytes);
-        self.mapped.write(self.at, bytes);
-        (self.at, self.summed) = (end, end);
+    /// Make the segment have room up to this place.
+    #[cold]
+    fn grow(&mut self, py: Python<'_>, end: usize) -> PyResult<()> {
+        let grown = self.files.bind(py).call_method1(intern!(py, "grow"), (end,))?;
+        let mapped = Mapped::of(&grown)?.ok_or_else(ended)?;
+        self.ahead.leave();
+        self.mapped = mapped;
+        self.ahead.enter(self.mapped.bytes(), self.frame + FRAME_SIZE + self.size);
         Ok(())
     }
 
     fn close_frame(&mut self, py: Python<'_>) -> PyResult<()> {
-        let size = self.at - self.frame - FRAME_SIZE;
-        if size == 0 {
+        if self.size == 0 {
             return Ok(());
         }
-        self.sum_up();
-        self.mapped.set_word(self.frame + 4, self.checksum);
-        self.mapped.set_word(self.frame, size as u32);
-        self.begin_frame(self.at);
+        let start = self.frame + FRAME_SIZE;
+        let sum = self.sum.of(&self.mapped.room(start)[..self.size]);
+        self.mapped.set_word(self.frame + 4, sum);
+        self.mapped.set_word(self.frame, self.size as u32);
+        self.begin_frame(start + self.size);
         if self.sync && self.files.bind(py).call_method1("flush", (self.frame,))?.is_none() {
             return Err(ended());
         }

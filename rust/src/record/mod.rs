@@ -8,3 +8,4 @@ pub(crate) mod names;
 pub(crate) mod new_request;
 pub(crate) mod outcomes;
 pub(crate) mod pen;
+pub(crate) mod streamed;

@@ -1,28 +1,40 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What writes a call: straight into the room that a file has, and past its end it only counts.
 
-/// Writes bytes into room of some size.
+use crate::record::streamed::{MANY_BYTES, bytes_of, copy};
+
+/// The checksum of a frame's bytes up to a place.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Sum {
+    value: u32,
+    end: usize,
+}
+
+impl Sum {
+    /// The checksum of these bytes of the frame.
+    pub(crate) fn of(self, frame: &[u8]) -> u32 {
+        crc32c::crc32c_append(self.value, &frame[self.end..])
+    }
+}
+
+/// Writes bytes into the room of a frame.
 pub(crate) struct Pen<'a> {
     room: &'a mut [u8],
     size: usize,
+    sum: Sum,
 }
 
 impl<'a> Pen<'a> {
-    /// A pen at the start of this room.
-    pub(crate) fn new(room: &'a mut [u8]) -> Self {
-        Pen { room, size: 0 }
+    /// A pen behind the first bytes of a frame, of which some are in a checksum.
+    pub(crate) fn new(room: &'a mut [u8], size: usize, sum: Sum) -> Self {
+        Pen { room, size, sum }
     }
 
-    /// How many bytes were given to it.
+    /// How many bytes the frame has, and the checksum of some; None if they exceed the room, which
+    /// holds a part of them.
     #[inline]
-    pub(crate) fn size(&self) -> usize {
-        self.size
-    }
-
-    /// Whether all of them are in the room; otherwise it holds a part of them.
-    #[inline]
-    pub(crate) fn fits(&self) -> bool {
-        self.size <= self.room.len()
+    pub(crate) fn written(&self) -> Result<(usize, Sum), usize> {
+        if self.size <= self.room.len() { Ok((self.size, self.sum)) } else { Err(self.size) }
     }
 
     /// Write a byte.
@@ -37,19 +49,33 @@ impl<'a> Pen<'a> {
     /// Write some bytes.
     #[inline]
     pub(crate) fn put_all(&mut self, bytes: &[u8]) {
-        if let Some(places) = self.next(bytes.len()) {
+        if bytes.len() >= MANY_BYTES {
+            return self.put_many(bytes);
+        }
+        let start = self.size;
+        self.size += bytes.len();
+        if let Some(places) = self.room.get_mut(start..self.size) {
             places.copy_from_slice(bytes);
         }
+    }
+
+    /// Write many bytes, of which the checksum is computed while the cache has them.
+    #[cold]
+    fn put_many(&mut self, bytes: &[u8]) {
+        let start = self.size;
+        self.size += bytes.len();
+        if self.size > self.room.len() {
+            return;
+        }
+        let before = self.sum.of(&self.room[..start]);
+        self.sum = Sum { value: crc32c::crc32c_append(before, bytes), end: self.size };
+        copy(&mut self.room[start..self.size], bytes);
     }
 
     /// Write numbers of 4 bytes each.
     #[inline]
     pub(crate) fn put_words(&mut self, words: &[u32]) {
-        if let Some(places) = self.next(4 * words.len()) {
-            for (place, word) in places.as_chunks_mut().0.iter_mut().zip(words) {
-                *place = word.to_le_bytes(); // a loop that becomes one copy
-            }
-        }
+        self.put_all(&bytes_of(words));
     }
 
     /// Write a number of at least 0.
@@ -60,11 +86,5 @@ impl<'a> Pen<'a> {
             value >>= 7;
         }
         self.put(value as u8);
-    }
-
-    fn next(&mut self, size: usize) -> Option<&mut [u8]> {
-        let start = self.size;
-        self.size += size;
-        self.room.get_mut(start..self.size)
     }
 }

@@ -125,7 +125,7 @@ impl KVCacheBlocks {
 }
 
 /// A cached prefix of a request: its blocks per group, and the tokens that they hold.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Hit {
     /// The blocks, from the start of the request.
     pub blocks: KVCacheBlocks,
