@@ -2,7 +2,7 @@
 """A story of vLLM 0.8.5's V1 manager: prompts of 512 tokens, hits, decoding, preemption.
 
 Run by benches/legacy.py. A look-up makes a prompt's hashes by the engine's function and their keys
-by the core's hashing, once a request; further look-ups are timed apart.
+by the core's hashing, once per request; further look-ups are timed apart.
 """
 
 from __future__ import annotations

@@ -109,7 +109,7 @@ def main() -> None:
     print(f"{len(calls):,} calls, {1e6 * plain / len(calls):.2f} us each")
     print(f"recording / not: {recording / plain:.3f}")
     print(f"more a call: {1e9 * (recording - plain) / len(calls):.0f} ns")
-    print(f"bytes a call, without tokens: {(size - token_bytes) / len(calls):.1f}")
+    print(f"bytes per call, without tokens: {(size - token_bytes) / len(calls):.1f}")
     print(f"by keys / not: {best['keys'] / plain:.3f}, {size_by_keys / size:.2f} of the bytes")
     print(f"a variant with twice the blocks: {variant / again:.2f} of the replay of the record")
     print(f"replay of the record: {again / plain:.1f} of the calls' time, {virtual / again:,.0f} x")

@@ -144,7 +144,7 @@ class Live:
         found, least = published_lengths(self.config, marks, num_tokens, num_tokens)
         if used is None:
             used = 0 if known.skips_reading else found[-1]
-        lengths = cut(found[2:], used)
+        lengths = cut([found[2], *found[4:]], used)  # what was never kept is not known
         size, there = self.config.groups[least].block_size, (lengths[2], lengths[1])
         lost = lost_spans(marks[least], size, *there, self._removed)
         spans = spans_of(lengths, lost, external, LIVE_CAUSES)

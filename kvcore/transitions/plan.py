@@ -15,8 +15,6 @@ Source: S000-01 to S000-20, S004-07. Twin: rust/src/transitions/plan.rs.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from msgspec.structs import replace
 
 from kvcore.state.plan_records import Growth, Lengths, Plan, Refusal, Rewrite, StateStep, Trim
@@ -28,9 +26,6 @@ from kvcore.transitions.window import freed_blocks, plan_trims, visible_from
 from kvcore.types.groups import Group, skipped_blocks
 from kvcore.types.slot_request import MAX_COUNT, SlotRequest
 from kvcore.types.values import Reason, Refused
-
-if TYPE_CHECKING:
-    from kvcore.state.plan_records import StateStep
 
 
 def plan_allocation(tx: Transaction, slot_request: SlotRequest) -> Plan | Refusal:

@@ -239,10 +239,10 @@ class Parts:
         self.num_given_up += given_up
         return tuple(grown)
 
-    def _copy(self, group: int, source: int, target: int, *, is_pinned: bool = False) -> None:
+    def _copy(self, group_id: int, source: int, target: int, *, is_pinned: bool = False) -> None:
         """Note a copy, and hold both blocks until it is over. is_pinned: the source is held."""
         self._compat.core.pin([target] if is_pinned else [source, target])
-        self._copies.append((group, self.held(source), self.held(target)))
+        self._copies.append((group_id, self.held(source), self.held(target)))
 
     def take_copies(self) -> tuple[list[Any], list[HeldBlock]]:
         """Return the copies since the last call, group by group, and the blocks that are held for

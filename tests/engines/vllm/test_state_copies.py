@@ -37,8 +37,8 @@ class Worker:
     state all those that it stands for.
     """
 
-    def __init__(self, size: int, group: int) -> None:
-        self.size, self.group = size, group
+    def __init__(self, size: int, group_id: int) -> None:
+        self.size, self.group_id = size, group_id
         self.rows: dict[str, list[int]] = {}
         self.columns: dict[str, int] = {}
         self.held: dict[int, list[int]] = {}
@@ -61,12 +61,12 @@ class Worker:
             self.columns.pop(name, None)
         for name, grown in zip(cached.req_ids, cached.new_block_ids, strict=True):
             if name in cached.resumed_req_ids:
-                self.rows[name] = list(grown[self.group])
+                self.rows[name] = list(grown[self.group_id])
                 self.columns.pop(name, None)
             elif grown:
-                self.rows[name] += grown[self.group]
+                self.rows[name] += grown[self.group_id]
         for new in planned.scheduled_new_reqs:
-            self.rows[new.req_id] = list(new.block_ids[self.group])
+            self.rows[new.req_id] = list(new.block_ids[self.group_id])
             begun[new.req_id] = new.num_computed_tokens
         return begun
 
