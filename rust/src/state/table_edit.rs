@@ -49,6 +49,15 @@ impl<'a> TableEdit<'a> {
         }
     }
 
+    /// Append a block that a command fills.
+    #[inline]
+    pub(crate) fn push(self, block: BlockId) {
+        let TableEdit { state: State { effects, requests, .. }, row, group_id } = self;
+        let table = &mut request_mut(requests, row).tables[group_id as usize];
+        effects.emit(Command::SetTable { row, group_id, position: table.len() as u32, block });
+        table.push(block);
+    }
+
     /// Add the request as an owner of blocks, which become its table; the table must be empty.
     pub(crate) fn share(self, blocks: Table) {
         let TableEdit { state, row, group_id } = self;
@@ -86,11 +95,12 @@ impl<'a> TableEdit<'a> {
         let (row, group_id) = (self.row, self.group_id);
         let State { device, effects, requests, .. } = self.state;
         let table = &mut request_mut(requests, row).tables[group_id as usize];
-        let given = &mut table[first as usize..end as usize];
-        device.release(given.iter().rev().copied(), effects);
-        given.fill(NULL_BLOCK);
-        for position in (first..end).filter(|_| !seeded(Mutant::TrimNotReported)) {
-            effects.emit(Command::SetTable { row, group_id, position, block: NULL_BLOCK });
+        device.release(table[first as usize..end as usize].iter().rev().copied(), effects);
+        for position in first..end {
+            table[position as usize] = NULL_BLOCK; // few: a call to fill them would cost more
+            if !seeded(Mutant::TrimNotReported) {
+                effects.emit(Command::SetTable { row, group_id, position, block: NULL_BLOCK });
+            }
         }
         (first..end).for_each(|position| self.note_replaced(position));
     }
@@ -182,10 +192,14 @@ impl<'a> TableEdit<'a> {
     }
 
     /// Note that batches in flight still use the blocks in these places, which leave.
+    #[inline]
     fn keep_in_use(&mut self, positions: Range<u32>) {
-        if self.state.in_flight.is_empty() || seeded(Mutant::FreedUnderABatch) {
-            return;
+        if !self.state.in_flight.is_empty() && !seeded(Mutant::FreedUnderABatch) {
+            self.note_uses(positions);
         }
+    }
+
+    fn note_uses(&mut self, positions: Range<u32>) {
         let (row, group_id) = (self.row, self.group_id);
         let State { in_flight, requests, device, .. } = &mut *self.state;
         let table = &request_mut(requests, row).tables[group_id as usize];
@@ -233,6 +247,7 @@ impl<'a> TableEdit<'a> {
     }
 
     /// Note that a place of the table has another block by now.
+    #[inline]
     fn note_replaced(&mut self, position: u32) {
         let (row, group_id) = (self.row, self.group_id);
         for batch in &mut self.state.in_flight {

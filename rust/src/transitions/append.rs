@@ -18,9 +18,7 @@ use crate::state::open_batch::ScheduledRequest;
 use crate::state::state::{RequestState, State};
 use crate::state::table_edit::TableEdit;
 use crate::transitions::allocate::commit;
-use crate::transitions::append::fast_path::{
-    append_once_trimmed, append_quietly, note_quiet_until, taken_at_ends,
-};
+use crate::transitions::append::fast_path::{append_quietly, note_quiet_until, taken_at_ends};
 use crate::transitions::checkpoints::note_end;
 use crate::transitions::drain::forget_new;
 use crate::transitions::in_flight::note_next_entry;
@@ -92,9 +90,6 @@ fn append_one(
     token: Option<u32>,
     batch: Option<i64>,
 ) -> Result<(), Refused> {
-    if state.has_states && append_once_trimmed(state, row, token, batch) {
-        return Ok(());
-    }
     let (num_hashed, num_tokens) = (state[row].block_hashes.len(), state[row].tokens.len());
     let fills = token.is_some() && state[row].num_output_placeholders() > 0;
     let known = fills.then_some(num_tokens as u32);

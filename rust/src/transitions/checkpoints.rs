@@ -30,10 +30,11 @@ pub(crate) type StoredBytes = fn(&State, Row, u32, (u32, u32)) -> Option<Vec<u8>
 /// Note whether the state after a request's step in the open batch is a checkpoint. publishes:
 /// whether it may get a key. marked: whether it is one in all groups. No earlier end of the request
 /// may be noted.
+#[inline]
 pub(crate) fn note_end(state: &mut State, row: Row, publishes: bool, marked: bool) {
     let count = state[row].state_count();
-    let ends = |group: &Group| count.is_multiple_of(group.block_size);
     let mut groups = state.config.groups.iter().filter(|group| group.is_state());
+    let ends = |group: &Group| count.is_multiple_of(group.block_size);
     let is_rest = marked && !groups.clone().all(ends);
     if publishes && (marked || groups.any(ends)) {
         state.batch.ends.push(row);
@@ -151,11 +152,13 @@ fn checkpoint(
         return None;
     }
     let key = request.key_at(state.hash_block_size, group_id, count);
-    let event = whole.then(|| stored(state, row, group_id, (place, place + 1))).flatten();
+    let is_told = whole && state.effects.events_enabled();
+    let event = is_told.then(|| stored(state, row, group_id, (place, place + 1))).flatten();
     Some(OwedCheckpoint { block, key, event })
 }
 
 /// Make a state after `count` tokens of a request findable. True: it has its key now.
+#[inline]
 fn publish_of(state: &mut State, row: Row, count: u32, owed: &OwedCheckpoint) -> bool {
     let is_keyed = publish(state, owed);
     if is_keyed && !state.loads.is_empty() {
@@ -208,13 +211,16 @@ pub(crate) fn withdraw_states(state: &mut State, row: Row, num_tokens: u32) {
 }
 
 /// Make a state findable. True: it has its key now.
+#[inline]
 fn publish(state: &mut State, found: &OwedCheckpoint) -> bool {
     let State { config, device, effects, .. } = state;
     if config.duplicates == Duplicates::Merge && device.index.first(&found.key).is_some() {
         return false;
     }
     device.publish(found.block, found.key);
-    device.note_computed(found.block, 0);
+    if device.policy.is_some() {
+        device.note_computed(found.block, 0);
+    }
     if let Some(event) = &found.event {
         effects.announce_bytes(event);
     } else if config.enable_events {

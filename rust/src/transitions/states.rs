@@ -217,7 +217,7 @@ pub(crate) fn step_on(state: &mut State, row: Row, group_id: u32, new: BlockId) 
     let last = state[row].tables[group_id as usize].last();
     let source = *last.expect("STATE-LIVE: there is a state before the step");
     copy_state(state, source, new);
-    TableEdit::of(state, row, group_id).extend([new], false);
+    TableEdit::of(state, row, group_id).push(new);
 }
 
 /// Put the block of a step at its place: a new one, or that of the source, without its key.

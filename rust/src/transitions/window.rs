@@ -103,8 +103,9 @@ fn last_state(request: &RequestState, table: &Table) -> u32 {
     table.len() as u32 - 1 - request.num_scheduled_drafts()
 }
 
-/// Whether any held block falls behind a window; in most steps none does.
-#[must_use]
+/// Whether any held block falls behind a window; in most steps none does. The last state of a
+/// request does not, whose tokens are all computed.
+#[inline(always)] // once in each block of a request
 pub(crate) fn moves_on(state: &State, row: Row, seen_from: u32) -> bool {
     let request = &state[row];
     (0..).zip(&state.config.groups).any(|(index, group): (usize, _)| {
@@ -112,9 +113,13 @@ pub(crate) fn moves_on(state: &State, row: Row, seen_from: u32) -> bool {
             return false;
         }
         let table = &request.tables[index];
+        let held = request.num_cached[index] as usize;
+        if group.is_state() && held + 1 >= table.len() {
+            return false;
+        }
         let end = skipped_blocks(group, seen_from).min(table.len() as u32);
         if group.is_state() {
-            return request.num_cached[index] < end;
+            return held < end as usize;
         }
         end > 0 && !state.is_null(table[end as usize - 1])
     })

@@ -12,7 +12,8 @@
 
 use crate::mutants::{Mutant, seeded};
 use crate::state::state::{RequestState, State, request_mut};
-use crate::transitions::in_flight::note_next_entry;
+use crate::state::table_edit::TableEdit;
+use crate::transitions::in_flight::{note_next_entry, note_request};
 use crate::transitions::output::note_output;
 use crate::transitions::plan::{Plan, plan_allocation};
 use crate::transitions::slot_request::SlotRequest;
@@ -32,10 +33,13 @@ pub(crate) fn append_quietly(
     for (place, &row) in rows.iter().enumerate() {
         let State { requests, num_pins, batch: open, .. } = &mut *state;
         let request = request_mut(requests, Row(row));
+        let token = tokens.map(|tokens| tokens[place]);
         if !is_known_quiet(request, *num_pins) {
+            if state.has_states && append_once_trimmed(state, Row(row), token, batch) {
+                continue;
+            }
             return place;
         }
-        let token = tokens.map(|tokens| tokens[place]);
         if let Some(token) = token {
             request.tokens.push(token);
         }
@@ -51,7 +55,8 @@ pub(crate) fn append_quietly(
 
 /// Add and schedule a token if besides only the states before the last ones are given back;
 /// returns false, with no change, otherwise.
-pub(crate) fn append_once_trimmed(
+#[inline(never)] // once in each block
+fn append_once_trimmed(
     state: &mut State,
     row: Row,
     token: Option<u32>,
@@ -65,10 +70,36 @@ pub(crate) fn append_once_trimmed(
     if let Some(token) = token {
         request.tokens.push(token);
     }
-    apply_trims(state, row, &plan_trims(state, row, state[row].num_accepted()));
-    note_trimmed(state, row);
+    let seen_from = request.num_accepted();
+    if give_back_sources(state, row, seen_from) {
+        state[row].quiet_since = num_pins;
+    } else {
+        apply_trims(state, row, &plan_trims(state, row, seen_from));
+        let mut groups = (0..).zip(&state.config.groups).filter(|(_, group)| group.is_state());
+        let has_older = groups.any(|(index, _)| has_source(&state[row], index));
+        state[row].quiet_since = if has_older { !num_pins } else { num_pins };
+    }
     debug_assert!(is_nothing(state, row));
     count_quietly(state, row, token, batch);
+    true
+}
+
+/// Give back the states right before the last ones, as far as no query at seen_from or later needs
+/// them. Returns whether no other state can be given back.
+fn give_back_sources(state: &mut State, row: Row, seen_from: u32) -> bool {
+    for index in 0..state.config.groups.len() {
+        let (group, request) = (&state.config.groups[index], &state[row]);
+        let (first, length) = (request.num_cached[index], request.tables[index].len() as u32);
+        if !group.is_state() || !has_source(request, index) {
+            continue;
+        }
+        if first + 2 != length || skipped_blocks(group, seen_from) != first + 1 {
+            return false;
+        }
+        note_request(state, row, state[row].num_computed, 0, None);
+        TableEdit::of(state, row, index as u32).blank(first, first + 1);
+        state[row].num_cached[index] = first + 1;
+    }
     true
 }
 
@@ -104,11 +135,6 @@ fn is_quiet(request: &RequestState) -> bool {
     request.num_computed < request.quiet_until && num_tokens < request.quiet_tokens as usize
 }
 
-/// Note that the next tokens are quiet if the states before the last ones are given back by now.
-fn note_trimmed(state: &mut State, row: Row) {
-    state[row].quiet_since = quiet_since(state, row);
-}
-
 /// Note up to which counts the next tokens of a request are quiet.
 pub(crate) fn note_quiet_until(state: &mut State, row: Row) {
     let request = &state[row];
@@ -119,28 +145,26 @@ pub(crate) fn note_quiet_until(state: &mut State, row: Row) {
         state[row].quiet_until = 0;
         return;
     }
-    let (mut until, mut tokens) = (u32::MAX, next_hash(state, row));
+    let (mut until, mut tokens, mut has_older) = (u32::MAX, next_hash(state, row), false);
     for (index, group) in (0..).zip(&state.config.groups).filter(|(_, group)| !group.is_cross()) {
         until = until.min(quiet_in_group(state, row, (index, group)));
-        tokens = tokens.min(next_full(state, row, (index, group)));
         if until <= num_computed {
             break;
         }
+        if group.is_state() {
+            has_older |= has_source(request, index);
+        } else {
+            tokens = tokens.min(next_full(state, row, (index, group)));
+        }
     }
-    if until > num_computed {
-        state[row].quiet_since = quiet_since(state, row);
-    }
-    (state[row].quiet_until, state[row].quiet_tokens) = (until, tokens);
+    let num_pins = if has_older { !state.num_pins } else { state.num_pins };
+    let request = &mut state[row];
+    (request.quiet_until, request.quiet_tokens, request.quiet_since) = (until, tokens, num_pins);
 }
 
-/// Return the number of pins, inverted if the next token gives back a state.
-fn quiet_since(state: &State, row: Row) -> u64 {
-    let request = &state[row];
-    let mut tables = state.config.groups.iter().zip(&request.tables).zip(&request.num_cached);
-    let has_older = |((group, table), &cached): ((&Group, &Table), &u32)| {
-        group.is_state() && cached as usize + 1 < table.len()
-    };
-    if state.has_states && tables.any(has_older) { !state.num_pins } else { state.num_pins }
+/// Whether a request has a state before the last one in a group.
+fn has_source(request: &RequestState, index: usize) -> bool {
+    request.num_cached[index] as usize + 1 < request.tables[index].len()
 }
 
 /// Return the computed count for one group; 0 if the next token changes more than the count.
@@ -163,7 +187,7 @@ fn quiet_in_group(state: &State, row: Row, (index, group): (usize, &Group)) -> u
 
 /// The number of tokens at which the next one fills a block of a group and publishes it.
 fn next_full(state: &State, row: Row, (index, group): (usize, &Group)) -> u32 {
-    if group.is_state() || !state.config.publishes_at_once() {
+    if !state.config.publishes_at_once() {
         return u32::MAX;
     }
     (state[row].num_cached[index] + 1).saturating_mul(group.block_size) - 1
