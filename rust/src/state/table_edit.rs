@@ -11,6 +11,7 @@ use std::ops::{Range, RangeInclusive};
 use std::sync::Arc;
 
 use crate::mutants::{Mutant, seeded};
+use crate::pool::block_pool::BlockPool;
 use crate::state::batch_records::TableCell;
 use crate::state::new_blocks::NewBlocks;
 use crate::state::state::{NULL_BLOCK, State, request_mut};
@@ -44,18 +45,8 @@ impl<'a> TableEdit<'a> {
             if fresh {
                 note_new((group_id, rule), news.as_deref_mut(), block, effects);
             }
-            effects.emit(Command::SetTable { row, group_id, position: table.len() as u32, block });
-            table.push(block);
+            push((row, group_id), table, block, effects);
         }
-    }
-
-    /// Append a block that a command fills.
-    #[inline]
-    pub(crate) fn push(self, block: BlockId) {
-        let TableEdit { state: State { effects, requests, .. }, row, group_id } = self;
-        let table = &mut request_mut(requests, row).tables[group_id as usize];
-        effects.emit(Command::SetTable { row, group_id, position: table.len() as u32, block });
-        table.push(block);
     }
 
     /// Add the request as an owner of blocks, which become its table; the table must be empty.
@@ -258,6 +249,37 @@ impl<'a> TableEdit<'a> {
     }
 }
 
+/// Append a block to a table.
+#[inline(always)] // once in each block of a request
+pub(crate) fn push(
+    (row, group_id): (Row, u32),
+    table: &mut Table,
+    block: BlockId,
+    effects: &mut Effects,
+) {
+    effects.emit(Command::SetTable { row, group_id, position: table.len() as u32, block });
+    table.push(block);
+}
+
+/// Whether it has to be noted which blocks leave tables.
+pub(crate) fn has_notes(state: &State) -> bool {
+    !state.in_flight.is_empty() || state.device.retention.is_some()
+}
+
+/// Put the null block into one place of a table and release the block, if nothing has to be noted.
+#[inline(always)] // once in each block of a request
+pub(crate) fn blank_one(
+    (row, group_id, position): TableCell,
+    place: &mut BlockId,
+    device: &mut BlockPool,
+    effects: &mut Effects,
+) {
+    device.release_one(std::mem::replace(place, NULL_BLOCK), effects);
+    if !seeded(Mutant::TrimNotReported) {
+        effects.emit(Command::SetTable { row, group_id, position, block: NULL_BLOCK });
+    }
+}
+
 /// Forget that places of tables have other blocks by now.
 pub(crate) fn remove_places(places: &mut BTreeSet<TableCell>, lost: RangeInclusive<TableCell>) {
     if seeded(Mutant::LostPlacesStay) {
@@ -269,8 +291,8 @@ pub(crate) fn remove_places(places: &mut BTreeSet<TableCell>, lost: RangeInclusi
 }
 
 /// Record a block as new, and zero it if its group needs zeroing.
-#[inline]
-fn note_new(
+#[inline(always)] // once in each block of a request
+pub(crate) fn note_new(
     (group_id, rule): (u32, &Group),
     news: Option<&mut NewBlocks>,
     block: BlockId,

@@ -15,10 +15,13 @@ use smallvec::SmallVec;
 
 use crate::pool::prefetch::prefetch;
 use crate::state::open_batch::ScheduledRequest;
-use crate::state::state::{RequestState, State};
-use crate::state::table_edit::TableEdit;
+use crate::state::state::{RequestState, State, request_mut};
+use crate::state::table_edit::{note_new, push};
 use crate::transitions::allocate::commit;
-use crate::transitions::append::fast_path::{append_quietly, note_quiet_until, taken_at_ends};
+use crate::transitions::append::fast_path::{
+    append_once_trimmed, append_quietly, is_known_quiet, is_quiet_once_trimmed, note_quiet_until,
+    taken_at_ends,
+};
 use crate::transitions::checkpoints::note_end;
 use crate::transitions::drain::forget_new;
 use crate::transitions::in_flight::note_next_entry;
@@ -27,7 +30,7 @@ use crate::transitions::plan::plan_allocation;
 use crate::transitions::publish::publish_blocks;
 use crate::transitions::requests::{check_no_drafts, extend};
 use crate::transitions::slot_request::SlotRequest;
-use crate::transitions::states::step_on;
+use crate::transitions::states::copy_state;
 use crate::transitions::window::{apply_trims, moves_on, plan_trims, visible_from};
 use crate::types::commands::places_set;
 use crate::types::errors::{Error, check_count};
@@ -69,12 +72,16 @@ pub fn append<'a>(
         return Err(wrong.expect_err("NOCRASH: what may not grow has a reason"));
     }
     let mut done = 0;
-    loop {
-        let tokens = output.tokens.map(|tokens| &tokens[done..]);
-        done += append_quietly(state, &rows[done..], tokens, output.batch);
-        let Some(&row) = rows.get(done) else { break };
-        let token = output.tokens.map(|tokens| tokens[done]);
-        if let Err(refused) = append_one(state, Row(row), token, output.batch) {
+    while let Some(&row) = rows.get(done) {
+        let (row, token) = (Row(row), output.tokens.map(|tokens| tokens[done]));
+        if is_known_quiet(&state[row], state.num_pins) {
+            let tokens = output.tokens.map(|tokens| &tokens[done..]);
+            done += append_quietly(state, &rows[done..], tokens, output.batch);
+            continue;
+        }
+        if state.has_states && is_quiet_once_trimmed(&state[row], state.num_pins) {
+            append_once_trimmed(state, row, token, output.batch);
+        } else if let Err(refused) = append_one(state, row, token, output.batch) {
             state.batch.scheduled.truncate(num_records + done);
             return Ok(Appended { done: done as u64, refused: Some(refused) });
         }
@@ -312,31 +319,41 @@ fn commit_at_ends(state: &mut State, row: Row, num_taken: u32) {
     note_quiet_until(state, row);
 }
 
-/// Add a block to each table that has no slot for the next token.
+/// Add a block to each table that has no slot for the next token; that of a state group is a copy
+/// of its last one.
 fn grow(state: &mut State, row: Row, num_taken: u32) {
     let taken = state.device.take(num_taken, &mut state.effects);
     forget_new(state, &taken);
-    let (count, mut taken) = (state[row].num_computed, taken.into_iter());
-    for group_id in 0..state.config.groups.len() {
-        let group = &state.config.groups[group_id];
-        let needed = (count / group.block_size) as usize >= state[row].tables[group_id].len();
-        if needed && !group.is_state() {
-            TableEdit::of(state, row, group_id as u32).extend(taken.next(), true);
-        }
-    }
+    let mut taken = taken.into_iter();
+    grow_tables::<false>(state, row, &mut taken);
     if state.has_states {
-        grow_states(state, row, &mut taken);
+        grow_tables::<true>(state, row, &mut taken);
     }
 }
 
-/// Copy the last state of each state group that has no place for the next one.
-fn grow_states(state: &mut State, row: Row, taken: &mut impl Iterator<Item = BlockId>) {
-    let count = state[row].num_computed;
-    for group_id in 0..state.config.groups.len() {
-        let (group, length) = (&state.config.groups[group_id], state[row].tables[group_id].len());
-        if group.is_state() && (count / group.block_size) as usize >= length {
-            let new = taken.next().expect("ADMIT-EXACT: a block was counted");
-            step_on(state, row, group_id as u32, new);
+/// Do so in the state groups, or in the others.
+#[inline(always)] // once in each block of a request
+fn grow_tables<const STATES: bool>(
+    state: &mut State,
+    row: Row,
+    taken: &mut impl Iterator<Item = BlockId>,
+) {
+    let State { config, device, effects, requests, new_blocks, batch, .. } = state;
+    let mut news = config.record_new_blocks.then_some(new_blocks);
+    let request = request_mut(requests, row);
+    for (group_id, (group, table)) in (0..).zip(config.groups.iter().zip(&mut request.tables)) {
+        if group.is_state() != STATES
+            || request.num_computed / group.block_size < table.len() as u32
+        {
+            continue;
         }
+        let block = taken.next().expect("ADMIT-EXACT: a block was counted");
+        if STATES {
+            let last = *table.last().expect("STATE-LIVE: there is a state before the step");
+            copy_state((device, effects), batch.number, (last, block));
+        } else {
+            note_new((group_id, group), news.as_deref_mut(), block, effects);
+        }
+        push((row, group_id), table, block, effects);
     }
 }

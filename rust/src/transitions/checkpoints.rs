@@ -131,6 +131,7 @@ fn publish_now(state: &mut State, row: Row, count: u32, stored: StoredBytes) {
 
 /// Return the checkpoint of a group after a request's first `count` tokens, if there is one without
 /// a key. marked: whether one may also lie inside a block; no event names that.
+#[inline(always)] // once in each block of a request
 fn checkpoint(
     state: &State,
     row: Row,
@@ -139,8 +140,11 @@ fn checkpoint(
     stored: StoredBytes,
 ) -> Option<OwedCheckpoint> {
     let (group, request) = (&state.config.groups[group_id as usize], &state[row]);
+    if !group.is_state() || count == 0 {
+        return None;
+    }
     let whole = count.is_multiple_of(group.block_size);
-    if !group.is_state() || count == 0 || !(whole || marked) {
+    if !(whole || marked) {
         return None;
     }
     let place = (count - 1) / group.block_size;

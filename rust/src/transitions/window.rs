@@ -108,19 +108,15 @@ fn last_state(request: &RequestState, table: &Table) -> u32 {
 #[inline(always)] // once in each block of a request
 pub(crate) fn moves_on(state: &State, row: Row, seen_from: u32) -> bool {
     let request = &state[row];
-    (0..).zip(&state.config.groups).any(|(index, group): (usize, _)| {
+    let tables = request.tables.iter().zip(&request.num_cached);
+    state.config.groups.iter().zip(tables).any(|(group, (table, &held))| {
+        if group.is_state() {
+            return held as usize + 1 < table.len() && held < skipped_blocks(group, seen_from);
+        }
         if !group.is_windowed() {
             return false;
         }
-        let table = &request.tables[index];
-        let held = request.num_cached[index] as usize;
-        if group.is_state() && held + 1 >= table.len() {
-            return false;
-        }
         let end = skipped_blocks(group, seen_from).min(table.len() as u32);
-        if group.is_state() {
-            return held < end as usize;
-        }
         end > 0 && !state.is_null(table[end as usize - 1])
     })
 }

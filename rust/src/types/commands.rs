@@ -23,6 +23,8 @@ pub const COLUMNS: [&str; 6] = ["kind", "segment", "a", "b", "c", "d"];
 
 /// The kinds that read or write content.
 const MOVING: RangeInclusive<i32> = 6..=11;
+/// What a place of a buffer holds before it is written; its bytes differ, see `segments::NONE`.
+const UNSET: [u8; 4] = [1, 0, 0, 0];
 const BY_PUSH: &str = "CMD-ROW: rows are written by push alone";
 
 /// Where a block lives.
@@ -326,15 +328,16 @@ pub(crate) fn close_into(batch: &mut Batch, number: u64, commands: &Commands) {
     let Batch { buffer, keys, .. } = batch;
     keys.clone_from(&commands.keys);
     buffer.clear();
-    buffer.resize(commands.len() * COLUMNS.len(), [0; 4]);
+    buffer.resize(commands.len() * COLUMNS.len(), UNSET);
     let (kinds, rest) = buffer.split_at_mut(commands.len());
     let (numbers, rest) = rest.split_at_mut(commands.len());
     let (a, rest) = rest.split_at_mut(commands.len());
     let (b, rest) = rest.split_at_mut(commands.len());
     let (c, d) = rest.split_at_mut(commands.len());
-    let places = kinds.iter_mut().zip(a).zip(b).zip(c).zip(d);
-    for (row, ((((kind, a), b), c), d)) in commands.rows.iter().zip(places) {
+    let places = kinds.iter_mut().zip(&mut *numbers).zip(a).zip(b).zip(c).zip(d);
+    for (row, (((((kind, number), a), b), c), d)) in commands.rows.iter().zip(places) {
         [*kind, *a, *b, *c, *d] = row.map(i32::to_le_bytes);
+        *number = [0; 4];
     }
     if !segments::is_one(commands) {
         let found = segments::split(commands);

@@ -12,8 +12,8 @@
 
 use crate::mutants::{Mutant, seeded};
 use crate::state::state::{RequestState, State, request_mut};
-use crate::state::table_edit::TableEdit;
-use crate::transitions::in_flight::{note_next_entry, note_request};
+use crate::state::table_edit::{blank_one, has_notes};
+use crate::transitions::in_flight::note_next_entry;
 use crate::transitions::output::note_output;
 use crate::transitions::plan::{Plan, plan_allocation};
 use crate::transitions::slot_request::SlotRequest;
@@ -33,13 +33,10 @@ pub(crate) fn append_quietly(
     for (place, &row) in rows.iter().enumerate() {
         let State { requests, num_pins, batch: open, .. } = &mut *state;
         let request = request_mut(requests, Row(row));
-        let token = tokens.map(|tokens| tokens[place]);
         if !is_known_quiet(request, *num_pins) {
-            if state.has_states && append_once_trimmed(state, Row(row), token, batch) {
-                continue;
-            }
             return place;
         }
+        let token = tokens.map(|tokens| tokens[place]);
         if let Some(token) = token {
             request.tokens.push(token);
         }
@@ -53,53 +50,48 @@ pub(crate) fn append_quietly(
     rows.len()
 }
 
-/// Add and schedule a token if besides only the states before the last ones are given back;
-/// returns false, with no change, otherwise.
-#[inline(never)] // once in each block
-fn append_once_trimmed(
+/// Add and schedule a token with which besides only the states before the last ones are given back.
+pub(crate) fn append_once_trimmed(
     state: &mut State,
     row: Row,
     token: Option<u32>,
     batch: Option<i64>,
-) -> bool {
-    let num_pins = state.num_pins;
-    let request = request_mut(&mut state.requests, row);
-    if !is_quiet_once_trimmed(request, num_pins) {
-        return false;
-    }
+) {
     if let Some(token) = token {
-        request.tokens.push(token);
+        state[row].tokens.push(token);
     }
-    let seen_from = request.num_accepted();
-    if give_back_sources(state, row, seen_from) {
-        state[row].quiet_since = num_pins;
-    } else {
-        apply_trims(state, row, &plan_trims(state, row, seen_from));
-        let mut groups = (0..).zip(&state.config.groups).filter(|(_, group)| group.is_state());
-        let has_older = groups.any(|(index, _)| has_source(&state[row], index));
+    if state.config.tracks_batches() || has_notes(state) || !give_back_sources(state, row) {
+        apply_trims(state, row, &plan_trims(state, row, state[row].num_accepted()));
+        let (request, groups) = (&state[row], &state.config.groups);
+        let mut tables = groups.iter().zip(&request.tables).zip(&request.num_cached);
+        let has_older = tables.any(|((group, table), &held)| has_source(group, table, held));
+        let num_pins = state.num_pins;
         state[row].quiet_since = if has_older { !num_pins } else { num_pins };
     }
     debug_assert!(is_nothing(state, row));
     count_quietly(state, row, token, batch);
-    true
 }
 
-/// Give back the states right before the last ones, as far as no query at seen_from or later needs
-/// them. Returns whether no other state can be given back.
-fn give_back_sources(state: &mut State, row: Row, seen_from: u32) -> bool {
-    for index in 0..state.config.groups.len() {
-        let (group, request) = (&state.config.groups[index], &state[row]);
-        let (first, length) = (request.num_cached[index], request.tables[index].len() as u32);
-        if !group.is_state() || !has_source(request, index) {
+/// Give back the states right before the last ones. Returns false if there is one to give back that
+/// is not such a state, or that a query still needs: then a plan has to tell about it.
+#[inline(always)] // its only caller reads the same request
+fn give_back_sources(state: &mut State, row: Row) -> bool {
+    let State { config, device, effects, requests, num_pins, .. } = state;
+    let request = request_mut(requests, row);
+    let seen_from = request.num_accepted();
+    let tables = request.tables.iter_mut().zip(&mut request.num_cached);
+    for ((group_id, group), (table, held)) in (0..).zip(&config.groups).zip(tables) {
+        if !has_source(group, table, *held) {
             continue;
         }
-        if first + 2 != length || skipped_blocks(group, seen_from) != first + 1 {
+        let (position, next) = (*held, *held + 1);
+        if next as usize + 1 != table.len() || next * group.block_size >= seen_from {
             return false;
         }
-        note_request(state, row, state[row].num_computed, 0, None);
-        TableEdit::of(state, row, index as u32).blank(first, first + 1);
-        state[row].num_cached[index] = first + 1;
+        blank_one((row, group_id, position), &mut table[position as usize], device, effects);
+        *held = next;
     }
+    request.quiet_since = *num_pins;
     true
 }
 
@@ -120,12 +112,13 @@ fn count_next(request: &mut RequestState, open: u64, batch: Option<i64>) {
 
 /// Whether the last token of a request that `append` has checked changes only its count.
 #[inline(always)] // of each request in each step
-fn is_known_quiet(request: &RequestState, num_pins: u64) -> bool {
+pub(crate) fn is_known_quiet(request: &RequestState, num_pins: u64) -> bool {
     is_quiet(request) && request.quiet_since == num_pins
 }
 
 /// Whether the same holds once the states before the last ones are given back.
-fn is_quiet_once_trimmed(request: &RequestState, num_pins: u64) -> bool {
+#[inline(always)] // once in each block of a request
+pub(crate) fn is_quiet_once_trimmed(request: &RequestState, num_pins: u64) -> bool {
     is_quiet(request) && request.quiet_since == !num_pins
 }
 
@@ -146,32 +139,33 @@ pub(crate) fn note_quiet_until(state: &mut State, row: Row) {
         return;
     }
     let (mut until, mut tokens, mut has_older) = (u32::MAX, next_hash(state, row), false);
-    for (index, group) in (0..).zip(&state.config.groups).filter(|(_, group)| !group.is_cross()) {
-        until = until.min(quiet_in_group(state, row, (index, group)));
+    let tables = request.tables.iter().zip(&request.num_cached);
+    for (group, (table, &held)) in state.config.groups.iter().zip(tables) {
+        if group.is_cross() {
+            continue;
+        }
+        until = until.min(quiet_in_group(state, group, table, num_computed));
         if until <= num_computed {
             break;
         }
-        if group.is_state() {
-            has_older |= has_source(request, index);
-        } else {
-            tokens = tokens.min(next_full(state, row, (index, group)));
-        }
+        has_older |= has_source(group, table, held);
+        tokens = tokens.min(next_full(state, group, held));
     }
     let num_pins = if has_older { !state.num_pins } else { state.num_pins };
     let request = &mut state[row];
     (request.quiet_until, request.quiet_tokens, request.quiet_since) = (until, tokens, num_pins);
 }
 
-/// Whether a request has a state before the last one in a group.
-fn has_source(request: &RequestState, index: usize) -> bool {
-    request.num_cached[index] as usize + 1 < request.tables[index].len()
+/// Whether a table has a state before the last one. held: the null blocks at its start.
+#[inline(always)]
+fn has_source(group: &Group, table: &[BlockId], held: u32) -> bool {
+    group.is_state() && held as usize + 1 < table.len()
 }
 
 /// Return the computed count for one group; 0 if the next token changes more than the count.
-fn quiet_in_group(state: &State, row: Row, (index, group): (usize, &Group)) -> u32 {
-    let request = &state[row];
-    let (table, size, local) = (&request.tables[index], group.block_size, request.num_computed);
-    let position = local / size;
+#[inline(always)] // twice in each block of a request
+fn quiet_in_group(state: &State, group: &Group, table: &[BlockId], local: u32) -> u32 {
+    let (size, position) = (group.block_size, local / group.block_size);
     if !table.get(position as usize).is_some_and(|&block| state.device.is_writable(block)) {
         return 0;
     }
@@ -186,11 +180,13 @@ fn quiet_in_group(state: &State, row: Row, (index, group): (usize, &Group)) -> u
 }
 
 /// The number of tokens at which the next one fills a block of a group and publishes it.
-fn next_full(state: &State, row: Row, (index, group): (usize, &Group)) -> u32 {
-    if !state.config.publishes_at_once() {
+/// published: the blocks for which it is done.
+#[inline(always)]
+fn next_full(state: &State, group: &Group, published: u32) -> u32 {
+    if group.is_state() || !state.config.publishes_at_once() {
         return u32::MAX;
     }
-    (state[row].num_cached[index] + 1).saturating_mul(group.block_size) - 1
+    (published + 1).saturating_mul(group.block_size) - 1
 }
 
 /// The number of tokens at which the next one completes a block to hash.

@@ -11,8 +11,9 @@ use crate::types::commands::Commands;
 
 /// An odd number with mixed bits.
 const SPREAD: u64 = 0x9e37_79b9_7f4a_7c15;
-/// The number of no block.
-pub(super) const NONE: u64 = u64::MAX;
+/// The number of no block, above all others. Its bytes differ, so that a table is filled by stores
+/// of whole registers; equal bytes are set one by one, at several times the instructions.
+pub(super) const NONE: u64 = 1 << 63;
 
 /// Return the blocks that the command of a row reads and writes, as numbers; `NONE` for none.
 #[inline(always)]
