@@ -31,7 +31,7 @@ use crate::transitions::publish::publish_blocks;
 use crate::transitions::requests::{check_no_drafts, extend};
 use crate::transitions::slot_request::SlotRequest;
 use crate::transitions::states::copy_state;
-use crate::transitions::window::{apply_trims, moves_on, plan_trims, visible_from};
+use crate::transitions::window::{apply_trims, plan_trims, visible_from};
 use crate::types::commands::places_set;
 use crate::types::errors::{Error, check_count};
 use crate::types::ids::{BlockId, Row};
@@ -103,9 +103,9 @@ fn append_one(
     if let Some(token) = token {
         extend(state, row, &[token]);
     }
-    if let Some(num_taken) = taken_at_ends(state, row) {
+    if let Some((num_taken, moves)) = taken_at_ends(state, row) {
         settle_output(state, row, known, token.and(batch));
-        commit_at_ends(state, row, num_taken);
+        commit_at_ends(state, row, num_taken, moves);
         return Ok(());
     }
     let slot_request = SlotRequest::next(&state[row]);
@@ -296,13 +296,11 @@ fn check_each(state: &State, rows: &[u32], output: &Output<'_>) -> Result<(), Er
     Ok(())
 }
 
-/// Schedule one more token of a request whose tables at most grow by a block each.
-fn commit_at_ends(state: &mut State, row: Row, num_taken: u32) {
-    if state.has_windows {
-        let seen_from = state[row].num_accepted();
-        if moves_on(state, row, seen_from) {
-            apply_trims(state, row, &plan_trims(state, row, seen_from));
-        }
+/// Schedule one more token of a request whose tables at most grow by a block each. moves: whether a
+/// window has to be trimmed.
+fn commit_at_ends(state: &mut State, row: Row, num_taken: u32, moves: bool) {
+    if moves {
+        apply_trims(state, row, &plan_trims(state, row, state[row].num_accepted()));
     }
     note_next_entry(state, row);
     if num_taken > 0 {

@@ -103,24 +103,6 @@ fn last_state(request: &RequestState, table: &Table) -> u32 {
     table.len() as u32 - 1 - request.num_scheduled_drafts()
 }
 
-/// Whether any held block falls behind a window; in most steps none does. The last state of a
-/// request does not, whose tokens are all computed.
-#[inline(always)] // once in each block of a request
-pub(crate) fn moves_on(state: &State, row: Row, seen_from: u32) -> bool {
-    let request = &state[row];
-    let tables = request.tables.iter().zip(&request.num_cached);
-    state.config.groups.iter().zip(tables).any(|(group, (table, &held))| {
-        if group.is_state() {
-            return held as usize + 1 < table.len() && held < skipped_blocks(group, seen_from);
-        }
-        if !group.is_windowed() {
-            return false;
-        }
-        let end = skipped_blocks(group, seen_from).min(table.len() as u32);
-        end > 0 && !state.is_null(table[end as usize - 1])
-    })
-}
-
 /// Return the blocks that the trims would add to the free queue.
 pub(crate) fn freed_blocks<'a>(
     state: &'a State,

@@ -20,7 +20,7 @@ use crate::transitions::slot_request::SlotRequest;
 use crate::transitions::states::{StateStep, next_step};
 use crate::transitions::window::{apply_trims, plan_trims};
 use crate::types::groups::{Group, Kind, skipped_blocks};
-use crate::types::ids::{BlockId, Row, Table};
+use crate::types::ids::{BlockId, Row};
 
 /// Add and schedule the first tokens, as far as they change only counts; returns how many.
 pub(crate) fn append_quietly(
@@ -217,25 +217,40 @@ fn next_trim(state: &State, table: &[BlockId], group: &Group, num_computed: u32)
 /// Count the blocks that one more token of a request that `append` has checked takes, if it
 /// changes no other places: in every group its slot has one owner and no key, or is the first one
 /// behind the table, to which a state group copies its last state. Returns None if a plan has to
-/// tell. A window may have to be trimmed.
+/// tell. Also returns whether a window has to be trimmed.
 #[must_use]
-pub(crate) fn taken_at_ends(state: &State, row: Row) -> Option<u32> {
-    let (request, mut num_taken) = (&state[row], 0);
-    let is_held = |table: &Table| table.last().is_some_and(|&block| !state.is_null(block));
-    for (group, table) in state.config.groups.iter().zip(&request.tables) {
+pub(crate) fn taken_at_ends(state: &State, row: Row) -> Option<(u32, bool)> {
+    let (request, mut num_taken, mut moves) = (&state[row], 0, false);
+    let seen_from = request.num_accepted();
+    let tables = request.tables.iter().zip(&request.num_cached);
+    for (group, (table, &held)) in state.config.groups.iter().zip(tables) {
         let position = (request.num_computed / group.block_size) as usize;
+        let is_state = group.is_state();
         match table.get(position) {
             Some(&block) if state.device.is_writable(block) => {}
             None if position != table.len() || group.is_cross() => return None,
-            None if !group.is_state() || is_held(table) => num_taken += 1,
+            None if !is_state || table.last().is_some_and(|&last| !state.is_null(last)) => {
+                num_taken += 1;
+            }
             _ => return None,
         }
+        moves |= if is_state {
+            held as usize + 1 < table.len() && held < skipped_blocks(group, seen_from)
+        } else {
+            group.is_windowed() && falls_behind(state, table, group, seen_from)
+        };
     }
     let State { config, device, .. } = state;
     let only_grows = config.num_preallocate_tokens == 0 && device.floors.is_none();
     let fits = num_taken == 0 || only_grows && num_taken <= device.num_free();
     debug_assert!(!fits || plan_next(state, row).as_ref().and_then(num_grown) == Some(num_taken));
-    fits.then_some(num_taken)
+    fits.then_some((num_taken, moves))
+}
+
+/// Whether a held block falls behind a window.
+fn falls_behind(state: &State, table: &[BlockId], group: &Group, seen_from: u32) -> bool {
+    let end = skipped_blocks(group, seen_from).min(table.len() as u32);
+    end > 0 && !state.is_null(table[end as usize - 1])
 }
 
 /// Whether one more token takes no blocks, gives none back, and fills none.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Segments: where the order of a batch's commands matters. Part of kvcore/types/commands.py.
 //!
-//! Why: a batch whose copies use each block once, as in most steps, is one segment, and `all_differ`
+//! Why: a batch whose copies use each block once, as in most steps, is one segment, and `is_one`
 //! finds it in fewer instructions than a hash map needs.
 
 use hashbrown::HashMap;
@@ -64,19 +64,28 @@ pub(super) fn split(commands: &Commands) -> Vec<i32> {
 /// Whether no command uses a block that another one uses, in any way.
 pub(super) fn is_one(commands: &Commands) -> bool {
     let Commands { rows, moving, .. } = commands;
-    let names = moving.iter().flat_map(|&place| uses(&rows[place as usize]));
-    moving.is_empty() || all_differ(names.filter(|&b| b != NONE), 2 * moving.len())
+    if moving.is_empty() {
+        return true;
+    }
+    let mut seen = vec![NONE; (4 * moving.len()).next_power_of_two()];
+    moving.iter().all(|&place| {
+        let [source, target] = uses(&rows[place as usize]);
+        (source == NONE || is_new(&mut seen, source))
+            && (target == NONE || is_new(&mut seen, target))
+    })
 }
 
-/// Whether none of at most this many names occurs twice.
-fn all_differ(mut names: impl Iterator<Item = u64>, most: usize) -> bool {
-    let mut seen = vec![NONE; (2 * most).next_power_of_two()];
+/// Put a block into a table that is at most half full; false if it is there already.
+#[inline(always)]
+fn is_new(seen: &mut [u64], block: u64) -> bool {
     let mask = seen.len() - 1;
-    names.all(|name| {
-        let mut place = (name.wrapping_mul(SPREAD) >> 32) as usize & mask;
-        while seen[place] != NONE && seen[place] != name {
-            place = (place + 1) & mask;
+    let mut place = (block.wrapping_mul(SPREAD) >> 32) as usize & mask;
+    while seen[place] != NONE {
+        if seen[place] == block {
+            return false;
         }
-        std::mem::replace(&mut seen[place], name) == NONE
-    })
+        place = (place + 1) & mask;
+    }
+    seen[place] = block;
+    true
 }
