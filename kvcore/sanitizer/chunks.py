@@ -20,9 +20,9 @@ class CacheGroup:
     chunked: they see the chunk of `window` positions that contains them instead. ring: tables wrap
     around, and a step reads before it writes. num_null: device blocks below this id are null
     blocks, which are neither written nor read inside the window. zeros_readable: zeroed blocks may
-    be read. pool: groups of one pool share block ids. state: a block holds the recurrent state after
-    the last of its tokens that a step computed: a step reads the one before its first position, and
-    writes one after its last. Raises AdapterError.
+    be read. pool: groups of one pool share block ids. state: a block holds the recurrent state
+    after the last of its tokens that a step computed: a step reads the one before its first
+    position, and writes one after its last. Raises AdapterError.
     """
 
     block_size: int

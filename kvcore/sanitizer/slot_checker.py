@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tracks the content of every slot, and checks what the queries of a step read.
 
-A step's writes take effect before its reads; groups of rings and states read first. A request's verified length
-is the length up to which its tables are known to hold its prefix: positions are read again only if
-it is less than the chunk's start, and a write that changes a block resets it (to -1) for every
-other table with that block. `full` reads everything in every step, and finds the same. A request is
-checked up to its first finding; its writes are followed further.
+A step's writes take effect before its reads; groups of rings and states read first. A request's
+verified length is the length up to which its tables are known to hold its prefix: positions are
+read again only if it is less than the chunk's start, and a write that changes a block resets it (to
+-1) for every other table with that block. `full` reads everything in every step, and finds the
+same. A request is checked up to its first finding; its writes are followed further.
 
 Twin: rust/src/sanitizer/slot_checker.rs.
 """

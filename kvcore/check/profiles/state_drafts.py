@@ -69,7 +69,7 @@ STATE_DRAFTS: dict[str, Profile] = {
         ),
         *(235, 3716),
         backend="rust",
-        not_shown=NEVER_REFUSED,
+        not_shown={"call allocate_slots: refused later": ROOMY},
     ),
     "states-drafts-far": Profile(
         "recurrent states after drafts, blocks behind the state before the step",
@@ -79,7 +79,10 @@ STATE_DRAFTS: dict[str, Profile] = {
             **{**DRAFTS, "without": ("append", "fork", "free", *LEFT)},
         ),
         *(170, 424),
-        not_shown=NEVER_REFUSED,
+        not_shown={
+            "call allocate_slots: refused later": ROOMY,
+            "goal full hit": "the only request is never freed",
+        },
     ),
     "states-drafts-three": Profile(
         "recurrent states after three drafts, over the end of a block",

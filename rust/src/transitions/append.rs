@@ -10,6 +10,7 @@
 //! Source: S000-21, S004-05 to S004-10. Twin: kvcore/transitions/append.py.
 
 pub(crate) mod fast_path;
+mod once_trimmed;
 
 use smallvec::SmallVec;
 
@@ -19,9 +20,9 @@ use crate::state::state::{RequestState, State, request_mut};
 use crate::state::table_edit::{note_new, push};
 use crate::transitions::allocate::commit;
 use crate::transitions::append::fast_path::{
-    append_once_trimmed, append_quietly, is_known_quiet, is_quiet_once_trimmed, note_quiet_until,
-    taken_at_ends,
+    append_quietly, is_known_quiet, is_quiet_once_trimmed, note_quiet_until, taken_at_ends,
 };
+use crate::transitions::append::once_trimmed::append_once_trimmed;
 use crate::transitions::checkpoints::note_end;
 use crate::transitions::drain::forget_new;
 use crate::transitions::in_flight::note_next_entry;
@@ -339,12 +340,13 @@ fn grow_tables<const STATES: bool>(
     let State { config, device, effects, requests, new_blocks, batch, .. } = state;
     let mut news = config.record_new_blocks.then_some(new_blocks);
     let request = request_mut(requests, row);
-    for (group_id, (group, table)) in (0..).zip(config.groups.iter().zip(&mut request.tables)) {
+    for (index, (group, table)) in config.groups.iter().zip(&mut request.tables).enumerate() {
         if group.is_state() != STATES
             || request.num_computed / group.block_size < table.len() as u32
         {
             continue;
         }
+        let group_id = index as u32;
         let block = taken.next().expect("ADMIT-EXACT: a block was counted");
         if STATES {
             let last = *table.last().expect("STATE-LIVE: there is a state before the step");

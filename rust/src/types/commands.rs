@@ -11,8 +11,6 @@ mod segments;
 
 use std::ops::RangeInclusive;
 
-pub use segments::segments;
-
 use crate::types::clone_in_place::clone_in_place;
 use crate::types::errors::Error;
 use crate::types::ids::{BlockId, Row};
@@ -313,6 +311,12 @@ pub fn from_row(kind: i32, values: [i32; 4], keys: &[u8]) -> Result<Command, Str
         13 => Command::CutTable { row: Row(a), group_id: b, length: c },
         _ => return Err(format!("kind {kind}")),
     })
+}
+
+/// Return the segment number of each command, ascending from 0; a hazard opens a new segment.
+#[must_use]
+pub fn segments(commands: &Commands) -> Vec<i32> {
+    if segments::is_one(commands) { vec![0; commands.len()] } else { segments::split(commands) }
 }
 
 /// Return the batch of these commands, as columns with segments.

@@ -30,6 +30,20 @@ def source() -> Any:
     )
 
 
+def specs(kinds: Any, layers: str, size: int) -> list[Any]:
+    """Make the specifications of a model's layers. kinds: the module of vLLM's."""
+    made, float32 = [], importlib.import_module("torch").float32
+    spec: Any = {"block_size": size, "num_kv_heads": 1, "head_size": 1, "dtype": float32}
+    if layers != "window":
+        made.append(kinds.FullAttentionSpec(**spec))
+    if layers in ("window", "both"):
+        made.append(kinds.SlidingWindowSpec(**spec, sliding_window=2 * size))
+    if layers == "states":
+        state = {"shapes": ((1,),), "dtypes": (float32,), "mamba_cache_mode": "align"}
+        made.append(kinds.MambaSpec(block_size=size, **state))
+    return made
+
+
 class Engine:
     """EngineCore's step, or its step with a queue of batches, around a scheduler."""
 
@@ -38,18 +52,7 @@ class Engine:
         self.world, self.its = world, its
         self.num_blocks = world.num_blocks + 1  # plus the null block
         self.depth = 2 if axes["async_scheduling"] else 1
-        groups, float32 = [], importlib.import_module("torch").float32
-        spec: Any = {"block_size": size, "num_kv_heads": 1, "head_size": 1, "dtype": float32}
-        if axes["layers"] != "window":
-            groups.append(its.kv_cache_interface.FullAttentionSpec(**spec))
-        if axes["layers"] == "states":
-            state = its.kv_cache_interface.MambaSpec(
-                block_size=size, shapes=((1,),), dtypes=(float32,), mamba_cache_mode="align"
-            )
-            groups += [state, state]
-        elif axes["layers"] != "full":
-            window = its.kv_cache_interface.SlidingWindowSpec(**spec, sliding_window=2 * size)
-            groups.append(window)
+        groups = specs(its.kv_cache_interface, axes["layers"], size)
         kind = its.kv_cache_interface.KVCacheGroupSpec
         self.length = world.max_tokens
         config = self.config()

@@ -12,13 +12,11 @@
 
 use crate::mutants::{Mutant, seeded};
 use crate::state::state::{RequestState, State, request_mut};
-use crate::state::table_edit::{blank_one, has_notes};
 use crate::transitions::in_flight::note_next_entry;
 use crate::transitions::output::note_output;
 use crate::transitions::plan::{Plan, plan_allocation};
 use crate::transitions::slot_request::SlotRequest;
 use crate::transitions::states::{StateStep, next_step};
-use crate::transitions::window::{apply_trims, plan_trims};
 use crate::types::groups::{Group, Kind, skipped_blocks};
 use crate::types::ids::{BlockId, Row};
 
@@ -50,51 +48,6 @@ pub(crate) fn append_quietly(
     rows.len()
 }
 
-/// Add and schedule a token with which besides only the states before the last ones are given back.
-pub(crate) fn append_once_trimmed(
-    state: &mut State,
-    row: Row,
-    token: Option<u32>,
-    batch: Option<i64>,
-) {
-    if let Some(token) = token {
-        state[row].tokens.push(token);
-    }
-    if state.config.tracks_batches() || has_notes(state) || !give_back_sources(state, row) {
-        apply_trims(state, row, &plan_trims(state, row, state[row].num_accepted()));
-        let (request, groups) = (&state[row], &state.config.groups);
-        let mut tables = groups.iter().zip(&request.tables).zip(&request.num_cached);
-        let has_older = tables.any(|((group, table), &held)| has_source(group, table, held));
-        let num_pins = state.num_pins;
-        state[row].quiet_since = if has_older { !num_pins } else { num_pins };
-    }
-    debug_assert!(is_nothing(state, row));
-    count_quietly(state, row, token, batch);
-}
-
-/// Give back the states right before the last ones. Returns false if there is one to give back that
-/// is not such a state, or that a query still needs: then a plan has to tell about it.
-#[inline(always)] // its only caller reads the same request
-fn give_back_sources(state: &mut State, row: Row) -> bool {
-    let State { config, device, effects, requests, num_pins, .. } = state;
-    let request = request_mut(requests, row);
-    let seen_from = request.num_accepted();
-    let tables = request.tables.iter_mut().zip(&mut request.num_cached);
-    for ((group_id, group), (table, held)) in (0..).zip(&config.groups).zip(tables) {
-        if !has_source(group, table, *held) {
-            continue;
-        }
-        let (position, next) = (*held, *held + 1);
-        if next as usize + 1 != table.len() || next * group.block_size >= seen_from {
-            return false;
-        }
-        blank_one((row, group_id, position), &mut table[position as usize], device, effects);
-        *held = next;
-    }
-    request.quiet_since = *num_pins;
-    true
-}
-
 /// Schedule a token that changes only counts.
 #[inline(always)] // of each request in each step
 fn count_quietly(state: &mut State, row: Row, token: Option<u32>, batch: Option<i64>) {
@@ -105,7 +58,7 @@ fn count_quietly(state: &mut State, row: Row, token: Option<u32>, batch: Option<
 
 /// Count it, of a request whose entry in the open batch, if any, is noted.
 #[inline(always)] // of each request in each step
-fn count_next(request: &mut RequestState, open: u64, batch: Option<i64>) {
+pub(super) fn count_next(request: &mut RequestState, open: u64, batch: Option<i64>) {
     note_output(request, batch, open);
     request.num_computed += u32::from(!seeded(Mutant::QuietStepNotCounted));
 }
@@ -158,7 +111,7 @@ pub(crate) fn note_quiet_until(state: &mut State, row: Row) {
 
 /// Whether a table has a state before the last one. held: the null blocks at its start.
 #[inline(always)]
-fn has_source(group: &Group, table: &[BlockId], held: u32) -> bool {
+pub(super) fn has_source(group: &Group, table: &[BlockId], held: u32) -> bool {
     group.is_state() && held as usize + 1 < table.len()
 }
 
@@ -254,7 +207,7 @@ fn falls_behind(state: &State, table: &[BlockId], group: &Group, seen_from: u32)
 }
 
 /// Whether one more token takes no blocks, gives none back, and fills none.
-fn is_nothing(state: &State, row: Row) -> bool {
+pub(super) fn is_nothing(state: &State, row: Row) -> bool {
     let Some(plan) = plan_next(state, row) else { return false };
     let known = plan.num_scheduled.min(state[row].num_tokens());
     let full = |(group, &cached): (&Group, &u32)| match group.is_state() {

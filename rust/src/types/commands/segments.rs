@@ -20,9 +20,11 @@ pub(super) const NONE: u64 = 1 << 63;
 pub(super) fn uses(&[kind, a, b, c, _]: &[i32; 5]) -> [u64; 2] {
     let device = |block: i32| u64::from(block.cast_unsigned()) << 1;
     let host = |block: i32| device(block) | 1;
+    if kind == 7 {
+        return [device(a), device(b)]; // nearly all are these
+    }
     match kind {
         6 => [NONE, device(a)],
-        7 => [device(a), device(b)],
         8 => [device(a), host(b)],
         9 => [host(a), device(b)],
         10 => [device(b), NONE],
@@ -31,13 +33,7 @@ pub(super) fn uses(&[kind, a, b, c, _]: &[i32; 5]) -> [u64; 2] {
     }
 }
 
-/// Return the segment number of each command, ascending from 0; a hazard opens a new segment.
-#[must_use]
-pub fn segments(commands: &Commands) -> Vec<i32> {
-    if is_one(commands) { vec![0; commands.len()] } else { split(commands) }
-}
-
-/// The same, if a command uses a block that another one writes.
+/// Return the segment number of each command, if a command uses a block that another one uses.
 pub(super) fn split(commands: &Commands) -> Vec<i32> {
     let mut numbers = vec![0; commands.len()];
     let (mut current, mut from) = (0, 0);
