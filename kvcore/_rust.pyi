@@ -316,7 +316,7 @@ class SlotChecker:
     """
     Contents, tables and verified lengths. `kvcore.sanitizer.Sanitizer` is the way to use it.
     """
-    def __new__(cls, groups: SupportsGetItem[int, tuple[SupportsIndex, SupportsIndex | None, bool, SupportsIndex, bool, SupportsIndex, bool]], num_blocks: SupportsIndex, full: bool, /) -> SlotChecker:
+    def __new__(cls, groups: SupportsGetItem[int, tuple[SupportsIndex, SupportsIndex | None, bool, SupportsIndex, bool, SupportsIndex, bool, bool]], num_blocks: SupportsIndex, full: bool, /) -> SlotChecker:
         """
         Follow empty pools of this many blocks.
         """

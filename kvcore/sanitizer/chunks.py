@@ -20,7 +20,9 @@ class CacheGroup:
     chunked: they see the chunk of `window` positions that contains them instead. ring: tables wrap
     around, and a step reads before it writes. num_null: device blocks below this id are null
     blocks, which are neither written nor read inside the window. zeros_readable: zeroed blocks may
-    be read. pool: groups of one pool share block ids. Raises AdapterError.
+    be read. pool: groups of one pool share block ids. state: a block holds the recurrent state
+    after the last of its tokens that a step computed: a step reads the one before its first
+    position, and writes one after its last. Raises AdapterError.
     """
 
     block_size: int
@@ -30,6 +32,7 @@ class CacheGroup:
     zeros_readable: bool = False
     pool: int = 0
     chunked: bool = False
+    state: bool = False
 
     def __attrs_post_init__(self) -> None:
         for name, least in LEAST.items():
@@ -38,8 +41,15 @@ class CacheGroup:
                 reason = f"{name} is {number}: it is {least} or more"
                 raise AdapterError(observation="CacheGroup", reason=reason)
 
+    @property
+    def reads_first(self) -> bool:
+        """Whether a step reads before it writes."""
+        return self.ring or self.state
+
     def first(self, start: int) -> int:
         """Return the first position that the queries from `start` on see."""
+        if self.state:
+            return max(0, start - 1)
         if self.window is None:
             return 0
         return start - start % self.window if self.chunked else max(0, start - self.window + 1)

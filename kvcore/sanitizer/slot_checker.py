@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tracks the content of every slot, and checks what the queries of a step read.
 
-A step's writes take effect before its reads; a ring group reads first. A request's verified length
-is the length up to which its tables are known to hold its prefix: positions are read again only if
-it is less than the chunk's start, and a write that changes a block resets it (to -1) for every
-other table with that block. `full` reads everything in every step, and finds the same. A request is
-checked up to its first finding; its writes are followed further.
+A step's writes take effect before its reads; groups of rings and states read first. A request's
+verified length is the length up to which its tables are known to hold its prefix: positions are
+read again only if it is less than the chunk's start, and a write that changes a block resets it (to
+-1) for every other table with that block. `full` reads everything in every step, and finds the
+same. A request is checked up to its first finding; its writes are followed further.
 
 Twin: rust/src/sanitizer/slot_checker.rs.
 """
@@ -30,7 +30,7 @@ class SlotChecker(Tables):
     def __init__(self, groups: Sequence[CacheGroup], num_blocks: int, full: bool) -> None:
         super().__init__(groups, num_blocks)
         self._full = full
-        self._has_rings = any(group.ring for group in groups)
+        self._has_rings = any(group.reads_first for group in groups)
         self._found: list[WrongAccess] = []
 
     def load(
@@ -261,7 +261,8 @@ class SlotChecker(Tables):
             yield group_id, ((at, slot) for at, slot in pairs if slot >= 0)
             return
         for group_id in range(len(self.groups)) if line.group_id is None else (line.group_id,):
-            yield group_id, ((at, None) for at in range(line.start, line.end))
+            first = line.end - 1 if self.groups[group_id].state else line.start
+            yield group_id, ((at, None) for at in range(first, line.end))
 
     def _visible(
         self, line: Line, rings: bool, verified: int, whole: bool
@@ -269,12 +270,12 @@ class SlotChecker(Tables):
         """Yield the positions to read, either of the ring groups or of the others."""
         if line.slots is not None:
             group_id, _, reads = line.slots
-            if self.groups[group_id].ring is rings:
+            if self.groups[group_id].reads_first is rings:
                 end = line.start if rings else line.end
                 yield group_id, iter(list(zip(range(end - len(reads), end), reads, strict=True)))
             return
         for group_id, group in enumerate(self.groups):
-            if group.ring is rings:
+            if group.reads_first is rings:
                 first = max(verified, group.first(line.start))
                 end = line.end if whole and not rings else line.start
                 yield group_id, ((at, None) for at in range(first, end))
@@ -305,7 +306,8 @@ class SlotChecker(Tables):
         index = position // size
         if group.ring and table:
             index %= len(table)
-        return (index, table[index], position % size) if index < len(table) else None
+        offset = 0 if group.state else position % size
+        return (index, table[index], offset) if index < len(table) else None
 
     def _find(
         self,

@@ -132,6 +132,7 @@ def vllm(monkeypatch: Patch) -> Iterator[Any]:
         "vllm.v1.core.sched.scheduler": {"Scheduler": Scheduler},
         "vllm.v1.kv_cache_interface": {
             "FullAttentionSpec": Attention,
+            "MambaSpec": type("MambaSpec", (), {}),
             "SlidingWindowSpec": type("SlidingWindowSpec", (), {}),
         },
     }

@@ -114,7 +114,6 @@ NOT_EXPRESSED: dict[int, str] = {
     33: "the mistake is in a port: here the languages are compared on every edge (REFINE)",
     61: "it is the runtime's: commands are values, and no transition reads memory",
     64: "a transition changes a copy that no other call sees, so no call meets another half way",
-    79: "a state's place has one owner; for keys and values, row 13 is the same mistake",
     94: "the core announces what it does, and knows of no follower; row 91 is its own part",
 }
 """Why no seeded bug of the Python core stands for a row."""

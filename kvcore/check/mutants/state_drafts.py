@@ -6,11 +6,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from msgspec.structs import replace
+
 from kvcore.check.mutants.seeding import Patcher, mutant
 from kvcore.state.state import RequestState
 from kvcore.state.table_edit import TableEdit
 from kvcore.state.transaction import Transaction
-from kvcore.transitions import checkpoints
+from kvcore.transitions import allocate, checkpoints, plan, states, window
 from kvcore.types import config
 from kvcore.types.groups import Group
 
@@ -59,6 +61,54 @@ def m_rejected_states_stay(patcher: Patcher) -> None:
     ) -> None:
         others = range(kept[-1] + 1, len(edit.tables[group_id]) - first)
         keep(edit, group_id, first, [*kept, *others])
+
+
+@mutant("states-drafts-chunks", "NOCRASH")
+def m_draft_states_cost_nothing(patcher: Patcher) -> None:
+    """A call is admitted without room for the states after its drafts."""
+
+    @patcher.around(allocate, "plan_allocation")
+    def admitted(find: Any, tx: Transaction, slot_request: Any) -> Any:
+        with Patcher() as inner:
+            inner.around(plan, "_plan_states")(without_drafts)
+            found = find(tx, slot_request)
+        if not isinstance(found, plan.Plan) or not found.steps:
+            return found
+        lengths = plan.measure(tx, found.request, found.slot_request)
+        known = plan._plan_states(tx, found.request, found.hits, lengths)
+        made = zip(found.steps, known, strict=True)
+        return replace(
+            found, steps=tuple(replace(step, num_drafts=each.num_drafts) for step, each in made)
+        )
+
+
+def without_drafts(find: Any, *args: Any) -> tuple[states.StateStep, ...]:
+    """Plan steps that write no state after a draft."""
+    return tuple(replace(step, num_drafts=0) for step in find(*args))
+
+
+@mutant("states-drafts-moved", "REF", "STATE-READ")
+def m_leaves_with_the_last_draft(patcher: Patcher) -> None:
+    """A request leaves the batch, in which a later call moved its step, with the state after its
+    last draft.
+    """
+
+    @patcher.around(states, "_moved_back")
+    def undrafted(
+        move: Any, tx: Transaction, request: RequestState, num_tokens: int, **keeps: bool
+    ) -> RequestState:
+        moved = move(tx, replace(request, drafts=()), num_tokens, **keeps)
+        return replace(moved, drafts=request.drafts)
+
+
+@mutant(
+    "states-drafts-far",
+    "CACHED-COUNT",
+    costs="states are given back later, what is found is right",
+)
+def m_trim_counts_to_the_last_draft(patcher: Patcher) -> None:
+    """A trim takes the state after the last draft for the one that the request goes on with."""
+    patcher.replace(window, "_last_state", lambda _, table: len(table) - 1)
 
 
 @mutant("states-drafts-chunks", "DEADLOCK-FREE")

@@ -121,7 +121,7 @@ def m_fit_query_marks(patcher: Patcher) -> None:
         return plan(tx, slot_request)
 
 
-@mutant("states-marks", "STATE-READ")
+@mutant("states-marks", "STATE-READ", rows=(79,))
 def m_state_column_of_another_group(patcher: Patcher) -> None:
     """The place of a state is counted in the tokens of another group's blocks."""
 
@@ -131,7 +131,7 @@ def m_state_column_of_another_group(patcher: Patcher) -> None:
         return tuple(replace(step, target=place) for step in plan(tx, *args))
 
 
-@mutant("states-cut", "STATE-KEY")
+@mutant("states-cut", "STATE-KEY", rows=(80,))
 def m_state_keyed_by_preempted_request(patcher: Patcher) -> None:
     """A request that leaves the open batch gives its checkpoint a key, though nothing writes it."""
     patcher.during(free, "leave_open_batch", checkpoints, "drop_end", publish_end)

@@ -59,6 +59,31 @@ STATE_DRAFTS: dict[str, Profile] = {
         backend="rust",
         not_shown={"call allocate_slots: refused later": ROOMY},
     ),
+    "states-drafts-moved": Profile(
+        "recurrent states after drafts, a step that later calls move, three in a batch",
+        world(
+            *(5, 1, 4, 3, "truncate"),
+            moves="calls",
+            moves_per_batch=3,
+            **{**DRAFTS, "without": ("append", "fork", "free", *LEFT)},
+        ),
+        *(235, 3716),
+        backend="rust",
+        not_shown={"call allocate_slots: refused later": ROOMY},
+    ),
+    "states-drafts-far": Profile(
+        "recurrent states after drafts, blocks behind the state before the step",
+        world(
+            *(6, 1, 6, 5, "remove_skipped_blocks"),
+            moves="calls",
+            **{**DRAFTS, "without": ("append", "fork", "free", *LEFT)},
+        ),
+        *(170, 424),
+        not_shown={
+            "call allocate_slots: refused later": ROOMY,
+            "goal full hit": "the only request is never freed",
+        },
+    ),
     "states-drafts-three": Profile(
         "recurrent states after three drafts, over the end of a block",
         world(8, 1, 6, 3, "truncate", **THREE),

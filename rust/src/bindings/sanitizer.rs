@@ -45,7 +45,7 @@ impl Tokens for Growing {
 }
 
 /// A group as a tuple: block_size, window, ring, num_null, zeros_readable, pool, chunked.
-type GroupFields = (usize, Option<usize>, bool, u32, bool, usize, bool);
+type GroupFields = (usize, Option<usize>, bool, u32, bool, usize, bool, bool);
 /// An event as a tuple: kind, step, serial, index.
 type EventFields = (&'static str, u32, Option<u32>, u32);
 /// A wrong access as a tuple, in the order of `kvcore.sanitizer.lines.WrongAccess`, with held as
@@ -74,8 +74,8 @@ impl SlotChecker {
     #[pyo3(signature = (groups, num_blocks, full, /))]
     fn new(groups: Vec<GroupFields>, num_blocks: usize, full: bool) -> Self {
         let groups = groups.into_iter().map(|fields| {
-            let (block_size, window, ring, num_null, zeros_readable, pool, chunked) = fields;
-            CacheGroup { block_size, window, ring, num_null, zeros_readable, pool, chunked }
+            let (block_size, window, ring, num_null, zeros_readable, pool, chunked, state) = fields;
+            CacheGroup { block_size, window, ring, num_null, zeros_readable, pool, chunked, state }
         });
         Self(slot_checker::SlotChecker::new(groups.collect(), num_blocks, full))
     }

@@ -19,7 +19,6 @@ use crate::pool::floors::{Floors, NO_TENANT};
 use crate::pool::free_queue::{CURRENT, FreeQueue, OLDER, make_free_queue};
 use crate::pool::hash_index::HashIndex;
 use crate::pool::policy_state::{PolicyState, make_policy_state};
-use crate::pool::prefetch::prefetch;
 use crate::pool::priority_eviction::eviction_priority::Priorities;
 use crate::pool::quarantine::{Quarantine, make_quarantine};
 use crate::pool::retention_state::RetentionState;
@@ -34,10 +33,12 @@ use crate::types::keys::Key;
 mod floored;
 mod older;
 mod pins;
+mod prefetches;
 mod tailed;
 
 pub use floored::make_device;
 pub(crate) use pins::count_blocks;
+use prefetches::FEW;
 
 /// Blocks that were taken: few in most steps, so they need no room on the heap.
 pub type Taken = SmallVec<[BlockId; 8]>;
@@ -223,13 +224,11 @@ impl BlockPool {
             (_, Some(_)) => self.take_past_floors(count, tenant, &mut blocks),
             (Some(_), None) => self.take_by_policy(count, &mut blocks),
         }
-        blocks.iter().take(AHEAD).for_each(|&block| self.prefetch(block));
+        let are_many = blocks.len() > FEW;
+        self.prefetch_first(&blocks);
         for (place, &block) in blocks.iter().enumerate() {
-            if let Some(&ahead) = blocks.get(place + AHEAD) {
-                self.prefetch(ahead);
-            }
-            if let Some(key) = blocks.get(place + AHEAD / 2).and_then(|&ahead| self.key(ahead)) {
-                self.index.prefetch_bucket(key.head());
+            if are_many {
+                self.prefetch_behind(&blocks, place);
             }
             if self.owners[block.index()] >= TAILED {
                 if self.owners[block.index()] >= KEYED && self.index.is_older(block) {
@@ -271,30 +270,27 @@ impl BlockPool {
     /// Remove one owner from each block; those without owners join the free queue in the given
     /// order, or the quarantine while a batch uses them.
     pub fn release(&mut self, blocks: impl IntoIterator<Item = BlockId>, effects: &mut Effects) {
-        for block in blocks {
-            debug_assert!(self.ref_count(block) > 0, "REF: {block:?} has no owner to lose");
-            self.owners[block.index()] -= 1;
-            if self.ref_count(block) > 0 {
-                continue;
-            }
-            match &mut self.quarantine {
-                Some(waiting) if waiting.is_busy(block) => waiting.append(block),
-                _ if seeded(Mutant::FreeForgetsABlock) => {}
-                _ => self.enqueue(block),
-            }
-            let cached = self.has_key(block);
-            effects.emit(Command::Free { block, cached });
-            if self.floors.is_some() {
-                self.recount(block);
-            }
-        }
+        blocks.into_iter().for_each(|block| self.release_one(block, effects));
     }
 
-    /// Prefetch what is read when a block is taken.
-    #[inline]
-    fn prefetch(&self, block: BlockId) {
-        prefetch(&self.owners, block.index());
-        self.index.prefetch_key(block);
+    /// Remove one owner from a block.
+    #[inline(always)] // of each block that a request gives back
+    pub(crate) fn release_one(&mut self, block: BlockId, effects: &mut Effects) {
+        debug_assert!(self.ref_count(block) > 0, "REF: {block:?} has no owner to lose");
+        self.owners[block.index()] -= 1;
+        if self.ref_count(block) > 0 {
+            return;
+        }
+        match &mut self.quarantine {
+            Some(waiting) if waiting.is_busy(block) => waiting.append(block),
+            _ if seeded(Mutant::FreeForgetsABlock) => {}
+            _ => self.enqueue(block),
+        }
+        let cached = self.has_key(block);
+        effects.emit(Command::Free { block, cached });
+        if self.floors.is_some() {
+            self.recount(block);
+        }
     }
 
     /// Put a block without owner at the end of the free queue that the policy names.

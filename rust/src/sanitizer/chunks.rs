@@ -4,7 +4,8 @@
 //! Twin: kvcore/sanitizer/chunks.py.
 
 /// The blocks of layers that share tables. window: None: all is seen. chunked: the chunk of
-/// `window` positions is seen that a query stands in.
+/// `window` positions is seen that a query stands in. state: a block holds the recurrent state
+/// after the last of its tokens that a step computed.
 #[derive(Clone, Copy, Debug)]
 pub struct CacheGroup {
     pub block_size: usize,
@@ -14,12 +15,19 @@ pub struct CacheGroup {
     pub zeros_readable: bool,
     pub pool: usize,
     pub chunked: bool,
+    pub state: bool,
 }
 
 impl CacheGroup {
+    /// Whether a step reads before it writes.
+    pub fn reads_first(&self) -> bool {
+        self.ring || self.state
+    }
+
     /// The first position that the queries from `start` on see.
     pub fn first(&self, start: usize) -> usize {
         match self.window {
+            _ if self.state => start.saturating_sub(1),
             None => 0,
             Some(window) if self.chunked => start - start % window,
             Some(window) => (start + 1).saturating_sub(window),

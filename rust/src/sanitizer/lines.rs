@@ -92,7 +92,7 @@ impl<'a> Line<'a> {
         group: &CacheGroup,
         (rings, lowest, whole): (bool, usize, bool),
     ) -> Option<Run<'a>> {
-        if group.ring != rings {
+        if group.reads_first() != rings {
             return None;
         }
         if let Some(slots) = &self.chunk.slots {
@@ -108,6 +108,11 @@ impl<'a> Line<'a> {
 }
 
 impl Run<'_> {
+    /// The first position that is written: of a state, only the last one is.
+    pub fn first_write(&self, group: &CacheGroup) -> usize {
+        if group.state && self.slots.is_none() { self.end - 1 } else { self.first }
+    }
+
     /// Whether the chunk says that it writes nothing for a position.
     pub fn skips(&self, position: usize) -> bool {
         self.slots.is_some_and(|slots| slots[position - self.first] < 0)
@@ -130,6 +135,7 @@ impl Run<'_> {
             index %= table.blocks.len();
         }
         let block = *table.blocks.get(index)?;
-        Some(SlotAddress { index: index as u32, block, offset: position % size })
+        let offset = if group.state { 0 } else { position % size };
+        Some(SlotAddress { index: index as u32, block, offset })
     }
 }

@@ -50,7 +50,7 @@ impl<T: Tokens> SlotChecker<T> {
         };
         Self {
             words: (0..groups.len()).map(group_word).collect(),
-            has_rings: groups.iter().any(|group| group.ring),
+            has_rings: groups.iter().any(CacheGroup::reads_first),
             device: (0..num_pools).map(|pool| Plane::new(size_of(pool), num_blocks)).collect(),
             groups,
             full,

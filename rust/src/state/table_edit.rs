@@ -11,6 +11,7 @@ use std::ops::{Range, RangeInclusive};
 use std::sync::Arc;
 
 use crate::mutants::{Mutant, seeded};
+use crate::pool::block_pool::BlockPool;
 use crate::state::batch_records::TableCell;
 use crate::state::new_blocks::NewBlocks;
 use crate::state::state::{NULL_BLOCK, State, request_mut};
@@ -44,8 +45,7 @@ impl<'a> TableEdit<'a> {
             if fresh {
                 note_new((group_id, rule), news.as_deref_mut(), block, effects);
             }
-            effects.emit(Command::SetTable { row, group_id, position: table.len() as u32, block });
-            table.push(block);
+            push((row, group_id), table, block, effects);
         }
     }
 
@@ -86,11 +86,12 @@ impl<'a> TableEdit<'a> {
         let (row, group_id) = (self.row, self.group_id);
         let State { device, effects, requests, .. } = self.state;
         let table = &mut request_mut(requests, row).tables[group_id as usize];
-        let given = &mut table[first as usize..end as usize];
-        device.release(given.iter().rev().copied(), effects);
-        given.fill(NULL_BLOCK);
-        for position in (first..end).filter(|_| !seeded(Mutant::TrimNotReported)) {
-            effects.emit(Command::SetTable { row, group_id, position, block: NULL_BLOCK });
+        device.release(table[first as usize..end as usize].iter().rev().copied(), effects);
+        for position in first..end {
+            table[position as usize] = NULL_BLOCK; // few: a call to fill them would cost more
+            if !seeded(Mutant::TrimNotReported) {
+                effects.emit(Command::SetTable { row, group_id, position, block: NULL_BLOCK });
+            }
         }
         (first..end).for_each(|position| self.note_replaced(position));
     }
@@ -182,10 +183,14 @@ impl<'a> TableEdit<'a> {
     }
 
     /// Note that batches in flight still use the blocks in these places, which leave.
+    #[inline]
     fn keep_in_use(&mut self, positions: Range<u32>) {
-        if self.state.in_flight.is_empty() || seeded(Mutant::FreedUnderABatch) {
-            return;
+        if !self.state.in_flight.is_empty() && !seeded(Mutant::FreedUnderABatch) {
+            self.note_uses(positions);
         }
+    }
+
+    fn note_uses(&mut self, positions: Range<u32>) {
         let (row, group_id) = (self.row, self.group_id);
         let State { in_flight, requests, device, .. } = &mut *self.state;
         let table = &request_mut(requests, row).tables[group_id as usize];
@@ -233,6 +238,7 @@ impl<'a> TableEdit<'a> {
     }
 
     /// Note that a place of the table has another block by now.
+    #[inline]
     fn note_replaced(&mut self, position: u32) {
         let (row, group_id) = (self.row, self.group_id);
         for batch in &mut self.state.in_flight {
@@ -240,6 +246,37 @@ impl<'a> TableEdit<'a> {
                 Arc::make_mut(batch).replaced.insert((row, group_id, position));
             }
         }
+    }
+}
+
+/// Append a block to a table.
+#[inline(always)] // once in each block of a request
+pub(crate) fn push(
+    (row, group_id): (Row, u32),
+    table: &mut Table,
+    block: BlockId,
+    effects: &mut Effects,
+) {
+    effects.emit(Command::SetTable { row, group_id, position: table.len() as u32, block });
+    table.push(block);
+}
+
+/// Whether it has to be noted which blocks leave tables.
+pub(crate) fn has_notes(state: &State) -> bool {
+    !state.in_flight.is_empty() || state.device.retention.is_some()
+}
+
+/// Put the null block into one place of a table and release the block, if nothing has to be noted.
+#[inline(always)] // once in each block of a request
+pub(crate) fn blank_one(
+    (row, group_id, position): TableCell,
+    place: &mut BlockId,
+    device: &mut BlockPool,
+    effects: &mut Effects,
+) {
+    device.release_one(std::mem::replace(place, NULL_BLOCK), effects);
+    if !seeded(Mutant::TrimNotReported) {
+        effects.emit(Command::SetTable { row, group_id, position, block: NULL_BLOCK });
     }
 }
 
@@ -254,8 +291,8 @@ pub(crate) fn remove_places(places: &mut BTreeSet<TableCell>, lost: RangeInclusi
 }
 
 /// Record a block as new, and zero it if its group needs zeroing.
-#[inline]
-fn note_new(
+#[inline(always)] // once in each block of a request
+pub(crate) fn note_new(
     (group_id, rule): (u32, &Group),
     news: Option<&mut NewBlocks>,
     block: BlockId,

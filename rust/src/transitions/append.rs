@@ -10,17 +10,19 @@
 //! Source: S000-21, S004-05 to S004-10. Twin: kvcore/transitions/append.py.
 
 pub(crate) mod fast_path;
+mod once_trimmed;
 
 use smallvec::SmallVec;
 
 use crate::pool::prefetch::prefetch;
 use crate::state::open_batch::ScheduledRequest;
-use crate::state::state::{RequestState, State};
-use crate::state::table_edit::TableEdit;
+use crate::state::state::{RequestState, State, request_mut};
+use crate::state::table_edit::{note_new, push};
 use crate::transitions::allocate::commit;
 use crate::transitions::append::fast_path::{
-    append_once_trimmed, append_quietly, note_quiet_until, taken_at_ends,
+    append_quietly, is_known_quiet, is_quiet_once_trimmed, note_quiet_until, taken_at_ends,
 };
+use crate::transitions::append::once_trimmed::append_once_trimmed;
 use crate::transitions::checkpoints::note_end;
 use crate::transitions::drain::forget_new;
 use crate::transitions::in_flight::note_next_entry;
@@ -28,8 +30,8 @@ use crate::transitions::output::{check_output, publish_filled, take_output};
 use crate::transitions::plan::plan_allocation;
 use crate::transitions::publish::publish_blocks;
 use crate::transitions::requests::{check_no_drafts, extend};
-use crate::transitions::states::step_on;
-use crate::transitions::window::{apply_trims, moves_on, plan_trims, visible_from};
+use crate::transitions::states::copy_state;
+use crate::transitions::window::{apply_trims, plan_trims, visible_from};
 use crate::types::commands::places_set;
 use crate::types::errors::{Error, check_count};
 use crate::types::ids::{BlockId, Row};
@@ -71,12 +73,16 @@ pub fn append<'a>(
         return Err(wrong.expect_err("NOCRASH: what may not grow has a reason"));
     }
     let mut done = 0;
-    loop {
-        let tokens = output.tokens.map(|tokens| &tokens[done..]);
-        done += append_quietly(state, &rows[done..], tokens, output.batch);
-        let Some(&row) = rows.get(done) else { break };
-        let token = output.tokens.map(|tokens| tokens[done]);
-        if let Err(refused) = append_one(state, Row(row), token, output.batch) {
+    while let Some(&row) = rows.get(done) {
+        let (row, token) = (Row(row), output.tokens.map(|tokens| tokens[done]));
+        if is_known_quiet(&state[row], state.num_pins) {
+            let tokens = output.tokens.map(|tokens| &tokens[done..]);
+            done += append_quietly(state, &rows[done..], tokens, output.batch);
+            continue;
+        }
+        if state.has_states && is_quiet_once_trimmed(&state[row], state.num_pins) {
+            append_once_trimmed(state, row, token, output.batch);
+        } else if let Err(refused) = append_one(state, row, token, output.batch) {
             state.batch.scheduled.truncate(num_records + done);
             return Ok(Appended { done: done as u64, refused: Some(refused) });
         }
@@ -92,18 +98,15 @@ fn append_one(
     token: Option<u32>,
     batch: Option<i64>,
 ) -> Result<(), Refused> {
-    if state.has_states && append_once_trimmed(state, row, token, batch) {
-        return Ok(());
-    }
     let (num_hashed, num_tokens) = (state[row].block_hashes.len(), state[row].tokens.len());
     let fills = token.is_some() && state[row].num_output_placeholders() > 0;
     let known = fills.then_some(num_tokens as u32);
     if let Some(token) = token {
         extend(state, row, &[token]);
     }
-    if let Some(num_taken) = taken_at_ends(state, row) {
+    if let Some((num_taken, moves)) = taken_at_ends(state, row) {
         settle_output(state, row, known, token.and(batch));
-        commit_at_ends(state, row, num_taken);
+        commit_at_ends(state, row, num_taken, moves);
         return Ok(());
     }
     let slot_request = SlotRequest::next(&state[row]);
@@ -294,13 +297,11 @@ fn check_each(state: &State, rows: &[u32], output: &Output<'_>) -> Result<(), Er
     Ok(())
 }
 
-/// Schedule one more token of a request whose tables at most grow by a block each.
-fn commit_at_ends(state: &mut State, row: Row, num_taken: u32) {
-    if state.has_windows {
-        let seen_from = state[row].num_accepted();
-        if moves_on(state, row, seen_from) {
-            apply_trims(state, row, &plan_trims(state, row, seen_from));
-        }
+/// Schedule one more token of a request whose tables at most grow by a block each. moves: whether a
+/// window has to be trimmed.
+fn commit_at_ends(state: &mut State, row: Row, num_taken: u32, moves: bool) {
+    if moves {
+        apply_trims(state, row, &plan_trims(state, row, state[row].num_accepted()));
     }
     note_next_entry(state, row);
     if num_taken > 0 {
@@ -317,31 +318,42 @@ fn commit_at_ends(state: &mut State, row: Row, num_taken: u32) {
     note_quiet_until(state, row);
 }
 
-/// Add a block to each table that has no slot for the next token.
+/// Add a block to each table that has no slot for the next token; that of a state group is a copy
+/// of its last one.
 fn grow(state: &mut State, row: Row, num_taken: u32) {
     let taken = state.device.take(num_taken, &mut state.effects);
     forget_new(state, &taken);
-    let (count, mut taken) = (state[row].num_computed, taken.into_iter());
-    for group_id in 0..state.config.groups.len() {
-        let group = &state.config.groups[group_id];
-        let needed = (count / group.block_size) as usize >= state[row].tables[group_id].len();
-        if needed && !group.is_state() {
-            TableEdit::of(state, row, group_id as u32).extend(taken.next(), true);
-        }
-    }
+    let mut taken = taken.into_iter();
+    grow_tables::<false>(state, row, &mut taken);
     if state.has_states {
-        grow_states(state, row, &mut taken);
+        grow_tables::<true>(state, row, &mut taken);
     }
 }
 
-/// Copy the last state of each state group that has no place for the next one.
-fn grow_states(state: &mut State, row: Row, taken: &mut impl Iterator<Item = BlockId>) {
-    let count = state[row].num_computed;
-    for group_id in 0..state.config.groups.len() {
-        let (group, length) = (&state.config.groups[group_id], state[row].tables[group_id].len());
-        if group.is_state() && (count / group.block_size) as usize >= length {
-            let new = taken.next().expect("ADMIT-EXACT: a block was counted");
-            step_on(state, row, group_id as u32, new);
+/// Do so in the state groups, or in the others.
+#[inline(always)] // once in each block of a request
+fn grow_tables<const STATES: bool>(
+    state: &mut State,
+    row: Row,
+    taken: &mut impl Iterator<Item = BlockId>,
+) {
+    let State { config, device, effects, requests, new_blocks, batch, .. } = state;
+    let mut news = config.record_new_blocks.then_some(new_blocks);
+    let request = request_mut(requests, row);
+    for (index, (group, table)) in config.groups.iter().zip(&mut request.tables).enumerate() {
+        if group.is_state() != STATES
+            || request.num_computed / group.block_size < table.len() as u32
+        {
+            continue;
         }
+        let group_id = index as u32;
+        let block = taken.next().expect("ADMIT-EXACT: a block was counted");
+        if STATES {
+            let last = *table.last().expect("STATE-LIVE: there is a state before the step");
+            copy_state((device, effects), batch.number, (last, block));
+        } else {
+            note_new((group_id, group), news.as_deref_mut(), block, effects);
+        }
+        push((row, group_id), table, block, effects);
     }
 }

@@ -20,8 +20,8 @@ use crate::transitions::in_flight::{note_published_key, num_finished};
 use crate::transitions::unconfirmed_loads::note_keyed;
 use crate::types::config::{Duplicates, Publish};
 use crate::types::groups::Group;
-use crate::types::ids::Row;
-use crate::types::keys::Key;
+use crate::types::ids::{BlockId, Row};
+use crate::types::keys::{Key, make_key};
 
 /// Makes the bytes of the event that a request's blocks became findable: `publish::stored_bytes`,
 /// which imports this.
@@ -30,10 +30,11 @@ pub(crate) type StoredBytes = fn(&State, Row, u32, (u32, u32)) -> Option<Vec<u8>
 /// Note whether the state after a request's step in the open batch is a checkpoint. publishes:
 /// whether it may get a key. marked: whether it is one in all groups. No earlier end of the request
 /// may be noted.
+#[inline]
 pub(crate) fn note_end(state: &mut State, row: Row, publishes: bool, marked: bool) {
     let count = state[row].state_count();
-    let ends = |group: &Group| count.is_multiple_of(group.block_size);
     let mut groups = state.config.groups.iter().filter(|group| group.is_state());
+    let ends = |group: &Group| count.is_multiple_of(group.block_size);
     let is_rest = marked && !groups.clone().all(ends);
     if publishes && (marked || groups.any(ends)) {
         state.batch.ends.push(row);
@@ -60,19 +61,22 @@ pub(crate) fn settle_ends(
     let in_flight = state.config.max_in_flight > 0;
     let waits = state.config.publish == Publish::Completed && in_flight;
     for row in ends.drain(..) {
-        let (count, marked) = (state[row].state_count(), marked.contains(&row));
+        let count = state[row].state_count();
+        let marked = !marked.is_empty() && marked.contains(&row);
         for group_id in 0..state.config.groups.len() as u32 {
             if !state.config.groups[group_id as usize].is_state() {
                 continue;
             }
-            let owed = checkpoint(state, row, count, (group_id, marked), stored);
-            let Some(owed) = owed else { continue };
+            let Some((block, key)) = keyless(state, row, count, (group_id, marked)) else {
+                continue;
+            };
+            let event = event_of(state, row, count, group_id, stored);
             if waits {
-                owe(state, state.in_flight.len() - 1, owed);
-            } else if publish_of(state, row, count, &owed)
+                owe(state, state.in_flight.len() - 1, OwedCheckpoint { block, key, event });
+            } else if publish_of(state, row, count, (block, &key, event.as_deref()))
                 && let Some(batch) = state.in_flight.last_mut()
             {
-                Arc::make_mut(batch).published_keys.push((owed.block, owed.key));
+                Arc::make_mut(batch).published_keys.push((block, key));
             }
         }
     }
@@ -121,7 +125,7 @@ pub(crate) fn publish_reached(state: &mut State, row: Row, num_known: u32, store
 fn publish_now(state: &mut State, row: Row, count: u32, stored: StoredBytes) {
     for group_id in 0..state.config.groups.len() as u32 {
         if let Some(owed) = checkpoint(state, row, count, (group_id, false), stored)
-            && publish_of(state, row, count, &owed)
+            && publish_of(state, row, count, (owed.block, &owed.key, owed.event.as_deref()))
         {
             note_published_key(state, owed.block, owed.key);
         }
@@ -129,7 +133,7 @@ fn publish_now(state: &mut State, row: Row, count: u32, stored: StoredBytes) {
 }
 
 /// Return the checkpoint of a group after a request's first `count` tokens, if there is one without
-/// a key. marked: whether one may also lie inside a block; no event names that.
+/// a key. marked: whether one may also lie inside a block.
 fn checkpoint(
     state: &State,
     row: Row,
@@ -137,29 +141,64 @@ fn checkpoint(
     (group_id, marked): (u32, bool),
     stored: StoredBytes,
 ) -> Option<OwedCheckpoint> {
-    let (group, request) = (&state.config.groups[group_id as usize], &state[row]);
-    let whole = count.is_multiple_of(group.block_size);
-    if !group.is_state() || count == 0 || !(whole || marked) {
-        return None;
-    }
-    let place = (count - 1) / group.block_size;
-    if state.is_stale(row) || count / state.hash_block_size > request.block_hashes.len() as u32 {
-        return None;
-    }
-    let block = request.tables[group_id as usize][place as usize];
-    if state.is_null(block) || state.device.key(block).is_some() {
-        return None;
-    }
-    let key = request.key_at(state.hash_block_size, group_id, count);
-    let event = whole.then(|| stored(state, row, group_id, (place, place + 1))).flatten();
+    let (block, key) = keyless(state, row, count, (group_id, marked))?;
+    let event = event_of(state, row, count, group_id, stored);
     Some(OwedCheckpoint { block, key, event })
 }
 
+/// Return the block of that checkpoint, and the key for it.
+#[inline(always)] // once in each block of a request
+fn keyless(
+    state: &State,
+    row: Row,
+    count: u32,
+    (group_id, marked): (u32, bool),
+) -> Option<(BlockId, Key)> {
+    let (group, request) = (&state.config.groups[group_id as usize], &state[row]);
+    if !group.is_state() || count == 0 {
+        return None;
+    }
+    let (full, rest) = (count / group.block_size, count % group.block_size);
+    if rest > 0 && !marked || state.is_stale(row) {
+        return None;
+    }
+    let last = (count / state.hash_block_size).checked_sub(1)?;
+    let hash = request.block_hashes.get(last as usize)?;
+    let place = if rest > 0 { full } else { full - 1 };
+    let block = request.tables[group_id as usize][place as usize];
+    let is_free = !state.is_null(block) && state.device.key(block).is_none();
+    is_free.then(|| (block, make_key(hash, group_id)))
+}
+
+/// Return the event of a state after `count` tokens; None if it lies inside a block, or if no
+/// events are wanted.
+#[inline(always)] // once in each block of a request
+fn event_of(
+    state: &State,
+    row: Row,
+    count: u32,
+    group_id: u32,
+    stored: StoredBytes,
+) -> Option<Vec<u8>> {
+    if !state.effects.events_enabled() {
+        return None;
+    }
+    let size = state.config.groups[group_id as usize].block_size;
+    let place = (count - 1) / size;
+    count.is_multiple_of(size).then(|| stored(state, row, group_id, (place, place + 1))).flatten()
+}
+
 /// Make a state after `count` tokens of a request findable. True: it has its key now.
-fn publish_of(state: &mut State, row: Row, count: u32, owed: &OwedCheckpoint) -> bool {
-    let is_keyed = publish(state, owed);
+#[inline(always)] // once in each block of a request
+fn publish_of(
+    state: &mut State,
+    row: Row,
+    count: u32,
+    (block, key, event): (BlockId, &Key, Option<&[u8]>),
+) -> bool {
+    let is_keyed = publish(state, block, key, event);
     if is_keyed && !state.loads.is_empty() {
-        note_keyed(state, row, &[(owed.block, count)]);
+        note_keyed(state, row, &[(block, count)]);
     }
     is_keyed
 }
@@ -173,7 +212,7 @@ fn owe(state: &mut State, index: usize, owed: OwedCheckpoint) {
 /// Make the checkpoints of a completed batch findable, and give back its blocks.
 pub(crate) fn publish_owed(state: &mut State, batch: &BatchInFlight) {
     for owed in &batch.owed {
-        publish(state, owed);
+        publish(state, owed.block, &owed.key, owed.event.as_deref());
     }
     state.device.release(batch.owed.iter().map(|owed| owed.block), &mut state.effects);
 }
@@ -208,17 +247,20 @@ pub(crate) fn withdraw_states(state: &mut State, row: Row, num_tokens: u32) {
 }
 
 /// Make a state findable. True: it has its key now.
-fn publish(state: &mut State, found: &OwedCheckpoint) -> bool {
+#[inline(always)] // once in each block of a request
+fn publish(state: &mut State, block: BlockId, key: &Key, event: Option<&[u8]>) -> bool {
     let State { config, device, effects, .. } = state;
-    if config.duplicates == Duplicates::Merge && device.index.first(&found.key).is_some() {
+    if config.duplicates == Duplicates::Merge && device.index.first(key).is_some() {
         return false;
     }
-    device.publish(found.block, found.key);
-    device.note_computed(found.block, 0);
-    if let Some(event) = &found.event {
+    device.publish(block, *key);
+    if device.policy.is_some() {
+        device.note_computed(block, 0);
+    }
+    if let Some(event) = event {
         effects.announce_bytes(event);
     } else if config.enable_events {
-        device.silent.insert(found.block);
+        device.silent.insert(block);
     }
     true
 }

@@ -12,12 +12,14 @@
 //! `num_cached` counts the null blocks at the start of the table.
 //! Twin: kvcore/transitions/states.py.
 
+use crate::pool::block_pool::BlockPool;
 use crate::state::open_batch::ScheduledRequest;
 use crate::state::plan_records::StateStep;
 use crate::state::state::{NULL_BLOCK, State};
 use crate::state::table_edit::TableEdit;
 use crate::transitions::in_flight::note_request;
 use crate::types::commands::Command;
+use crate::types::effects::Effects;
 use crate::types::groups::skipped_blocks;
 use crate::types::ids::{BlockId, Row};
 
@@ -163,25 +165,23 @@ fn fill_state(state: &mut State, row: Row, step: &StateStep, new: Option<BlockId
     let Some(block) = new else { return };
     if let Some(position) = step.source.filter(|_| step.copies) {
         let source = state[row].tables[step.group_id as usize][position as usize];
-        copy_state(state, source, block);
+        let State { device, effects, batch, .. } = state;
+        copy_state((device, effects), batch.number, (source, block));
     } else if !loads {
         state.effects.emit(Command::Zero { block });
     }
 }
 
-/// Copy a state to a new block, which the step overwrites.
-fn copy_state(state: &mut State, source: BlockId, target: BlockId) {
-    state.effects.emit(Command::CopyOnWrite { source, target });
-    state.device.note_use(source, state.batch.number);
-    state.device.note_use(target, state.batch.number);
-}
-
-/// Execute `next_step`: copy the last state of a table to a new block behind it.
-pub(crate) fn step_on(state: &mut State, row: Row, group_id: u32, new: BlockId) {
-    let last = state[row].tables[group_id as usize].last();
-    let source = *last.expect("STATE-LIVE: there is a state before the step");
-    copy_state(state, source, new);
-    TableEdit::of(state, row, group_id).extend([new], false);
+/// Copy a state to a new block, which the step of the open batch overwrites.
+#[inline(always)] // once in each block of a request
+pub(crate) fn copy_state(
+    (device, effects): (&mut BlockPool, &mut Effects),
+    open: u64,
+    (source, target): (BlockId, BlockId),
+) {
+    effects.emit(Command::CopyOnWrite { source, target });
+    device.note_use(source, open);
+    device.note_use(target, open);
 }
 
 /// Put the block of a step at its place: a new one, or that of the source, without its key.

@@ -88,23 +88,6 @@ fn last_state(request: &RequestState, table: &Table) -> u32 {
     table.len() as u32 - 1 - request.num_scheduled_drafts()
 }
 
-/// Whether any held block falls behind a window; in most steps none does.
-#[must_use]
-pub(crate) fn moves_on(state: &State, row: Row, seen_from: u32) -> bool {
-    let request = &state[row];
-    (0..).zip(&state.config.groups).any(|(index, group): (usize, _)| {
-        if !group.is_windowed() {
-            return false;
-        }
-        let table = &request.tables[index];
-        let end = skipped_blocks(group, seen_from).min(table.len() as u32);
-        if group.is_state() {
-            return request.num_cached[index] < end;
-        }
-        end > 0 && !state.is_null(table[end as usize - 1])
-    })
-}
-
 /// Return the blocks that the trims would add to the free queue.
 pub(crate) fn freed_blocks<'a>(
     state: &'a State,

@@ -7,11 +7,9 @@
 //! without a loop over commands. The numbers of the kinds are part of the format.
 //! Twin: kvcore/types/commands.py.
 
-mod all_differ;
-use std::ops::RangeInclusive;
+mod segments;
 
-use hashbrown::HashMap;
-use rustc_hash::FxBuildHasher;
+use std::ops::RangeInclusive;
 
 use crate::types::clone_in_place::clone_in_place;
 use crate::types::errors::Error;
@@ -23,6 +21,8 @@ pub const COLUMNS: [&str; 6] = ["kind", "segment", "a", "b", "c", "d"];
 
 /// The kinds that read or write content.
 const MOVING: RangeInclusive<i32> = 6..=11;
+/// What a place of a buffer holds before it is written; its bytes differ, see `segments::NONE`.
+const UNSET: [u8; 4] = [1, 0, 0, 0];
 const BY_PUSH: &str = "CMD-ROW: rows are written by push alone";
 
 /// Where a block lives.
@@ -136,19 +136,21 @@ impl Command {
 pub struct Commands {
     pub(crate) rows: Vec<[i32; 5]>,
     pub(crate) keys: Vec<u8>,
-    /// Whether any of them moves content, so that order can matter: in most batches none does.
-    pub(crate) moves_content: bool,
+    /// The places of those that move content, whose order can matter: in most batches none does.
+    pub(crate) moving: Vec<u32>,
 }
 
-clone_in_place!(Commands { rows, keys, moves_content });
+clone_in_place!(Commands { rows, keys, moving });
 
 impl Commands {
     /// Add a command.
     #[inline(always)] // the kind is known where it is called, and folds
     pub fn push(&mut self, command: Command) {
         let [a, b, c, d] = to_row(&command, &mut self.keys);
+        if MOVING.contains(&command.kind()) {
+            self.moving.push(self.rows.len() as u32);
+        }
         self.rows.push([command.kind(), a, b, c, d]);
-        self.moves_content |= MOVING.contains(&command.kind());
     }
 
     /// Commands so far.
@@ -179,7 +181,7 @@ impl Commands {
     pub fn clear(&mut self) {
         self.rows.clear();
         self.keys.clear();
-        self.moves_content = false;
+        self.moving.clear();
     }
 }
 
@@ -314,40 +316,7 @@ pub fn from_row(kind: i32, values: [i32; 4], keys: &[u8]) -> Result<Command, Str
 /// Return the segment number of each command, ascending from 0; a hazard opens a new segment.
 #[must_use]
 pub fn segments(commands: &Commands) -> Vec<i32> {
-    if !commands.moves_content {
-        return vec![0; commands.len()];
-    }
-    let name = |(tier, block): (Tier, BlockId)| u64::from(block.0) << 1 | tier as u64;
-    let is_moving = |row: &&[i32; 5]| MOVING.contains(&row[0]);
-    let uses = |&[kind, values @ ..]: &[i32; 5]| {
-        let command = from_row(kind, values, &commands.keys).expect(BY_PUSH);
-        [command.reads(), command.writes()].map(|used| used.map(name))
-    };
-    let most = 2 * commands.rows.iter().filter(is_moving).count();
-    if all_differ::all_differ(commands.rows.iter().filter(is_moving).flat_map(uses).flatten(), most)
-    {
-        return vec![0; commands.len()];
-    }
-    let mut current = 0;
-    // Whether the segment writes a block that it uses.
-    let mut used = HashMap::with_capacity_and_hasher(most, FxBuildHasher);
-    let number = |row: &[i32; 5]| {
-        if !is_moving(&row) {
-            return current;
-        }
-        let [source, target] = uses(row);
-        let at_source = source.and_then(|block| used.insert(block, false));
-        let at_target = target.and_then(|block| used.insert(block, true));
-        let met = if source == target { at_source } else { at_target };
-        if at_source == Some(true) || met.is_some() {
-            current += 1;
-            used.clear();
-            used.extend(source.map(|block| (block, false)));
-            used.extend(target.map(|block| (block, true)));
-        }
-        current
-    };
-    commands.rows.iter().map(number).collect()
+    if segments::is_one(commands) { vec![0; commands.len()] } else { segments::split(commands) }
 }
 
 /// Return the batch of these commands, as columns with segments.
@@ -363,15 +332,21 @@ pub(crate) fn close_into(batch: &mut Batch, number: u64, commands: &Commands) {
     let Batch { buffer, keys, .. } = batch;
     keys.clone_from(&commands.keys);
     buffer.clear();
-    buffer.reserve(commands.len() * COLUMNS.len());
-    let column = |number: usize| commands.rows.iter().map(move |row| row[number].to_le_bytes());
-    buffer.extend(column(0));
-    if commands.moves_content {
-        buffer.extend(segments(commands).into_iter().map(i32::to_le_bytes));
-    } else {
-        buffer.resize(2 * commands.len(), [0; 4]);
+    buffer.resize(commands.len() * COLUMNS.len(), UNSET);
+    let (kinds, rest) = buffer.split_at_mut(commands.len());
+    let (numbers, rest) = rest.split_at_mut(commands.len());
+    let (a, rest) = rest.split_at_mut(commands.len());
+    let (b, rest) = rest.split_at_mut(commands.len());
+    let (c, d) = rest.split_at_mut(commands.len());
+    let places = kinds.iter_mut().zip(&mut *numbers).zip(a).zip(b).zip(c).zip(d);
+    for (row, (((((kind, number), a), b), c), d)) in commands.rows.iter().zip(places) {
+        [*kind, *a, *b, *c, *d] = row.map(i32::to_le_bytes);
+        *number = [0; 4];
     }
-    (1..COLUMNS.len() - 1).for_each(|number| buffer.extend(column(number)));
+    if !segments::is_one(commands) {
+        let found = segments::split(commands);
+        numbers.iter_mut().zip(found).for_each(|(place, number)| *place = number.to_le_bytes());
+    }
     batch.number = number;
 }
 

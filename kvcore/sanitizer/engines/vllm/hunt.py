@@ -30,6 +30,20 @@ def source() -> Any:
     )
 
 
+def specs(kinds: Any, layers: str, size: int) -> list[Any]:
+    """Make the specifications of a model's layers. kinds: the module of vLLM's."""
+    made, float32 = [], importlib.import_module("torch").float32
+    spec: Any = {"block_size": size, "num_kv_heads": 1, "head_size": 1, "dtype": float32}
+    if layers != "window":
+        made.append(kinds.FullAttentionSpec(**spec))
+    if layers in ("window", "both"):
+        made.append(kinds.SlidingWindowSpec(**spec, sliding_window=2 * size))
+    if layers == "states":
+        state = {"shapes": ((1,),), "dtypes": (float32,), "mamba_cache_mode": "align"}
+        made.append(kinds.MambaSpec(block_size=size, **state))
+    return made
+
+
 class Engine:
     """EngineCore's step, or its step with a queue of batches, around a scheduler."""
 
@@ -38,13 +52,7 @@ class Engine:
         self.world, self.its = world, its
         self.num_blocks = world.num_blocks + 1  # plus the null block
         self.depth = 2 if axes["async_scheduling"] else 1
-        groups, float32 = [], importlib.import_module("torch").float32
-        spec: Any = {"block_size": size, "num_kv_heads": 1, "head_size": 1, "dtype": float32}
-        if axes["layers"] != "window":
-            groups.append(its.kv_cache_interface.FullAttentionSpec(**spec))
-        if axes["layers"] != "full":
-            window = its.kv_cache_interface.SlidingWindowSpec(**spec, sliding_window=2 * size)
-            groups.append(window)
+        groups = specs(its.kv_cache_interface, axes["layers"], size)
         kind = its.kv_cache_interface.KVCacheGroupSpec
         self.length = world.max_tokens
         config = self.config()
@@ -97,6 +105,8 @@ class Engine:
         world, axes, config = self.world, self.world.axes, self.its.config
         cache = config.CacheConfig(block_size=world.block_size, enable_prefix_caching=True)
         cache.num_gpu_blocks = self.num_blocks
+        if axes["layers"] == "states":
+            cache.mamba_cache_mode = "align"
         length = self.length
         scheduling = config.SchedulerConfig(
             max_num_batched_tokens=max(world.token_budget, world.max_rows),
@@ -219,7 +229,7 @@ class Adapter:
         "block_size": (16, 4, 8),
         "policy": ("fcfs", "priority"),
         "async_scheduling": (True, False),
-        "layers": ("full", "both", "window"),
+        "layers": ("full", "both", "window", "states"),
         "chunk_pages": (0, 1, 2, 4),
         "watermark": (0.0, 0.2),
         "scheduler_reserve_full_isl": (True, False),
@@ -241,13 +251,9 @@ class Adapter:
 
     @staticmethod
     def groups(engine: Any) -> list[CacheGroup]:
-        specs = [each.kv_cache_spec for each in engine.target.kv_cache_config.kv_cache_groups]
-        return [
-            CacheGroup(
-                block_size=s.block_size, window=getattr(s, "sliding_window", None), num_null=1
-            )
-            for s in specs
-        ]
+        of = importlib.import_module("kvcore.sanitizer.engines.vllm.scheduler").cache_group
+        groups = engine.target.kv_cache_config.kv_cache_groups
+        return [of(each.kv_cache_spec) for each in groups]
 
     @staticmethod
     def attach(target: Any, sanitizer: Any) -> None:

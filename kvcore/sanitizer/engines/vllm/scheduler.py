@@ -4,8 +4,10 @@
 `--scheduler-cls kvcore.sanitizer.engines.vllm.scheduler.AsyncScheduler` attaches the sanitizer.
 
 The sanitizer follows the outputs that the scheduler sends to the workers, in order; each is checked
-before the scheduler takes its result, when its tokens are known. Not followed: KV from a connector,
-and groups other than full and sliding window attention.
+before the scheduler takes its result, when its tokens are known. A step reads a recurrent state
+from the block of its first position's predecessor, which the workers copy if the state moves on,
+and writes it to that of its last position. Not followed: KV from a connector, states with drafts or
+checkpoints in the middle of a step, and other kinds of groups.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from typing import Any
 import vllm
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler as VllmAsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler as VllmScheduler
-from vllm.v1.kv_cache_interface import FullAttentionSpec, SlidingWindowSpec
+from vllm.v1.kv_cache_interface import FullAttentionSpec, MambaSpec, SlidingWindowSpec
 
 from kvcore.sanitizer.attached import Guard, check_version, every
 from kvcore.sanitizer.chunks import CacheGroup
@@ -33,13 +35,29 @@ def attach(scheduler: Any, **options: Any) -> Sanitizer:
     groups = []
     for group in scheduler.kv_cache_config.kv_cache_groups:
         spec = group.kv_cache_spec
-        if type(spec) not in (FullAttentionSpec, SlidingWindowSpec) or scheduler.connector:
-            found = f"with {type(spec).__name__} and connector {scheduler.connector}"
-            raise UnsupportedEngine(engine="vLLM", found=found, tested="attention, no connector")
-        window = getattr(spec, "sliding_window", None)
-        groups.append(CacheGroup(block_size=spec.block_size, window=window, num_null=1))
+        if not _is_followed(spec) or scheduler.connector:
+            found = f"with {spec} and connector {scheduler.connector}"
+            needed = "attention, states without drafts, no connector"
+            raise UnsupportedEngine(engine="vLLM", found=found, tested=needed)
+        groups.append(cache_group(spec))
     num_blocks, engine = scheduler.kv_cache_config.num_blocks, f"vLLM {vllm.__version__}"
     return Sanitizer(groups, num_blocks, engine=engine, **options)
+
+
+def _is_followed(spec: Any) -> bool:
+    if type(spec) is MambaSpec:
+        return not (spec.num_speculative_blocks or spec.num_prefill_checkpoint_blocks)
+    return type(spec) in (FullAttentionSpec, SlidingWindowSpec)
+
+
+def cache_group(spec: Any) -> CacheGroup:
+    """Return what the sanitizer has to know of a group of layers."""
+    return CacheGroup(
+        block_size=spec.block_size,
+        window=getattr(spec, "sliding_window", None),
+        num_null=1,
+        state=type(spec) is MambaSpec,
+    )
 
 
 def begin(sanitizer: Sanitizer, request: Any) -> None:

@@ -16,8 +16,8 @@ use crate::types::ids::BlockId;
 impl BlockPool {
     /// Whether a block is outside the free queue and had a key of an older epoch.
     pub(crate) fn is_older(&self, block: BlockId) -> bool {
-        let is_held = self.owners[block.index()] >= KEYED && !self.queue.contains(block);
-        is_held && self.index.is_older(block)
+        let is_keyed = || self.owners[block.index()] >= KEYED;
+        self.index.is_older(block) && is_keyed() && !self.queue.contains(block)
     }
 
     /// The blocks outside the free queue that had a key of an older epoch, rising.

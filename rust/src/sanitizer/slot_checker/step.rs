@@ -133,7 +133,7 @@ impl<T: Tokens> SlotChecker<T> {
         let mut wrong = None;
         for run in line.written(self.groups.len()) {
             let group = self.groups[run.group_id];
-            for position in run.first..run.end {
+            for position in run.first_write(&group)..run.end {
                 if run.skips(position) {
                     continue;
                 }
@@ -298,7 +298,8 @@ impl<T: Tokens> SlotChecker<T> {
         let (serial, group) = (line.chunk.serial, &self.groups[run.group_id]);
         let table = &self.requests.at(line.place).tables[run.group_id];
         let plane = &mut self.device[group.pool];
-        for position in (run.first..run.end).filter(|&position| !run.skips(position)) {
+        let positions = run.first_write(group)..run.end;
+        for position in positions.filter(|&position| !run.skips(position)) {
             let place = run.place(group, table, position);
             let Some(place) = place.filter(|place| place.block >= group.num_null) else { break };
             let writer = plane.writer(place.block, place.offset);

@@ -17,9 +17,8 @@ use crate::transitions::in_flight::note_next_entry;
 use crate::transitions::output::note_output;
 use crate::transitions::plan::plan_allocation;
 use crate::transitions::states::next_step;
-use crate::transitions::window::{apply_trims, plan_trims};
 use crate::types::groups::{Group, Kind, skipped_blocks};
-use crate::types::ids::{BlockId, Row, Table};
+use crate::types::ids::{BlockId, Row};
 use crate::types::slot_request::SlotRequest;
 
 /// Add and schedule the first tokens, as far as they change only counts; returns how many.
@@ -50,29 +49,6 @@ pub(crate) fn append_quietly(
     rows.len()
 }
 
-/// Add and schedule a token if besides only the states before the last ones are given back;
-/// returns false, with no change, otherwise.
-pub(crate) fn append_once_trimmed(
-    state: &mut State,
-    row: Row,
-    token: Option<u32>,
-    batch: Option<i64>,
-) -> bool {
-    let num_pins = state.num_pins;
-    let request = request_mut(&mut state.requests, row);
-    if !is_quiet_once_trimmed(request, num_pins) {
-        return false;
-    }
-    if let Some(token) = token {
-        request.tokens.push(token);
-    }
-    apply_trims(state, row, &plan_trims(state, row, state[row].num_accepted()));
-    note_trimmed(state, row);
-    debug_assert!(is_nothing(state, row));
-    count_quietly(state, row, token, batch);
-    true
-}
-
 /// Schedule a token that changes only counts.
 #[inline(always)] // of each request in each step
 fn count_quietly(state: &mut State, row: Row, token: Option<u32>, batch: Option<i64>) {
@@ -83,19 +59,20 @@ fn count_quietly(state: &mut State, row: Row, token: Option<u32>, batch: Option<
 
 /// Count it, of a request whose entry in the open batch, if any, is noted.
 #[inline(always)] // of each request in each step
-fn count_next(request: &mut RequestState, open: u64, batch: Option<i64>) {
+pub(super) fn count_next(request: &mut RequestState, open: u64, batch: Option<i64>) {
     note_output(request, batch, open);
     request.num_computed += u32::from(!seeded(Mutant::QuietStepNotCounted));
 }
 
 /// Whether the last token of a request that `append` has checked changes only its count.
 #[inline(always)] // of each request in each step
-fn is_known_quiet(request: &RequestState, num_pins: u64) -> bool {
+pub(crate) fn is_known_quiet(request: &RequestState, num_pins: u64) -> bool {
     is_quiet(request) && request.quiet_since == num_pins
 }
 
 /// Whether the same holds once the states before the last ones are given back.
-fn is_quiet_once_trimmed(request: &RequestState, num_pins: u64) -> bool {
+#[inline(always)] // once in each block of a request
+pub(crate) fn is_quiet_once_trimmed(request: &RequestState, num_pins: u64) -> bool {
     is_quiet(request) && request.quiet_since == !num_pins
 }
 
@@ -103,11 +80,6 @@ fn is_quiet_once_trimmed(request: &RequestState, num_pins: u64) -> bool {
 fn is_quiet(request: &RequestState) -> bool {
     let num_tokens = request.tokens.len();
     request.num_computed < request.quiet_until && num_tokens < request.quiet_tokens as usize
-}
-
-/// Note that the next tokens are quiet if the states before the last ones are given back by now.
-fn note_trimmed(state: &mut State, row: Row) {
-    state[row].quiet_since = quiet_since(state, row);
 }
 
 /// Note up to which counts the next tokens of a request are quiet.
@@ -120,35 +92,34 @@ pub(crate) fn note_quiet_until(state: &mut State, row: Row) {
         state[row].quiet_until = 0;
         return;
     }
-    let (mut until, mut tokens) = (u32::MAX, next_hash(state, row));
-    for (index, group) in (0..).zip(&state.config.groups).filter(|(_, group)| !group.is_cross()) {
-        until = until.min(quiet_in_group(state, row, (index, group)));
-        tokens = tokens.min(next_full(state, row, (index, group)));
+    let (mut until, mut tokens, mut has_older) = (u32::MAX, next_hash(state, row), false);
+    let tables = request.tables.iter().zip(&request.num_cached);
+    for (group, (table, &held)) in state.config.groups.iter().zip(tables) {
+        if group.is_cross() {
+            continue;
+        }
+        until = until.min(quiet_in_group(state, group, table, num_computed));
         if until <= num_computed {
             break;
         }
+        has_older |= has_source(group, table, held);
+        tokens = tokens.min(next_full(state, group, held));
     }
-    if until > num_computed {
-        state[row].quiet_since = quiet_since(state, row);
-    }
-    (state[row].quiet_until, state[row].quiet_tokens) = (until, tokens);
+    let num_pins = if has_older { !state.num_pins } else { state.num_pins };
+    let request = &mut state[row];
+    (request.quiet_until, request.quiet_tokens, request.quiet_since) = (until, tokens, num_pins);
 }
 
-/// Return the number of pins, inverted if the next token gives back a state.
-fn quiet_since(state: &State, row: Row) -> u64 {
-    let request = &state[row];
-    let mut tables = state.config.groups.iter().zip(&request.tables).zip(&request.num_cached);
-    let has_older = |((group, table), &cached): ((&Group, &Table), &u32)| {
-        group.is_state() && cached as usize + 1 < table.len()
-    };
-    if state.has_states && tables.any(has_older) { !state.num_pins } else { state.num_pins }
+/// Whether a table has a state before the last one. held: the null blocks at its start.
+#[inline(always)]
+pub(super) fn has_source(group: &Group, table: &[BlockId], held: u32) -> bool {
+    group.is_state() && held as usize + 1 < table.len()
 }
 
 /// Return the computed count for one group; 0 if the next token changes more than the count.
-fn quiet_in_group(state: &State, row: Row, (index, group): (usize, &Group)) -> u32 {
-    let request = &state[row];
-    let (table, size, local) = (&request.tables[index], group.block_size, request.num_computed);
-    let position = local / size;
+#[inline(always)] // twice in each block of a request
+fn quiet_in_group(state: &State, group: &Group, table: &[BlockId], local: u32) -> u32 {
+    let (size, position) = (group.block_size, local / group.block_size);
     if !table.get(position as usize).is_some_and(|&block| state.device.is_writable(block)) {
         return 0;
     }
@@ -163,11 +134,13 @@ fn quiet_in_group(state: &State, row: Row, (index, group): (usize, &Group)) -> u
 }
 
 /// The number of tokens at which the next one fills a block of a group and publishes it.
-fn next_full(state: &State, row: Row, (index, group): (usize, &Group)) -> u32 {
+/// published: the blocks for which it is done.
+#[inline(always)]
+fn next_full(state: &State, group: &Group, published: u32) -> u32 {
     if group.is_state() || !state.config.publishes_at_once() {
         return u32::MAX;
     }
-    (state[row].num_cached[index] + 1).saturating_mul(group.block_size) - 1
+    (published + 1).saturating_mul(group.block_size) - 1
 }
 
 /// The number of tokens at which the next one completes a block to hash.
@@ -198,29 +171,44 @@ fn next_trim(state: &State, table: &[BlockId], group: &Group, num_computed: u32)
 /// Count the blocks that one more token of a request that `append` has checked takes, if it
 /// changes no other places: in every group its slot has one owner and no key, or is the first one
 /// behind the table, to which a state group copies its last state. Returns None if a plan has to
-/// tell. A window may have to be trimmed.
+/// tell. Also returns whether a window has to be trimmed.
 #[must_use]
-pub(crate) fn taken_at_ends(state: &State, row: Row) -> Option<u32> {
-    let (request, mut num_taken) = (&state[row], 0);
-    let is_held = |table: &Table| table.last().is_some_and(|&block| !state.is_null(block));
-    for (group, table) in state.config.groups.iter().zip(&request.tables) {
+pub(crate) fn taken_at_ends(state: &State, row: Row) -> Option<(u32, bool)> {
+    let (request, mut num_taken, mut moves) = (&state[row], 0, false);
+    let seen_from = request.num_accepted();
+    let tables = request.tables.iter().zip(&request.num_cached);
+    for (group, (table, &held)) in state.config.groups.iter().zip(tables) {
         let position = (request.num_computed / group.block_size) as usize;
+        let is_state = group.is_state();
         match table.get(position) {
             Some(&block) if state.device.is_writable(block) => {}
             None if position != table.len() || group.is_cross() => return None,
-            None if !group.is_state() || is_held(table) => num_taken += 1,
+            None if !is_state || table.last().is_some_and(|&last| !state.is_null(last)) => {
+                num_taken += 1;
+            }
             _ => return None,
         }
+        moves |= if is_state {
+            held as usize + 1 < table.len() && held < skipped_blocks(group, seen_from)
+        } else {
+            group.is_windowed() && falls_behind(state, table, group, seen_from)
+        };
     }
     let State { config, device, .. } = state;
     let only_grows = config.num_preallocate_tokens == 0 && device.floors.is_none();
     let fits = num_taken == 0 || only_grows && num_taken <= device.num_free();
     debug_assert!(!fits || plan_next(state, row).as_ref().and_then(num_grown) == Some(num_taken));
-    fits.then_some(num_taken)
+    fits.then_some((num_taken, moves))
+}
+
+/// Whether a held block falls behind a window.
+fn falls_behind(state: &State, table: &[BlockId], group: &Group, seen_from: u32) -> bool {
+    let end = skipped_blocks(group, seen_from).min(table.len() as u32);
+    end > 0 && !state.is_null(table[end as usize - 1])
 }
 
 /// Whether one more token takes no blocks, gives none back, and fills none.
-fn is_nothing(state: &State, row: Row) -> bool {
+pub(super) fn is_nothing(state: &State, row: Row) -> bool {
     let Some(plan) = plan_next(state, row) else { return false };
     let known = plan.num_scheduled.min(state[row].num_tokens());
     let full = |(group, &cached): (&Group, &u32)| match group.is_state() {

@@ -2,6 +2,7 @@
 //! Unit tests of the commands.
 
 use super::*;
+use crate::types::commands::segments::{NONE, uses};
 
 const A: BlockId = BlockId(1);
 const B: BlockId = BlockId(2);
@@ -34,6 +35,17 @@ fn a_batch_reads_as_the_commands_that_were_pushed() {
     assert_eq!(batch.commands(), Ok(every_command()));
     assert_eq!((batch.number, batch.len()), (5, 14));
     assert_eq!(close(0, &Commands::default()).commands(), Ok(vec![]));
+}
+
+#[test]
+fn a_row_names_the_blocks_that_its_command_reads_and_writes() {
+    let number = |(tier, block): (Tier, BlockId)| u64::from(block.0) << 1 | tier as u64;
+    for command in every_command() {
+        let made: Commands = [command].into_iter().collect();
+        let used = [command.reads(), command.writes()];
+        assert_eq!(uses(&made.rows[0]), used.map(|used| used.map_or(NONE, number)));
+        assert_eq!(made.moving.is_empty(), used == [None, None], "{command:?}");
+    }
 }
 
 #[test]

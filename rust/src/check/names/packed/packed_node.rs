@@ -185,12 +185,12 @@ impl Packed for Commands {
     fn write(&self, out: &mut Vec<u8>) {
         self.rows.write(out);
         write_bytes(&self.keys, out);
-        self.moves_content.write(out);
+        self.moving.write(out);
     }
 
     fn read(source: &mut &[u8]) -> Self {
         let (rows, keys) = (Vec::read(source), read_bytes(source).to_vec());
-        Commands { rows, keys, moves_content: bool::read(source) }
+        Commands { rows, keys, moving: Vec::read(source) }
     }
 }
 
