@@ -9,6 +9,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from kvcore.check.mutants.seeding import Patcher, mutant
+from kvcore.state.plan_records import Plan, StateStep
 from kvcore.state.state import RequestState
 from kvcore.state.table_edit import TableEdit
 from kvcore.state.transaction import Transaction
@@ -72,7 +73,7 @@ def m_draft_states_cost_nothing(patcher: Patcher) -> None:
         with Patcher() as inner:
             inner.around(plan, "_plan_states")(without_drafts)
             found = find(tx, slot_request)
-        if not isinstance(found, plan.Plan) or not found.steps:
+        if not isinstance(found, Plan) or not found.steps:
             return found
         lengths = plan.measure(tx, found.request, found.slot_request)
         known = plan._plan_states(tx, found.request, found.hits, lengths)
@@ -82,7 +83,7 @@ def m_draft_states_cost_nothing(patcher: Patcher) -> None:
         )
 
 
-def without_drafts(find: Any, *args: Any) -> tuple[states.StateStep, ...]:
+def without_drafts(find: Any, *args: Any) -> tuple[StateStep, ...]:
     """Plan steps that write no state after a draft."""
     return tuple(replace(step, num_drafts=0) for step in find(*args))
 
@@ -97,7 +98,7 @@ def m_leaves_with_the_last_draft(patcher: Patcher) -> None:
     def undrafted(
         move: Any, tx: Transaction, request: RequestState, num_tokens: int, **keeps: bool
     ) -> RequestState:
-        moved = move(tx, replace(request, drafts=()), num_tokens, **keeps)
+        moved: RequestState = move(tx, replace(request, drafts=()), num_tokens, **keeps)
         return replace(moved, drafts=request.drafts)
 
 
