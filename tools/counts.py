@@ -31,17 +31,17 @@ EXPECTED = {
     "add": (BLOCKS, 209),
     "look_up": (REQUESTS, 1128),
     "allocate": (BLOCKS, 385),
-    "append": (APPENDED, 267),  # each step takes its batch
-    "append_ahead": (APPENDED, 281),  # the same, with a position to come that the token fills
-    "append_256": (APPENDED_256, 251),  # of 256 requests
-    "append_1024": (APPENDED_1024, 264),
-    "append_ahead_256": (APPENDED_256, 265),
-    "append_ahead_1024": (APPENDED_1024, 263),
-    "append_to_come_256": (APPENDED_256, 241),  # without tokens, which come before the next step
-    "append_to_come_1024": (APPENDED_1024, 254),
-    "append_grown_256": (APPENDED_256, 258),  # and reads which places of tables were set
-    "append_grown_1024": (APPENDED_1024, 270),
-    "append_states_256": (APPENDED_256, 386),  # with a state group
+    "append": (APPENDED, 257),  # each step takes its batch
+    "append_ahead": (APPENDED, 273),  # the same, with a position to come that the token fills
+    "append_256": (APPENDED_256, 240),  # of 256 requests
+    "append_1024": (APPENDED_1024, 253),
+    "append_ahead_256": (APPENDED_256, 256),
+    "append_ahead_1024": (APPENDED_1024, 255),
+    "append_to_come_256": (APPENDED_256, 230),  # without tokens, which come before the next step
+    "append_to_come_1024": (APPENDED_1024, 243),
+    "append_grown_256": (APPENDED_256, 248),  # and reads which places of tables were set
+    "append_grown_1024": (APPENDED_1024, 260),
+    "append_states_256": (APPENDED_256, 311),  # with a state group
     "take_batch": (BLOCKS, 34),
     "fork": (BLOCKS, 112),
     "free": (BLOCKS, 26),
@@ -55,7 +55,7 @@ RATIOS = {
     "append_to_come_1024": ("append_1024", 1.10),
     "append_grown_256": ("append_256", 1.05),
     "append_grown_1024": ("append_1024", 1.05),
-    "append_states_256": ("append_256", 1.55),
+    "append_states_256": ("append_256", 1.30),
 }
 COLLECTED = re.compile(r"Collected : (\d+)")
 

@@ -23,7 +23,7 @@ use crate::transitions::append::fast_path::{
     append_quietly, is_known_quiet, is_quiet_once_trimmed, note_quiet_until, taken_at_ends,
 };
 use crate::transitions::append::once_trimmed::append_once_trimmed;
-use crate::transitions::checkpoints::note_end;
+use crate::transitions::checkpoints::note_whole_end;
 use crate::transitions::drain::forget_new;
 use crate::transitions::in_flight::note_next_entry;
 use crate::transitions::output::{check_output, publish_filled, take_output};
@@ -308,12 +308,13 @@ fn commit_at_ends(state: &mut State, row: Row, num_taken: u32, moves: bool) {
         grow(state, row, num_taken);
     }
     let (open, request) = (state.batch.number, &mut state[row]);
-    request.schedule(open, request.num_computed + 1);
+    let count = request.num_computed + 1;
+    request.schedule(open, count);
     if state.config.publishes_at_once() {
         publish_blocks(state, row, state[row].num_accepted(), false);
     }
     if state.has_states {
-        note_end(state, row, state.config.enable_caching, false);
+        note_whole_end(state, row, count);
     }
     note_quiet_until(state, row);
 }

@@ -21,8 +21,6 @@ pub const COLUMNS: [&str; 6] = ["kind", "segment", "a", "b", "c", "d"];
 
 /// The kinds that read or write content.
 const MOVING: RangeInclusive<i32> = 6..=11;
-/// What a place of a buffer holds before it is written; its bytes differ, see `segments::NONE`.
-const UNSET: [u8; 4] = [1, 0, 0, 0];
 const BY_PUSH: &str = "CMD-ROW: rows are written by push alone";
 
 /// Where a block lives.
@@ -332,21 +330,15 @@ pub(crate) fn close_into(batch: &mut Batch, number: u64, commands: &Commands) {
     let Batch { buffer, keys, .. } = batch;
     keys.clone_from(&commands.keys);
     buffer.clear();
-    buffer.resize(commands.len() * COLUMNS.len(), UNSET);
-    let (kinds, rest) = buffer.split_at_mut(commands.len());
-    let (numbers, rest) = rest.split_at_mut(commands.len());
-    let (a, rest) = rest.split_at_mut(commands.len());
-    let (b, rest) = rest.split_at_mut(commands.len());
-    let (c, d) = rest.split_at_mut(commands.len());
-    let places = kinds.iter_mut().zip(&mut *numbers).zip(a).zip(b).zip(c).zip(d);
-    for (row, (((((kind, number), a), b), c), d)) in commands.rows.iter().zip(places) {
-        [*kind, *a, *b, *c, *d] = row.map(i32::to_le_bytes);
-        *number = [0; 4];
+    buffer.reserve(commands.len() * COLUMNS.len());
+    let column = |number: usize| commands.rows.iter().map(move |row| row[number].to_le_bytes());
+    buffer.extend(column(0));
+    if segments::is_one(commands) {
+        buffer.resize(2 * commands.len(), [0; 4]);
+    } else {
+        buffer.extend(segments::split(commands).into_iter().map(i32::to_le_bytes));
     }
-    if !segments::is_one(commands) {
-        let found = segments::split(commands);
-        numbers.iter_mut().zip(found).for_each(|(place, number)| *place = number.to_le_bytes());
-    }
+    (1..COLUMNS.len() - 1).for_each(|number| buffer.extend(column(number)));
     batch.number = number;
 }
 
