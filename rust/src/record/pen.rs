@@ -75,7 +75,7 @@ impl<'a> Pen<'a> {
     /// Write numbers of 4 bytes each.
     #[inline]
     pub(crate) fn put_words(&mut self, words: &[u32]) {
-        self.put_all(&bytes_of(words));
+        self.put_all(bytes_of(words));
     }
 
     /// Write a number of at least 0.
