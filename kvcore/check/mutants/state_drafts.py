@@ -97,7 +97,7 @@ def m_leaves_with_the_last_draft(patcher: Patcher) -> None:
     def undrafted(
         move: Any, tx: Transaction, request: RequestState, num_tokens: int, **keeps: bool
     ) -> RequestState:
-        moved = move(tx, replace(request, drafts=()), num_tokens, **keeps)
+        moved: RequestState = move(tx, replace(request, drafts=()), num_tokens, **keeps)
         return replace(moved, drafts=request.drafts)
 
 
