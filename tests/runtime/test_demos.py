@@ -83,8 +83,8 @@ def test_ctrl_c_leaves_no_process(name: str) -> None:
         stderr=subprocess.PIPE,
         text=True,
     )
-    while len(left_over()) < 2:
-        assert process.poll() is None
+    while not any("--rank" in line or "--place" in line for line in left_over()):
+        assert process.poll() is None  # the imports before it start short processes, too
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=60)
     assert process.returncode == 130

@@ -47,11 +47,11 @@ def main(argv: list[str] | None = None) -> int:
     endpoint = f"tcp://127.0.0.1:{free_port()}"
     given = sys.argv[1:] if argv is None else argv
     command = [sys.executable, "-m", "kvcore_runtime.demos.ranks", *given, "--endpoint", endpoint]
-    ranks = [
-        subprocess.Popen([*command, "--rank", str(rank)], start_new_session=rank > 0)
-        for rank in range(options.world)
-    ]
+    ranks: list[subprocess.Popen[bytes]] = []
     try:
+        for rank in range(options.world):
+            started = [*command, "--rank", str(rank)]
+            ranks.append(subprocess.Popen(started, start_new_session=rank > 0))
         return _wait(ranks)
     except KeyboardInterrupt:
         return 130
