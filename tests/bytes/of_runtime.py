@@ -1,22 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The doors of the runtime: pages of a far tier, answers of Redis, steps of ranks, hand-overs,
-events from the wire, and prompts files.
+"""The doors of the runtime: pages of a far tier, steps of ranks, hand-overs, events from the wire,
+and prompts files.
 
 The property is that of doors.py.
 """
 
 from __future__ import annotations
 
-import re
-import socket
 import zlib
 from functools import cache
-from typing import cast
 
 import numpy as np
 from kvcore_runtime.errors import KvcoreRuntimeError
 from kvcore_runtime.far.handover import BadHandover, Handover, read_handover
-from kvcore_runtime.far.redis_pages import read_pages
 from kvcore_runtime.generate.prompts import read_prompts
 from kvcore_runtime.model.sampling import Sampling
 from kvcore_runtime.ranks.errors import BadStep
@@ -41,7 +37,6 @@ from kvcore.types.keys import KEY_SIZE, make_key
 from tests.bytes.damage import Damager, Sample, split_at, split_words
 from tests.bytes.doors import Door, raised, states
 from tests.bytes.texts import JSON_WORDS, names, place
-from tests.helpers.pieces import Pieces
 
 KEY = make_key(bytes(range(32)), 0)
 PLACE = PageOwner(bytes(range(32)))
@@ -49,9 +44,6 @@ PAGE_BYTES = 40
 FRAME_BYTES_MAX = 600
 CLEARED = encode_events((AllBlocksCleared(),), 0.0)
 HANDOVER = Handover(request_id="r", num_tokens=404, first_token=7, identity="ab" * 32)
-ANSWERS = b"$5\r\n\r\n$5\r\r\n$0\r\n\r\n-ERR no\r\n$6\r\n123456\r\n+OK\r\n$-1\r\n"
-ANSWER = re.compile(rb"([+$-])(.*?)\r\n", re.DOTALL)
-SLOT_SIZES = (5, 5, 5, 6, 6, 6)
 PROMPTS = (
     b'{"id": "a", "turns": ["one", "two"], "system": "be brief", "max_tokens": 8}\n',
     b'{"id": "b", "turns": ["one"], "n": 2, "temperature": 0.5, "top_k": 4, "seed": 7}\n',
@@ -87,38 +79,6 @@ def check(slot: bytearray) -> bool:
         return True
     assert (bytes(slot[8:24]), bytes(slot[40:76])) == (PLACE.identity[:16], KEY)
     return False
-
-
-def read_answers(data: bytes) -> bool:
-    """Read answers for slots, at once and byte by byte; check them against a parser of its own."""
-    is_refused = False
-    for size in (1, max(1, len(data))):
-        pieces = [data[at : at + size] for at in range(0, len(data), size)]
-        slots = [bytearray(each) for each in SLOT_SIZES]
-        try:
-            got = read_pages(cast(socket.socket, Pieces(pieces)), slots)
-        except ConnectionError:
-            is_refused = True
-        else:
-            hold_answers(data, slots, got)
-    return is_refused
-
-
-def hold_answers(data: bytes, slots: list[bytearray], got: list[int | FarStatus]) -> None:
-    """Check what was read of answers."""
-    at = 0
-    for slot, found in zip(slots, got, strict=True):
-        line = ANSWER.match(data, at)
-        assert line is not None
-        at = line.end()
-        if line[1] != b"$" or line[2] == b"-1":
-            assert found is FarStatus.FAILED
-            continue
-        value = data[at : at + int(line[2])]
-        at += len(value) + 2
-        assert data[at - 2 : at] == b"\r\n"
-        assert found == len(value) == int(line[2])
-        assert len(value) != len(slot) or slot == value
 
 
 def read_prompts_file(data: bytes) -> bool:
@@ -222,11 +182,6 @@ RUNTIME_DOORS = [
         read=read_frame,
     ),
     Door(name="pages", make=page_damage, read=read_page),
-    Door(
-        name="answers",
-        make=lambda: Damager([split_words(ANSWERS)], (b"$", b"\r\n", b"-1", b"5", b"9" * 20)),
-        read=read_answers,
-    ),
     Door(
         name="prompts",
         make=lambda: Damager([*map(split_words, PROMPTS)], JSON_WORDS),

@@ -15,12 +15,11 @@ from kvcore.far.errors import InvalidTier
 from kvcore.far.tier import FarStatus, View
 from kvcore_runtime.cache.errors import TierUnusable
 from kvcore_runtime.errors import load_extra
-from kvcore_runtime.far.redis_pages import ServerError, read_answers, read_pages, send_pages
 
 LOOPBACK = "redis://127.0.0.1:6379/0"
 ASKED_BYTES_MAX = 8 << 20
 """Most bytes of pages that are asked for at once, and wait in the server; a larger page alone."""
-_FULL = b"OOM"  # begins a server's error when it has no memory left
+_FULL = "OOM"  # begins a server's error when it has no memory left
 
 
 class RedisStore:
@@ -38,9 +37,9 @@ class RedisStore:
         if not timeout_s > 0:
             raise InvalidTier(name="timeout_s", value=timeout_s, expected="more than 0 seconds")
         self._redis = load_extra("redis", what="pages in Redis", package="redis", extra="redis")
-        limits = {"socket_timeout": timeout_s, "socket_connect_timeout": timeout_s, "retry": None}
-        try:  # with protocol 2 the server sends nothing but answers
-            self._client: Any = self._redis.Redis.from_url(url, **limits, protocol=2)
+        limits = {"socket_timeout": timeout_s, "socket_connect_timeout": timeout_s}
+        try:
+            self._client: Any = self._redis.Redis.from_url(url, **limits, retry=None)
         except ValueError:  # whose text may be a part of the password
             expected = "redis://host:port/database"
             raise InvalidTier(name="url", value="(not shown)", expected=expected) from None
@@ -73,7 +72,11 @@ class RedisStore:
                 pairs = zip(names[asked], views[asked], strict=True)
                 commands = [("GETRANGE", name, 0, len(view)) for name, view in pairs]
                 connection.send_packed_command(connection.pack_commands(commands))
-                got += read_pages(connection._sock, views[asked])
+                for view in views[asked]:
+                    value = self._answer(connection)
+                    if isinstance(value, bytes) and len(value) == len(view):
+                        view[:] = value
+                    got.append(len(value) if isinstance(value, bytes) else FarStatus.FAILED)
         empty = [at for at, size in enumerate(got) if size == 0]
         if empty:
             found = self.find([names[at] for at in empty], 0.0)
@@ -83,9 +86,11 @@ class RedisStore:
 
     def put(self, names: Sequence[str], views: Sequence[View]) -> list[FarStatus]:
         """See `BlockingStore`."""
+        pairs = zip(names, views, strict=True)
         with self._connection() as connection:
-            send_pages(connection, names, views)
-            return [_status(each) for each in read_answers(connection._sock, len(names))]
+            commands = [("SET", name, view, "NX") for name, view in pairs]
+            connection.send_packed_command(connection.pack_commands(commands))
+            return [self._status(self._answer(connection)) for _ in names]
 
     def remove(self, names: Sequence[str]) -> None:
         """See `BlockingStore`."""
@@ -107,13 +112,20 @@ class RedisStore:
         finally:
             self._client.connection_pool.release(connection)
 
+    def _answer(self, connection: Any) -> object:
+        """Read an answer; an error of the server is one, too."""
+        try:
+            return connection.read_response()
+        except self._redis.ResponseError as error:
+            return error
+
+    def _status(self, answer: object) -> FarStatus:
+        """Convert the answer to a `SET NX`: done, already there (None), or an error."""
+        if not isinstance(answer, Exception):
+            return FarStatus.OK
+        is_full = isinstance(answer, self._redis.exceptions.OutOfMemoryError)
+        return FarStatus.FULL if is_full or str(answer).startswith(_FULL) else FarStatus.FAILED
+
     def _place(self) -> str:
         options = self._client.connection_pool.connection_kwargs
         return f"{options.get('host', options.get('path'))}:{options.get('port', '')}"
-
-
-def _status(answer: bytes | ServerError | None) -> FarStatus:
-    """Convert the answer to a `SET NX`: done, already there (None), or an error."""
-    if not isinstance(answer, ServerError):
-        return FarStatus.OK
-    return FarStatus.FULL if answer.text.startswith(_FULL) else FarStatus.FAILED
