@@ -73,13 +73,13 @@ def recorded_calls(folder: Path, options: Options) -> tuple[list[Made], int]:
     return calls, token_bytes
 
 
-def seconds(manager: KVCacheManager, calls: Sequence[Made]) -> float:
-    """Return the CPU seconds of this thread that the calls take."""
+def seconds(manager: KVCacheManager, calls: Sequence[Made]) -> tuple[float, float]:
+    """Return the CPU seconds that the calls take, of this thread and of the process."""
     made = [(getattr(manager, name), args, named) for name, args, named in calls]
-    start = time.thread_time()
+    start, started = time.thread_time(), time.process_time()
     for method, args, named in made:
         method(*args, **named)
-    return time.thread_time() - start
+    return time.thread_time() - start, time.process_time() - started
 
 
 def main() -> None:
@@ -105,12 +105,12 @@ def main() -> None:
         config = make_config(options)
         what_if(folder, {"more": attrs.evolve(config, num_blocks=2 * config.num_blocks)}, "rust")
         variant = time.thread_time() - start
-    plain, recording = best["plain"], best["text"]
+    (plain, alone), (recording, process) = best["plain"], best["text"]
     print(f"{len(calls):,} calls, {1e6 * plain / len(calls):.2f} us each")
-    print(f"recording / not: {recording / plain:.3f}")
+    print(f"recording / not: {recording / plain:.3f}, of the process {process / alone:.3f}")
     print(f"more a call: {1e9 * (recording - plain) / len(calls):.0f} ns")
     print(f"bytes per call, without tokens: {(size - token_bytes) / len(calls):.1f}")
-    print(f"by keys / not: {best['keys'] / plain:.3f}, {size_by_keys / size:.2f} of the bytes")
+    print(f"by keys / not: {best['keys'][0] / plain:.3f}, {size_by_keys / size:.2f} of the bytes")
     print(f"a variant with twice the blocks: {variant / again:.2f} of the replay of the record")
     print(f"replay of the record: {again / plain:.1f} of the calls' time, {virtual / again:,.0f} x")
 
@@ -123,9 +123,9 @@ def num_bytes(folder: Path) -> int:
 
 def measure(
     base: Path, calls: Sequence[Made], options: Options, rounds: int
-) -> tuple[dict[str, float], int]:
+) -> tuple[dict[str, tuple[float, float]], int]:
     """Return the least seconds of the calls, with and without a recorder, and the bytes by keys."""
-    best = dict.fromkeys(("plain", "text", "keys"), float("inf"))
+    best = dict.fromkeys(("plain", "text", "keys"), (float("inf"), float("inf")))
     gc.disable()  # else a collection would burden one side
     for number in range(3 * rounds):
         name: Any = list(best)[number % 3]
@@ -133,7 +133,8 @@ def measure(
         if name != "plain":
             recorder = Recorder(base / str(number), tokens=name, keep_segments=2)
             manager.start_recording(recorder)
-        best[name] = min(best[name], seconds(manager, calls))
+        thread, process = seconds(manager, calls)
+        best[name] = min(best[name][0], thread), min(best[name][1], process)
         manager.stop_recording()
         gc.collect()
     gc.enable()
