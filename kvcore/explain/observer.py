@@ -305,9 +305,12 @@ class AdmissionObserver:
                 if self.config.null_block and not block:
                     continue
                 request.held.append(block)
-                if block in held:
+                there = self._contents.of[block]
+                is_same = there == request.content(g, position)
+                if block in held and (
+                    is_same or there is None
+                ):  # else it left, and was taken again
                     continue
-                is_same = self._contents.of[block] == request.content(g, position)
                 if not (is_same and self._has_key(block)):  # a partial block has that content, too
                     fresh.append(block)
         self._contents.release(held.difference(request.held))

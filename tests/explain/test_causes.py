@@ -231,6 +231,26 @@ def test_what_failed_in_its_batch_and_was_given_up_again_was_not_computed() -> N
     assert run.seen == set()
 
 
+def test_a_block_that_leaves_a_window_and_is_taken_by_the_same_call_names_its_taker() -> None:
+    run = Run(Config(11, groups=GROUPS["sliding"]))
+    prompt = [1, 1, 1, 1, 2]
+    for name, media in (("f", ()), ("c", (MediaItem("a", 1, 1),))):
+        run.call("add_request", Request(name, prompt, media=media))
+    run.call("allocate_slots", "f", 5)
+    run.call("load", "c", 2)
+    run.call("take_batch")
+    run.call("free", "f")
+    run.call("allocate_slots", "f", 1)
+    run.call("free", "f")
+    run.call("allocate_slots", "f", 5)
+    run.call("rewind", ["f"], 4)
+    hit = run.manager.get_computed_blocks("f")
+    run.call("allocate_slots", "f", 0, hit=hit, num_external_computed_tokens=2)
+    run.call("add_request", Request("d", [1] * 7))
+    run.call("allocate_slots", "d", 5, hit=run.manager.get_computed_blocks("d"))
+    assert "evicted" in run.seen
+
+
 def test_other_media_over_other_tokens_is_another_prefix() -> None:
     run = Run(Config(9, 1))
     for name, item, token in (("r", "a", 1), ("s", "b", 2)):
