@@ -234,8 +234,10 @@ class AdmissionObserver:
 
         def note(*_: Any, **__: Any) -> None:
             for request in self._requests.values():
-                if request.holds:
+                held = request.holds
+                if held or request.computed:  # one that is swapped out may wait again
                     self._refresh(request)
+                if held:
                     self._fresh(request)
                     request.is_odd = True
                     request.published = [0] * len(self._sizes)

@@ -251,6 +251,22 @@ def test_a_block_that_leaves_a_window_and_is_taken_by_the_same_call_names_its_ta
     assert "evicted" in run.seen
 
 
+def test_a_swapped_request_that_waits_again_begins_in_the_new_epoch() -> None:
+    run = Run(Config(9, 1, num_host_blocks=8, max_in_flight=1, publish="completed"))
+    run.call("add_request", Request("b", [1] * 8))
+    run.call("allocate_slots", "b", 7)
+    run.call("take_batch")
+    run.call("swap_out", ["b"])
+    run.call("complete", 0)
+    run.call("add_request", Request("e", [1] * 6 + [2]))
+    run.call("take_batch")
+    run.call("cancel", 1)
+    run.call("advance_epoch")
+    run.call("load", "b", 3)
+    run.call("allocate_slots", "e", 4)
+    assert "old_epoch" in run.seen
+
+
 def test_other_media_over_other_tokens_is_another_prefix() -> None:
     run = Run(Config(9, 1))
     for name, item, token in (("r", "a", 1), ("s", "b", 2)):
