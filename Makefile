@@ -196,6 +196,7 @@ lock: setup ## resolve the dependencies again into locks/ and Cargo.lock
 		$(BIN)/uv pip compile --quiet --universal --generate-hashes --python-version 3.11 --no-header \
 			--annotation-style line --group $$group --output-file locks/$$group.txt $(ARGS) || exit 1; done
 	cargo update --workspace
+	cargo update --workspace --manifest-path benches/peers/Cargo.toml
 
 hooks: setup ## install a git hook that checks each commit before it is made
 	printf '#!/bin/sh\nexec make check\n' > "$$(git rev-parse --git-path hooks)/pre-commit"

@@ -7,6 +7,7 @@ import ast
 import re
 import subprocess
 import sys
+import tomllib
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -292,6 +293,14 @@ def test_the_lock_pins_every_package_by_hash() -> None:
             name = entry.split()[0]
             assert "==" in name, f"{name_of(lock)}: {name} has no exact version"
             assert "--hash=sha256:" in entry, f"{name_of(lock)}: {name} has no hash"
+
+
+def test_the_lock_of_the_peers_knows_what_kvcore_depends_on() -> None:
+    dependencies = tomllib.loads((ROOT / "Cargo.toml").read_text())["dependencies"]
+    needed = {name for name, each in dependencies.items() if "optional" not in each}
+    lock = tomllib.loads((ROOT / "benches" / "peers" / "Cargo.lock").read_text())
+    locked = next(each for each in lock["package"] if each["name"] == "kvcore")["dependencies"]
+    assert {name.split()[0] for name in locked} == needed
 
 
 def test_kvcore_is_imported_in_a_moment() -> None:
