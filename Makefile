@@ -56,6 +56,7 @@ conformance: setup ## run the tests of each fact of docs/facts.md, and write tha
 	$(BIN)/python -m tools.conformance $(ARGS)
 	$(BIN)/python -m tools.facts_page
 
+PEERS := --manifest-path benches/peers/Cargo.toml
 check: setup ## check format, lint, types and stubs, in both languages
 	cargo fmt --check
 	$(BIN)/ruff format --check
@@ -67,6 +68,8 @@ check: setup ## check format, lint, types and stubs, in both languages
 	$(BIN)/vulture
 	$(CLIPPY) -- -D warnings
 	$(CLIPPY) --all-features -- -D warnings
+	cargo fmt --check $(PEERS)
+	cargo clippy --quiet --locked --no-default-features --target-dir target $(PEERS) -- -D warnings
 	$(BIN)/maturin generate-stubs --features stubs --out $(STUBS)
 	diff -u kvcore/_rust.pyi $(STUBS)/kvcore/_rust.pyi || { echo "stale stub: run make stubs"; exit 1; }
 	$(BIN)/stubtest kvcore._rust --mypy-config-file pyproject.toml
@@ -196,7 +199,7 @@ lock: setup ## resolve the dependencies again into locks/ and Cargo.lock
 		$(BIN)/uv pip compile --quiet --universal --generate-hashes --python-version 3.11 --no-header \
 			--annotation-style line --group $$group --output-file locks/$$group.txt $(ARGS) || exit 1; done
 	cargo update --workspace
-	cargo update --workspace --manifest-path benches/peers/Cargo.toml
+	cargo update --workspace $(PEERS)
 
 hooks: setup ## install a git hook that checks each commit before it is made
 	printf '#!/bin/sh\nexec make check\n' > "$$(git rev-parse --git-path hooks)/pre-commit"

@@ -7,6 +7,7 @@
 //! that every peer holds its hits from then on. Twin: benches/peers/replay.py.
 
 mod floor;
+#[cfg(feature = "kvbm")]
 mod kvbm;
 #[path = "../../operations/mod.rs"]
 mod operations;
@@ -16,6 +17,7 @@ use std::path::Path;
 
 use cpu_time::ThreadTime;
 use floor::Floor;
+#[cfg(feature = "kvbm")]
 use kvbm::Kvbm;
 use kvcore::types::config::Eviction::{Lru, UncachedFirst};
 use kvcore::types::keys::Hashing;
@@ -65,7 +67,9 @@ fn make(name: &str, list: &List) -> Box<dyn Peer> {
         "hashes-cbor" => Box::new(Floor::new(list, Hashing::Sha256Cbor)),
         "hashes-sha" => Box::new(Floor::new(list, Hashing::Sha256)),
         "hashes-xxh3" => Box::new(Floor::new(list, Hashing::Xxh3)),
+        #[cfg(feature = "kvbm")]
         "kvbm" => Box::new(Kvbm::new(list, false)),
+        #[cfg(feature = "kvbm")]
         "kvbm-lru" => Box::new(Kvbm::new(list, true)),
         _ => panic!("no peer is called {name}"),
     }

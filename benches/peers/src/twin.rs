@@ -10,9 +10,9 @@ use kvcore::transitions::batches::take_batch;
 use kvcore::transitions::free::free;
 use kvcore::transitions::queries::get_computed_blocks;
 use kvcore::transitions::requests::{add_request, remove_request};
-use kvcore::transitions::slot_request::SlotRequest;
 use kvcore::types::config::{Config, Eviction};
 use kvcore::types::keys::Hashing;
+use kvcore::types::slot_request::SlotRequest;
 use kvcore::types::values::Request;
 
 use crate::Peer;
