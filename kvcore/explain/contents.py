@@ -48,6 +48,10 @@ class Contents:
         content = self.of[block]
         assert content is not None
         self.of[block] = None
+        self._lose(block, content, taker, kind)
+
+    def _lose(self, block: int, content: Content, taker: str | None, kind: str) -> None:
+        """Note that a block makes a content findable no more."""
         copies = self._copies.pop(content, 1) - 1
         if copies:
             if copies > 1:
@@ -75,6 +79,10 @@ class Contents:
                 return
             self._remove(block, None, kind)
         self.of[block] = content
+        self._find(content)
+
+    def _find(self, content: Content) -> None:
+        """Note that one more block makes a content findable."""
         segment, group_id, place = content
         marks = segment.marks[group_id]
         if place >= len(marks):

@@ -35,6 +35,7 @@ class KnownRequest:
     place: its place in its namespace. bare: the place of its plain tokens, if its labels differ
     from them. computed: the manager's count. step, before: the last batch that scheduled it, and
     its count before that. held: its blocks, in table order unless is_odd (copied, swapped, cut).
+    places: the place (group, position) of each of them, where keys may end inside blocks.
     published: blocks per group that need no further check. epoch: the epoch in which its count
     began.
     """
@@ -55,6 +56,7 @@ class KnownRequest:
     is_odd: bool = False
     epoch: int = 0
     held: list[int] = attrs.field(factory=list)
+    places: dict[int, tuple[int, int]] = attrs.field(factory=dict)
     published: list[int] = attrs.field(init=False)
     _on_edge: tuple[Edge, int, int] | None = None
 
@@ -90,7 +92,9 @@ class KnownRequest:
             self.place.compute(count, is_fresh=self.epoch == epoch)
 
     def content(self, group_id: int, position: int) -> tuple[Segment, int, int]:
-        """Return the content of the block at a position of its table."""
+        """Return the content of the block at a position of its table, or of the part of a block at
+        a position among those of its group.
+        """
         size = self.sizes[group_id]
         edge = self.place.edge
         while edge.start // size > position and edge.parent is not None:

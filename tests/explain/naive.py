@@ -4,7 +4,8 @@
 The history is read from the states before and after each call of the Python core: every text and
 every computed prefix that ever was, and for each key how it was last lost. What a request counted
 when it gave up its blocks was computed; what a cancel, a failed load or the open batch took back
-was not. Nothing here is shared with `kvcore.explain`. It knows full, sliding and chunked groups.
+was not. Nothing here is shared with `kvcore.explain`. It knows full, sliding, chunked and state
+groups, and hits inside blocks.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ Lost = tuple[str | None, int, str, int, int]
 """Request, call, kind, step, and steps since the block last had an owner."""
 ROWS = (
     *("namespace", "not_computed", "old_epoch", "partial_block", "last_token", "draft_drop"),
-    *("not_published", "lost", "groups_disagree", "unused"),
+    *("not_published", "no_checkpoint", "lost", "groups_disagree", "unused"),
 )
 TAKERS = {"allocate_slots": "prompt", "append": "decode", "swap_in": "swap_in", "load": "load"}
 Labels = tuple[Any, ...]
@@ -70,7 +71,7 @@ class Naive:
         if name == "advance_epoch":
             self.ever.clear()
         self._note_lost(name, before, args)
-        self.ever |= {key for key in state.device.keys if key is not None}
+        self.ever |= all_keys(state)
         self.owned = [
             self.step if was else last
             for last, was in zip(self.owned, before.device.ref_counts, strict=True)
@@ -85,7 +86,12 @@ class Naive:
         """Return the cause of each token that an admission missed, by the state before it."""
         request, mine = self.state.requests[request_id], self.extra[request_id]
         config, text = self.state.config, self._labels(request_id, request)
-        sizes = [group.block_size for group in config.groups]
+        unit = config.hash_block_size
+        sizes = [
+            unit if config.has_tails else each.block_size
+            for each in config.groups
+            if config.has_tails or each.kind != "state"
+        ]
         computed = self.computed | self._counts(self.state)
         lengths: dict[str, int] = {}
         lengths["old_epoch"] = max(
@@ -109,11 +115,19 @@ class Naive:
         starts = [at for at in range(fresh + 1) if all(at % size == 0 for size in sizes)]
         lengths["last_token"] = starts[-1]
         lengths["draft_drop"] = max(at for at in starts if at == 0 or at <= most)
-        drops = [size * config.drops_last_hit(g) for g, size in enumerate(sizes)]
+        drops = [
+            (unit if config.has_tails else each.block_size) * config.drops_last_hit(g)
+            for g, each in enumerate(config.groups)
+            if each.kind != "state"
+        ]
         starts = [at for at in starts if not at or at + max(drops) <= min(most, fresh)]
         lengths["not_published"] = starts[-1]
-        now = {key for key in self.state.device.keys if key is not None}
-        groups = range(len(sizes))
+        now = all_keys(self.state)
+        groups = range(len(config.groups))
+        attention = [g for g in groups if config.groups[g].kind != "state"]
+        lengths["no_checkpoint"] = max(
+            at for at in starts if all(self._finds(request, g, at, self.ever) for g in attention)
+        )
         once = lengths["lost"] = max(
             at for at in starts if all(self._finds(request, g, at, self.ever) for g in groups)
         )
@@ -131,7 +145,7 @@ class Naive:
             if token < used + external:
                 cause = "external"
             elif cause == "lost":
-                lost = self._lost_at(request, least, token // sizes[least], now)
+                lost = self._lost_at(request, least, token, once, now)
                 cause = "evicted" if lost[2] in TAKERS.values() else "withdrawn"
             causes.append((cause, lost))
         return causes
@@ -168,32 +182,60 @@ class Naive:
             for at, token in enumerate(request.tokens)
         )
 
-    def _finds(self, request: RequestState, g: int, at: int, keys: Collection[bytes]) -> bool:
-        """Return whether a group can resume at a token if these keys are there."""
+    def _needs(self, request: RequestState, g: int, at: int) -> list[tuple[int, bytes | None]]:
+        """Return the keys that a group needs to resume at a token, each with the first token that
+        it stands for; None for a key that the request does not have.
+        """
         config, group = self.state.config, self.state.config.groups[g]
-        size, first = group.block_size, 0
+        size, unit, first = group.block_size, config.hash_block_size, 0
+        if group.kind == "state":
+            return [(at - unit, self._key(request, g, at))]
         if group.kind == "chunked_local":
             assert group.window is not None
             first = at // group.window * group.window // size
         elif group.window is not None:
-            first = min(max(0, at - group.window + 1) // size, at // size - 1)
-        end = at // size + config.drops_last_hit(g)
-        return not at or all(request.key(config, g, n) in keys for n in range(first, end))
+            first = min(max(0, at - group.window + 1) // size, -(-at // size) - 1)
+        ends, drops = [at], config.drops_last_hit(g)
+        if drops:
+            ends.append(at + (unit if config.has_tails else size))
+        whole = range(first * size, ends[-1] // size * size, size)
+        needs = [(start, self._key(request, g, start + size)) for start in whole]
+        parts = [(end // size * size, self._key(request, g, end)) for end in ends if end % size]
+        return needs + parts
 
-    def _lost_at(self, request: RequestState, g: int, block: int, now: set[bytes]) -> Lost:
-        """Return how a block's key was lost. If it was not, return the cause of the nearest missing
-        block before it, else after it.
+    def _key(self, request: RequestState, g: int, at: int) -> bytes | None:
+        unit = self.state.config.hash_block_size
+        has_hash = at <= len(request.block_hashes) * unit
+        return request.key_at(self.state.config, g, at) if has_hash else None
+
+    def _finds(self, request: RequestState, g: int, at: int, keys: Collection[bytes]) -> bool:
+        """Return whether a group can resume at a token if these keys are there."""
+        return not at or all(key in keys for _, key in self._needs(request, g, at))
+
+    def _lost_at(
+        self, request: RequestState, g: int, token: int, once: int, now: set[bytes]
+    ) -> Lost:
+        """Return how the key of a token was lost. If it was not, return the cause of the nearest
+        missing key before it, else after it. once: where the group was found at some time.
         """
         config = self.state.config
-        num_hashed = request.num_hashed(config, g)
-        for n in (*range(block, -1, -1), *range(block + 1, num_hashed)):
-            key = request.key(config, g, n)
+        size, unit = config.groups[g].block_size, config.hash_block_size
+        num_tokens = len(request.block_hashes) * unit
+        if config.groups[g].kind == "state":
+            size = unit
+        ends = range(size, num_tokens + 1, size)
+        if config.has_tails and config.groups[g].kind != "state":
+            dropped = [once + unit] if config.drops_last_hit(g) else []
+            ends = [*range(size, once + 1, size), *([once] if once % size else []), *dropped]
+        keys = [self._key(request, g, end) for end in ends]
+        block = token // size
+        for key in (*keys[block::-1], *keys[block + 1 :]):
             if key in self.ever and key not in now:
                 return self.lost[key]
-        raise AssertionError(f"block {block} was never lost")
+        raise AssertionError(f"token {token} was never lost")
 
     def _note_lost(self, name: str, before: State, args: Any) -> None:
-        there, kind = set(self.state.device.keys), TAKERS.get(name, name)
+        there, kind = all_keys(self.state), TAKERS.get(name, name)
         takers: dict[int, str] = {}
         named = args[0] if args and isinstance(args[0], list) else []
         named = [each for each in named if each in self.state.requests]
@@ -207,15 +249,25 @@ class Naive:
             done = before.requests[args[0]].num_computed
             kind = "prompt" if done < self.prompts[args[0]] else "decode"
         for block in (*range(len(self.owned)), *takers):  # of equal keys the last one taken counts
-            key = before.device.keys[block]
-            if key is not None and key not in there:
-                idle = 0 if before.device.ref_counts[block] else self.step - self.owned[block]
+            idle = 0 if before.device.ref_counts[block] else self.step - self.owned[block]
+            for key in block_keys(before, block) - there:
                 self.lost[key] = (takers.get(block), self.call, kind, self.step, idle)
 
 
 def used_tokens(hit: Hit | None) -> int:
     """Return how many tokens an allocation takes from a hit."""
     return 0 if hit is None else hit.num_tokens
+
+
+def block_keys(state: State, block: int) -> set[bytes]:
+    """Return the keys of a block, also those of its parts."""
+    key, tails = state.device.keys[block], state.device.tails
+    return set(() if key is None else (key,)) | set(tails.keys(block) if tails else ())
+
+
+def all_keys(state: State) -> set[bytes]:
+    """Return all keys of the device."""
+    return set().union(*(block_keys(state, block) for block in range(state.device.num_blocks)))
 
 
 def plain(labels: Labels) -> tuple[int, ...]:

@@ -23,7 +23,15 @@ GROUPS = {
     "sliding": (Group(1, kind="sliding_window", window=2),),
     "chunks": (Group(1), Group(2, kind="chunked_local", window=4)),
     "chunk": (Group(1, kind="chunked_local", window=3),),
+    "parts": (Group(4),),
+    "parts-sizes": (Group(2), Group(4)),
+    "parts-window": (Group(2), Group(4, kind="sliding_window", window=3)),
+    "parts-chunks": (Group(4), Group(2, kind="chunked_local", window=4)),
+    "states": (Group(1), Group(2, kind="state")),
+    "parts-states": (Group(2), Group(4, kind="state")),
 }
+UNITS = {"parts": 2, "parts-sizes": 1, "parts-window": 1, "parts-chunks": 1, "parts-states": 1}
+"""Tokens per hash where hits may end inside blocks."""
 WAYS = {
     "add": 6,
     "admit": 12,
@@ -112,6 +120,7 @@ def play(run: Run, random: Random, num_calls: int) -> None:
             num_new = len(requests[name].tokens) - used_tokens(hit)
             num_new = random.choice([num_new, num_new, random.randint(1, num_new)])
             options: dict[str, Any] = {"delay_cache_blocks": random.random() < 0.1}
+            options |= marks(run, random)
             if random.random() < 0.2:
                 external = random.randint(1, num_new)
                 options["num_external_computed_tokens"] = external
@@ -121,7 +130,7 @@ def play(run: Run, random: Random, num_calls: int) -> None:
             name = random.choice(runs)
             left = len(requests[name].tokens) - requests[name].num_computed
             if left > 0:
-                run.call("allocate_slots", name, random.randint(1, left))
+                run.call("allocate_slots", name, random.randint(1, left), **marks(run, random))
         elif way == "append" and runs:
             some = random.sample(runs, random.randint(1, len(runs)))
             some = [n for n in some if requests[n].num_computed == len(requests[n].tokens)]
@@ -151,6 +160,11 @@ def play(run: Run, random: Random, num_calls: int) -> None:
             play_transfers(run, random, way)
 
 
+def marks(run: Run, random: Random) -> dict[str, bool]:
+    """Draw whether a call keeps the state after it."""
+    return {"checkpoint": random.random() < 0.5} if run.manager.config.has_states else {}
+
+
 def play_transfers(run: Run, random: Random, way: str) -> None:
     """Make a random call of a way that begins or ends a load or a batch in flight."""
     manager = run.manager
@@ -174,25 +188,31 @@ def play_transfers(run: Run, random: Random, way: str) -> None:
         run.call("cancel", random.choice(manager.in_flight))
 
 
-@pytest.mark.parametrize("groups", GROUPS.values(), ids=GROUPS)
-def test_each_token_has_the_cause_of_its_history(groups: tuple[Group, ...]) -> None:
+@pytest.mark.parametrize("kind", GROUPS)
+def test_each_token_has_the_cause_of_its_history(kind: str) -> None:
     for seed in range(NUM_RUNS):
-        check_run(seed, groups)
+        check_run(seed, kind)
 
 
-def check_run(seed: int, groups: tuple[Group, ...]) -> None:
+def check_run(seed: int, kind: str) -> None:
     random = Random(seed)
-    config = Config(
-        random.randint(6, 16),
-        groups=groups,
+    play(Run(draw_config(random, kind)), random, 60)
+
+
+def draw_config(random: Random, kind: str) -> Config:
+    """Draw a configuration of a kind. Blocks of several hashes are larger, so fewer."""
+    num_blocks = random.randint(6, 16)
+    return Config(
+        num_blocks // 2 + 1 if kind in UNITS else num_blocks,
+        groups=GROUPS[kind],
         num_host_blocks=random.choice([0, 8]),
         eviction=random.choice(["lru", "uncached_first"]),
         duplicates=random.choice(["keep", "keep", "merge"]),
         use_eagle=random.random() < 0.2,
         max_in_flight=random.choice([0, 0, 1, 2]),
         publish=random.choice(["scheduled", "scheduled", "completed"]),
+        hash_block_size=UNITS.get(kind),
     )
-    play(Run(config), random, 60)
 
 
 def test_late_output_of_an_earlier_request_is_known() -> None:

@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an observer learns from block tables: which blocks a call took, and which are findable."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from kvcore.explain.contents import Contents
+from kvcore.explain.known_tokens import LABEL
+from kvcore.explain.lengths import mark_sizes
+from kvcore.explain.requests import KnownRequest
+
+
+class Tables:
+    """The tables of a manager's requests, where each key stands for a whole block.
+
+    contents: of the findable blocks. unpublished: requests with full blocks that had no key when
+    they were last looked at. epoch: of the weights.
+    """
+
+    contents: Any
+
+    def __init__(self, manager: Any) -> None:
+        self.config = manager.config
+        self.contents = Contents(manager)
+        self.unpublished: dict[str, KnownRequest] = {}
+        self.epoch = 0
+        self._manager, self._has_key = manager, manager.has_key
+        self._sizes = mark_sizes(self.config)
+        self._groups = [g for g, each in enumerate(self.config.groups) if not each.is_cross]
+        self._is_plain = len(self._sizes) == 1 and not self.config.has_windows
+
+    def take(self, request: KnownRequest, blocks: list[int], kind: str) -> None:
+        """Note new blocks that a call put into a request's table, in the order of the groups."""
+        request.held += blocks
+        if self.config.has_windows:  # which of its blocks have left its windows
+            self._fresh(request)
+        self.contents.take(request.name, blocks, kind)
+
+    def grow(self, request: KnownRequest, place: tuple[int, int], block: int) -> None:
+        """Note a block that `append` put at a place (group, position) of a request's table."""
+        del place
+        self.contents.take(request.name, [block], "decode")
+        request.held.append(block)
+
+    def hold(self, request: KnownRequest) -> None:
+        """Note all blocks of a request as held, and those that left its table as released."""
+        self._fresh(request)
+
+    def rewrite(self, request: KnownRequest, kind: str) -> None:
+        """Note the blocks that a call gave to a request, and the keys that its write ends."""
+        self.contents.take(request.name, self._fresh(request), kind)
+        if kind != "swap_in":
+            self.contents.withdraw(kind, request.held)
+
+    def trim(self, callers: list[KnownRequest], grown: Iterable[tuple[int, ...]]) -> None:
+        """Note which blocks left windows in a call that grew tables, before it took any again."""
+        for place, _, _, block in grown:
+            if block:
+                self.contents.release({block}.intersection(callers[place].held))
+        for place in {place for place, _, _, block in grown if not block}:
+            self._fresh(callers[place])
+
+    def publish(self, request: KnownRequest, kind: str = "unknown") -> None:
+        """Note which full blocks of a request now have a key; none if it is of an older epoch.
+
+        kind: of the call, if it may have written over other contents.
+        """
+        if request.epoch != self.epoch:
+            return
+        known = min(request.computed, len(request.labels) // LABEL)
+        waits = False
+        for g in self._groups:
+            first, full = request.published[g], known // self._sizes[g]
+            if full <= first:
+                continue
+            table: Any = request.held
+            if not self._is_plain or request.is_odd:
+                table = self._manager.get_blocks(request.name).blocks[g]
+            request.join()
+            full = min(full, len(table))
+            request.published[g] = full
+            for position in range(first, full):
+                block = table[position]
+                if not block and self.config.null_block:
+                    continue
+                if self._has_key(block):
+                    self.contents.mark(block, request.content(g, position), kind)
+                else:
+                    waits = True
+                    request.published[g] = min(request.published[g], position)
+            if self.config.duplicates == "merge":
+                self._fresh(request)
+        self._wait(request, waits=waits)
+
+    def _wait(self, request: KnownRequest, *, waits: bool) -> None:
+        """Note whether blocks of a request are to become findable."""
+        if waits:
+            self.unpublished[request.name] = request
+        elif self.unpublished:
+            self.unpublished.pop(request.name, None)
+
+    def _fresh(self, request: KnownRequest) -> list[int]:
+        """Return the new blocks of a request, without those hit by their content; note all its
+        blocks as held, and those that left as released.
+        """
+        held = set(request.held)
+        request.held = []
+        fresh = []
+        for g, table in enumerate(self._manager.get_blocks(request.name).blocks):
+            for position, block in enumerate(table):
+                if self.config.null_block and not block:
+                    continue
+                request.held.append(block)
+                there = self.contents.of[block]
+                is_same = there == request.content(g, position)
+                if block in held and (
+                    is_same or there is None
+                ):  # else it left, and was taken again
+                    continue
+                if not (is_same and self._has_key(block)):  # a partial block has that content, too
+                    fresh.append(block)
+        self.contents.release(held.difference(request.held))
+        return fresh
