@@ -148,7 +148,7 @@ class AdmissionObserver:
             if block or not self.config.null_block:
                 self._tables.grow(callers[place], (group_id, position), block)
         for place, request in enumerate(callers[: outcome.done]):
-            if request.is_odd:
+            if request.is_odd or self.config.has_states:
                 self._tables.rewrite(request, "decode")
             if labels is not None:
                 request.extend(labels[place * LABEL : (place + 1) * LABEL])
@@ -298,6 +298,7 @@ class AdmissionObserver:
     def _release(self, request: KnownRequest) -> None:
         """Note that a request no longer holds anything."""
         request.holds, request.computed, request.step = False, 0, -1
+        request.places = {}
         self._contents.release(request.held)
 
 

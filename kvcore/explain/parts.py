@@ -81,6 +81,8 @@ class PartTables(Tables):
         for block, place in request.places.items():
             if self.contents.of[block]:
                 taker = None if before.get(block) == place else request.name
+                if taker is not None and block in before:  # it left its place, and was taken again
+                    self.contents.release([block])
                 self.contents.lose(block, taker, kind, self._core.block_keys(block))
 
     def trim(self, callers: list[KnownRequest], grown: Iterable[tuple[int, ...]]) -> None:
