@@ -257,8 +257,6 @@ class Recordable:
         """Replace the state by canonical bytes. O(pool). Raises DamagedState, PoolTooLarge."""
         check_kind("data", data, bytes)
         config = decode_valid(data, self.backend).config
-        if self._live is not None:
-            self._live.check_restored(config)
         self._core.restore(data)
         self.config = config
         if self._live is not None:

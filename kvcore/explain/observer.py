@@ -183,7 +183,9 @@ class AdmissionObserver:
         else:
             self._tables.unpublished[request_id] = request
 
-    def _load(self, _: Any, request_id: str, num_tokens: int, hit: Any = None, **__: Any) -> None:
+    def _load(
+        self, started: Any, request_id: str, num_tokens: int, hit: Any = None, **_: Any
+    ) -> None:
         request = self._requests[request_id]
         if not request.computed:
             request.epoch = self._tables.epoch
@@ -191,6 +193,7 @@ class AdmissionObserver:
         self._tables.rewrite(request, "load")
         request.schedule(self._contents.step)
         self._refresh(request)
+        request.loading, request.load_start = set(started), request.computed - num_tokens
         self._tables.publish(request)
 
     def _free(self, _: None, request_id: str) -> None:
@@ -232,8 +235,10 @@ class AdmissionObserver:
     def _withdrawn(self, name: str) -> Callable[..., None]:
         """Make the note of a call that may lower counts and withdraw keys of any blocks."""
 
-        def note(*_: Any, **__: Any) -> None:
+        def note(_: Any, *args: Any, **__: Any) -> None:
             for request in self._requests.values():
+                if name == "complete_operation":
+                    request.loading.discard(args[0])
                 held = request.holds
                 if held or request.computed:  # one that is swapped out may wait again
                     self._refresh(request)
@@ -289,6 +294,8 @@ class AdmissionObserver:
     def _refresh(self, request: KnownRequest) -> None:
         request.computed = self._manager.num_computed_tokens(request.name)
         request.holds = any(map(len, self._manager.get_blocks(request.name).blocks))
+        if not request.holds:
+            request.loading.clear()
 
     def _note_table(self, _: Any, request_id: str, *__: Any, **___: Any) -> None:
         """Note which blocks of a request have left its windows."""
@@ -298,6 +305,7 @@ class AdmissionObserver:
     def _release(self, request: KnownRequest) -> None:
         """Note that a request no longer holds anything."""
         request.holds, request.computed, request.step = False, 0, -1
+        request.loading.clear()
         request.places = {}
         self._contents.release(request.held)
 

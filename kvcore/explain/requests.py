@@ -55,6 +55,8 @@ class KnownRequest:
     was_admitted: bool = False
     is_odd: bool = False
     epoch: int = 0
+    loading: set[int] = attrs.field(factory=set)
+    load_start: int = 0
     held: list[int] = attrs.field(factory=list)
     places: dict[int, tuple[int, int]] = attrs.field(factory=dict)
     published: list[int] = attrs.field(init=False)
@@ -67,6 +69,11 @@ class KnownRequest:
     def labels(self) -> bytearray:
         """All its tokens, as labels of its namespace."""
         return self.place.labels
+
+    @property
+    def num_there(self) -> int:
+        """The manager's count, without tokens that a load has not brought yet."""
+        return min(self.computed, self.load_start) if self.loading else self.computed
 
     def extend(self, labels: bytes) -> None:
         """Add tokens."""
@@ -87,7 +94,7 @@ class KnownRequest:
 
     def settle(self, step: int, epoch: int) -> None:
         """Note what was computed of it for good, without what the open batch would compute."""
-        count = min(self.before, self.computed) if self.step == step else self.computed
+        count = min(self.before, self.num_there) if self.step == step else self.num_there
         if count:
             self.place.compute(count, is_fresh=self.epoch == epoch)
 
@@ -161,12 +168,12 @@ class Namespaces:
         num_labels = len(labels) // LABEL
         for other in others:
             least = fresh if other.epoch == epoch else computed
-            if other.computed <= least or other is request or least >= num_labels:
+            if other.num_there <= least or other is request or least >= num_labels:
                 continue
             if other.place.tree is place.tree:
                 start, theirs = least * LABEL, other.labels
                 if theirs[start : start + LABEL] == labels[start : start + LABEL]:
-                    most = min(other.computed, num_labels, len(theirs) // LABEL)
+                    most = min(other.num_there, num_labels, len(theirs) // LABEL)
                     equal = num_equal(theirs, 0, labels, 0, most)
                     computed = max(computed, equal)
                     fresh = max(fresh, equal) if other.epoch == epoch else fresh

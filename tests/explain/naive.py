@@ -44,6 +44,7 @@ class Naive:
         self.extra: dict[str, Any] = {}
         self.prompts: dict[str, int] = {}
         self.media: dict[str, Any] = {}
+        self.load_starts: dict[str, int] = {}
         self.texts: set[tuple[int, Any, Labels]] = set()
         self.computed: set[tuple[Any, Labels, int]] = set()
         self.admitted: set[str] = set()
@@ -51,7 +52,9 @@ class Naive:
         self.lost: dict[bytes, Lost] = {}
         self.owned = [0] * state.config.num_blocks
 
-    def note(self, name: str, state: State, *args: Any, hit: Hit | None = None) -> None:
+    def note(
+        self, name: str, state: State, *args: Any, hit: Hit | None = None, refused: bool = False
+    ) -> None:
         """Add a call that was made, and the state after it. hit: owned by the call, at least."""
         before, self.state = self.state, state
         self.call += 1
@@ -70,6 +73,8 @@ class Naive:
                 self.admitted.add(request_id)
         if name == "advance_epoch":
             self.ever.clear()
+        if name == "load":
+            self.load_starts[args[0]] = state.requests[args[0]].num_computed - args[1]
         self._note_lost(name, before, args)
         self.ever |= all_keys(state)
         self.owned = [
@@ -78,7 +83,7 @@ class Naive:
         ]
         for block in () if hit is None else chain.from_iterable(hit.blocks.blocks):
             self.owned[block] = self.step
-        if name in ("free", "swap_out", "truncate"):
+        if name in ("free", "swap_out", "truncate") and not refused:
             self._settle(before, args)
         self.step += name == "take_batch"
 
@@ -153,16 +158,21 @@ class Naive:
     def _counts(self, state: State) -> set[tuple[Any, Labels, int]]:
         """Return what requests count as computed now: extra keys, labels, epoch."""
         return {
-            (self.extra[name], self._labels(name, request)[: request.num_computed], request.epoch)
+            (self.extra[name], self._labels(name, request)[: self._there(request)], request.epoch)
             for name, request in state.requests.items()
         }
+
+    def _there(self, request: RequestState) -> int:
+        """Return what a request counts, without tokens that a load has not brought yet."""
+        count = request.num_computed
+        return min(count, self.load_starts[request.request_id]) if request.num_loading else count
 
     def _settle(self, before: State, args: Any) -> None:
         """Note what requests had computed that gave up blocks, without the open batch."""
         names = args[0] if isinstance(args[0], list) else [args[0]]
         for name in names:
             request, record = before.requests[name], before.batch.scheduled.get(name)
-            count = request.num_computed
+            count = self._there(request)
             count = count if record is None else min(count, record.num_computed_before)
             labels = self._labels(name, request)[:count]
             self.computed.add((self.extra[name], labels, request.epoch))

@@ -76,14 +76,15 @@ class Run:
             return
         self.calls.append((name, *args, options))
         self.observer.note(name, outcome, *args, **options)
-        hit = None if isinstance(outcome, Refused) else options.get("hit")
-        if name in ("allocate_slots", "load") and not isinstance(outcome, Refused):
+        refused = isinstance(outcome, Refused)
+        hit = None if refused else options.get("hit")
+        if name in ("allocate_slots", "load") and not refused:
             external = options.get("num_external_computed_tokens", 0)
             external = args[1] if name == "load" else external
             if not any(map(len, self.naive.state.requests[args[0]].tables)):
                 self._compare(args[0], used_tokens(hit), external)
         assert not self.explained
-        self.naive.note(name, self.manager.state(), *args, hit=hit)
+        self.naive.note(name, self.manager.state(), *args, hit=hit, refused=refused)
 
     def _compare(self, request_id: str, used: int, external: int) -> None:
         said = self.explained.pop()
@@ -227,6 +228,34 @@ def test_late_output_of_an_earlier_request_is_known() -> None:
     run.call("free", "early")
     run.call("allocate_slots", "later", 4)
     assert run.seen == {"namespace"}
+
+
+def test_what_a_load_has_not_brought_yet_is_computed_by_nobody() -> None:
+    run = Run(Config(9, 1))
+    for name in "rst":
+        run.call("add_request", Request(name, [1, 2, 3, 4]))
+    run.call("load", "r", 3)
+    run.call("take_batch")
+    run.call("allocate_slots", "s", 4)
+    assert run.seen == {"not_computed"}
+    run.call("free", "s")  # its batch was not taken
+    for operation in range(3):
+        run.call("complete_operation", operation, True)
+    run.call("allocate_slots", "t", 4)
+    assert run.seen == {"not_computed", "unused"}
+
+
+def test_what_failed_after_a_swap_that_was_refused_was_not_computed() -> None:
+    run = Run(Config(9, 1, num_host_blocks=2))
+    for name in "rs":
+        run.call("add_request", Request(name, [1, 2, 3, 4]))
+    run.call("allocate_slots", "r", 4)
+    run.call("take_batch")
+    run.call("swap_out", ["r"])
+    run.call("rewind", ["r"], 2)
+    run.call("free", "r")
+    run.call("allocate_slots", "s", 4)
+    assert run.seen == {"unused", "not_computed"}
 
 
 def test_a_load_that_was_given_up_in_its_batch_computed_nothing() -> None:

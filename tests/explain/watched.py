@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from kvcore.backend import PythonBackend
 from kvcore.explain.explanation import CAUSES, LENGTHS, Explanation
 from kvcore.explain.observer import AdmissionObserver
 from kvcore.state.state import State
@@ -33,10 +34,15 @@ class NewestState:
 
     def __init__(self, run: Lockstep) -> None:
         self.config = run.state.config
-        self._run = run
+        self._run, self._core = run, self
+        self._backend = PythonBackend(self.config)
 
     def __getattr__(self, name: str) -> Any:
-        return lambda *args: QUERIES[name](self._run.state, *args)
+        return lambda *args: self._ask(name, *args)
+
+    def _ask(self, name: str, *args: Any) -> Any:
+        self._backend._state = self._run.state
+        return getattr(self._backend, name)(*args)
 
 
 class WatchedLockstep(Lockstep):
