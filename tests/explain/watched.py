@@ -11,6 +11,7 @@ from kvcore.explain.observer import AdmissionObserver
 from kvcore.state.state import State
 from kvcore.trace.calls import Misuse
 from kvcore.transitions import QUERIES, TRANSITIONS
+from kvcore.transitions.queries import get_own_keys
 from kvcore.types.config import Config
 from tests.helpers.lockstep import Lockstep
 
@@ -78,6 +79,7 @@ class WatchedLockstep(Lockstep):
             assert each.lengths[-2] == max(hit.num_tokens, each.hits), (hit, each)
 
     def _check_keys(self) -> None:
-        keyed = {block for block, key in enumerate(self.state.device.keys) if key is not None}
+        blocks = range(self.state.device.first_block, self.state.device.num_blocks)
+        keyed = {block for block in blocks if get_own_keys(self.state, block)}
         seen = self.observer.findable_blocks()
         assert seen == keyed, f"not seen: {keyed - seen}, seen and not there: {seen - keyed}"
