@@ -229,6 +229,7 @@ class AdmissionObserver:
         self._publish_late()
 
     def _publish_late(self, *_: Any, **__: Any) -> None:
+        self._tables.publish_owed()
         for request in list(self._tables.unpublished.values()):
             self._tables.publish(request)
 

@@ -63,6 +63,7 @@ class PartTables(Tables):
         super().__init__(manager)
         self.contents = PartContents(manager)
         self._core = manager._core
+        self._owed: dict[int, tuple[int, Content]] = {}
 
     def take(self, request: KnownRequest, blocks: list[int], kind: str) -> None:
         """Note new blocks that a call put into a request's table, and those that it copied."""
@@ -99,6 +100,8 @@ class PartTables(Tables):
         is_open, waits = request.step == self.contents.step, False
         request.join()
         for g, table in enumerate(self._manager.get_blocks(request.name).blocks):
+            if is_open and self.config.groups[g].is_state:
+                self._owe(request, g, table)
             first = request.published[g]
             for position, block in enumerate(table[first:], first):
                 is_done = not block and self.config.null_block
@@ -110,6 +113,21 @@ class PartTables(Tables):
         if self.config.duplicates == "merge":
             self.hold(request)
         self._wait(request, waits=waits or (is_open and known > 0))
+
+    def publish_owed(self) -> None:
+        """Note the states that got their keys after they had left the tables of their requests."""
+        for block, (key, content) in list(self._owed.items()):
+            if key in self._core.block_keys(block):
+                self.contents.add(block, key, content)
+                del self._owed[block]
+
+    def _owe(self, request: KnownRequest, g: int, table: tuple[int, ...]) -> None:
+        """Note the state that the open batch writes, if it may become findable."""
+        end, unit = request.computed, self._sizes[g]
+        position = (end - 1) // self.config.groups[g].block_size
+        if end and end % unit == 0 and position < len(table):
+            for key in self._core.prefix_keys(request.name, g, end - unit, end):
+                self._owed[table[position]] = key, request.content(g, end // unit - 1)
 
     def hold(self, request: KnownRequest) -> None:
         """Note all blocks of a request as held, and those that left its table as released."""

@@ -94,6 +94,9 @@ class Tables:
                 self._fresh(request)
         self._wait(request, waits=waits)
 
+    def publish_owed(self) -> None:
+        """Note what got its keys after it had left the tables of its request: no whole block."""
+
     def _wait(self, request: KnownRequest, *, waits: bool) -> None:
         """Note whether blocks of a request are to become findable."""
         if waits:
