@@ -148,8 +148,7 @@ class AdmissionObserver:
             if block or not self.config.null_block:
                 self._tables.grow(callers[place], (group_id, position), block)
         for place, request in enumerate(callers[: outcome.done]):
-            if request.is_odd or self.config.has_states:
-                self._tables.rewrite(request, "decode")
+            self._tables.step(request)
             if labels is not None:
                 request.extend(labels[place * LABEL : (place + 1) * LABEL])
             request.schedule(self._contents.step)
@@ -307,7 +306,7 @@ class AdmissionObserver:
         """Note that a request no longer holds anything."""
         request.holds, request.computed, request.step = False, 0, -1
         request.loading.clear()
-        request.places = {}
+        request.places, request.states = {}, {}
         self._contents.release(request.held)
 
 

@@ -7,7 +7,7 @@ a block has, is asked of the manager.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from kvcore.explain.contents import Content, Contents
@@ -64,32 +64,62 @@ class PartTables(Tables):
         self.contents = PartContents(manager)
         self._core = manager._core
         self._owed: dict[int, tuple[int, Content]] = {}
+        kinds = self.config.groups
+        self._states = [g for g in self._groups if kinds[g].is_state]
+        self._trims = any(each.is_windowed and not each.is_state for each in kinds)
 
     def take(self, request: KnownRequest, blocks: list[int], kind: str) -> None:
         """Note new blocks that a call put into a request's table, and those that it copied."""
         del blocks
         self.rewrite(request, kind)
 
-    def grow(self, request: KnownRequest, place: tuple[int, int], block: int) -> None:
-        """Note a block that `append` put at a place (group, position) of a request's table."""
-        super().grow(request, place, block)
-        request.places[block] = place
+    def step(self, request: KnownRequest) -> None:
+        """Note what else `append` did to a request's table, in which states may have moved."""
+        if request.is_odd:
+            self.rewrite(request, "decode")
+        elif self._states:
+            tables, before = self._manager.get_blocks(request.name).blocks, request.states
+            request.states = dict(self._held_states(tables))
+            for block in before.values():
+                if block not in request.states.values():
+                    self.contents.release([block])
+                    request.held.remove(block)
+            request.held += set(request.states.values()).difference(request.held)
+            self._lose(request, "decode", request.states, before)
 
     def rewrite(self, request: KnownRequest, kind: str) -> None:
         """Note the blocks that a call gave to a request, and the keys that its write ends."""
-        before = request.places
+        before = request.places | request.states
         self.hold(request)
-        for block, place in request.places.items():
-            if self.contents.of[block]:
-                taker = None if before.get(block) == place else request.name
-                if taker is not None and block in before:  # it left its place, and was taken again
+        self._lose(request, kind, request.places, before)
+
+    def _lose(
+        self,
+        request: KnownRequest,
+        kind: str,
+        places: Mapping[tuple[int, int], int],
+        before: Mapping[tuple[int, int], int],
+    ) -> None:
+        """Note the keys that blocks lost which were taken, or that were written over in place."""
+        known: set[int] | None = None
+        for (g, position), block in places.items():
+            if not self.contents.of[block]:
+                continue
+            is_new = before.get((g, position)) != block
+            if not is_new and (position + 1) * self.config.groups[g].block_size <= request.computed:
+                continue
+            if is_new:
+                known = set(before.values()) if known is None else known
+                if block in known:  # it left its place, and was taken again
                     self.contents.release([block])
-                self.contents.lose(block, taker, kind, self._core.block_keys(block))
+            taker = request.name if is_new else None
+            self.contents.lose(block, taker, kind, self._core.block_keys(block))
 
     def trim(self, callers: list[KnownRequest], grown: Iterable[tuple[int, ...]]) -> None:
         """Note which blocks left windows in a call that grew tables, before it took any again."""
-        for place in dict.fromkeys(place for place, *_ in grown):
-            self.rewrite(callers[place], "decode")
+        if self._trims:
+            for place in dict.fromkeys(place for place, *_ in grown):
+                self.rewrite(callers[place], "decode")
 
     def publish(self, request: KnownRequest, kind: str = "unknown") -> None:
         """Note the keys of a request's blocks; none if it is of an older epoch."""
@@ -97,7 +127,8 @@ class PartTables(Tables):
         if request.epoch != self.epoch:
             return
         known = min(request.computed, len(request.labels) // LABEL)
-        is_open, waits = request.step == self.contents.step, False
+        is_open = request.step == self.contents.step
+        waits = is_open and known > 0
         request.join()
         for g, table in enumerate(self._manager.get_blocks(request.name).blocks):
             if is_open and self.config.groups[g].is_state:
@@ -106,20 +137,22 @@ class PartTables(Tables):
             for position, block in enumerate(table[first:], first):
                 is_done = not block and self.config.null_block
                 if not is_done:
-                    is_done = self._publish(request, g, position, block)
-                    waits |= not is_done
+                    is_done, lacks_key = self._publish(request, g, position, block)
+                    waits |= lacks_key and not self.config.groups[g].is_state
                 if is_done and not is_open and request.published[g] == position:
                     request.published[g] = position + 1
         if self.config.duplicates == "merge":
             self.hold(request)
-        self._wait(request, waits=waits or (is_open and known > 0))
+        self._wait(request, waits=waits)
 
     def publish_owed(self) -> None:
         """Note the states that got their keys after they had left the tables of their requests."""
         for block, (key, content) in list(self._owed.items()):
             if key in self._core.block_keys(block):
                 self.contents.add(block, key, content)
-                del self._owed[block]
+            elif self._manager.num_owners(block):
+                continue  # its batch is not finished, or it is no checkpoint
+            del self._owed[block]
 
     def _owe(self, request: KnownRequest, g: int, table: tuple[int, ...]) -> None:
         """Note the state that the open batch writes, if it may become findable."""
@@ -131,26 +164,44 @@ class PartTables(Tables):
 
     def hold(self, request: KnownRequest) -> None:
         """Note all blocks of a request as held, and those that left its table as released."""
-        held = request.held
-        request.places = dict(self._places(request))
-        request.held = list(request.places)
-        self.contents.release(set(held).difference(request.places))
+        held, tables = request.held, self._manager.get_blocks(request.name).blocks
+        request.places = {
+            (g, position): block
+            for g, table in enumerate(tables)
+            for position, block in enumerate(table)
+            if block or not self.config.null_block
+        }
+        request.held = list(request.places.values())
+        request.states = dict(self._held_states(tables))
+        self.contents.release(set(held).difference(request.held))
 
-    def _places(self, request: KnownRequest) -> Iterator[tuple[int, tuple[int, int]]]:
-        """Yield the blocks of a request with their places."""
-        for g, table in enumerate(self._manager.get_blocks(request.name).blocks):
-            for position, block in enumerate(table):
-                if block or not self.config.null_block:
-                    yield block, (g, position)
+    def _held_states(
+        self, tables: Sequence[Sequence[int]]
+    ) -> Iterator[tuple[tuple[int, int], int]]:
+        """Yield the states of a request with their places, which are the last ones."""
+        for g in self._states:
+            table = tables[g]
+            first = max(0, len(table) - self.config.groups[g].draft_states - 3)
+            for position in range(first, len(table)):
+                if table[position]:
+                    yield (g, position), table[position]
 
-    def _publish(self, request: KnownRequest, g: int, position: int, block: int) -> bool:
-        """Note the keys of one block. True: it is full and has its own key."""
+    def _publish(
+        self, request: KnownRequest, g: int, position: int, block: int
+    ) -> tuple[bool, bool]:
+        """Note the keys of one block. Returns whether it is full and has its own key, and whether a
+        key is to come.
+        """
         size, unit = self.config.groups[g].block_size, self._sizes[g]
         start, there = position * size, self._core.block_keys(block)
-        if not there:
-            return False
+        known = min(request.computed, len(request.labels) // LABEL, start + size) // unit * unit
+        if not there and known <= start:
+            return False, False
         own = self._core.prefix_keys(request.name, g, start, start + size)
         for number, key in enumerate(own):
             if key in there:
                 self.contents.add(block, key, request.content(g, start // unit + number))
-        return len(own) * unit == size and own[-1] in there
+        num_known = (known - start) // unit
+        lacks_key = num_known > 0 and own[num_known - 1 : num_known] not in [[key] for key in there]
+        comes = self.config.publish == "completed" or known == start + size
+        return len(own) * unit == size and own[-1] in there, lacks_key and comes

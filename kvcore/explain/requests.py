@@ -35,7 +35,8 @@ class KnownRequest:
     place: its place in its namespace. bare: the place of its plain tokens, if its labels differ
     from them. computed: the manager's count. step, before: the last batch that scheduled it, and
     its count before that. held: its blocks, in table order unless is_odd (copied, swapped, cut).
-    places: the place (group, position) of each of them, where keys may end inside blocks.
+    places, states: blocks by place (group, position), when all of its table was looked at last, and
+    the newest states.
     published: blocks per group that need no further check. epoch: the epoch in which its count
     began.
     """
@@ -58,7 +59,8 @@ class KnownRequest:
     loading: set[int] = attrs.field(factory=set)
     load_start: int = 0
     held: list[int] = attrs.field(factory=list)
-    places: dict[int, tuple[int, int]] = attrs.field(factory=dict)
+    places: dict[tuple[int, int], int] = attrs.field(factory=dict)
+    states: dict[tuple[int, int], int] = attrs.field(factory=dict)
     published: list[int] = attrs.field(init=False)
     _on_edge: tuple[Edge, int, int] | None = None
 

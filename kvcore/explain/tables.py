@@ -40,9 +40,14 @@ class Tables:
 
     def grow(self, request: KnownRequest, place: tuple[int, int], block: int) -> None:
         """Note a block that `append` put at a place (group, position) of a request's table."""
-        del place
         self.contents.take(request.name, [block], "decode")
         request.held.append(block)
+        request.places[place] = block
+
+    def step(self, request: KnownRequest) -> None:
+        """Note what else `append` did to a request's table."""
+        if request.is_odd:
+            self.rewrite(request, "decode")
 
     def hold(self, request: KnownRequest) -> None:
         """Note all blocks of a request as held, and those that left its table as released."""
@@ -56,11 +61,12 @@ class Tables:
 
     def trim(self, callers: list[KnownRequest], grown: Iterable[tuple[int, ...]]) -> None:
         """Note which blocks left windows in a call that grew tables, before it took any again."""
-        for place, _, _, block in grown:
-            if block:
-                self.contents.release({block}.intersection(callers[place].held))
-        for place in {place for place, _, _, block in grown if not block}:
-            self._fresh(callers[place])
+        for place, group_id, position, block in grown:
+            request = callers[place]
+            left = None if block else request.places.pop((group_id, position), None)
+            if left is not None:
+                self.contents.release([left])
+                request.held.remove(left)
 
     def publish(self, request: KnownRequest, kind: str = "unknown") -> None:
         """Note which full blocks of a request now have a key; none if it is of an older epoch.
@@ -108,21 +114,21 @@ class Tables:
         """Return the new blocks of a request, without those hit by their content; note all its
         blocks as held, and those that left as released.
         """
-        held = set(request.held)
-        request.held = []
+        held, before = set(request.held), request.places
+        request.places = places = {}
         fresh = []
         for g, table in enumerate(self._manager.get_blocks(request.name).blocks):
             for position, block in enumerate(table):
                 if self.config.null_block and not block:
                     continue
-                request.held.append(block)
+                places[g, position] = block
                 there = self.contents.of[block]
-                is_same = there == request.content(g, position)
-                if block in held and (
-                    is_same or there is None
-                ):  # else it left, and was taken again
+                if block in held and (there is None or before.get((g, position)) == block):
                     continue
-                if not (is_same and self._has_key(block)):  # a partial block has that content, too
-                    fresh.append(block)
+                is_same = there == request.content(g, position)
+                if is_same and (block in held or self._has_key(block)):
+                    continue  # a hit, since a partial block may have that content, too
+                fresh.append(block)
+        request.held = list(places.values())
         self.contents.release(held.difference(request.held))
         return fresh
