@@ -84,7 +84,8 @@ class PartTables(Tables):
                 if block not in request.states.values():
                     self.contents.release([block])
                     request.held.remove(block)
-            request.held += set(request.states.values()).difference(request.held)
+            if request.states != before:
+                request.held += set(request.states.values()).difference(request.held)
             self._lose(request, "decode", request.states, before)
 
     def rewrite(self, request: KnownRequest, kind: str) -> None:
@@ -133,13 +134,16 @@ class PartTables(Tables):
         for g, table in enumerate(self._manager.get_blocks(request.name).blocks):
             if is_open and self.config.groups[g].is_state:
                 self._owe(request, g, table)
-            first = request.published[g]
-            for position, block in enumerate(table[first:], first):
+            size, first = self.config.groups[g].block_size, request.published[g]
+            is_whole = self._sizes[g] == size  # its keys are those of whole blocks
+            end = known // size if is_whole else len(table)
+            for position, block in enumerate(table[first:end], first):
                 is_done = not block and self.config.null_block
                 if not is_done:
-                    is_done, lacks_key = self._publish(request, g, position, block)
+                    look = self._publish_whole if is_whole else self._publish
+                    is_done, lacks_key = look(request, g, position, block)
                     waits |= lacks_key and not self.config.groups[g].is_state
-                if is_done and not is_open and request.published[g] == position:
+                if is_done and (is_whole or not is_open) and request.published[g] == position:
                     request.published[g] = position + 1
         if self.config.duplicates == "merge":
             self.hold(request)
@@ -205,3 +209,12 @@ class PartTables(Tables):
         lacks_key = num_known > 0 and own[num_known - 1 : num_known] not in [[key] for key in there]
         comes = self.config.publish == "completed" or known == start + size
         return len(own) * unit == size and own[-1] in there, lacks_key and comes
+
+    def _publish_whole(
+        self, request: KnownRequest, g: int, position: int, block: int
+    ) -> tuple[bool, bool]:
+        """Do the same for a full block whose only key is its own."""
+        for key in self._core.block_keys(block):
+            self.contents.add(block, key, request.content(g, position))
+            return True, False
+        return False, True
