@@ -147,13 +147,16 @@ class AdmissionObserver:
         for place, group_id, position, block in grown:
             if block or not self.config.null_block:
                 self._tables.grow(callers[place], (group_id, position), block)
+        has_states, fine, step = self.config.has_states, self._fine, self._contents.step
+        unpublished = self._tables.unpublished
         for place, request in enumerate(callers[: outcome.done]):
-            self._tables.step(request)
+            if request.is_odd or has_states:
+                self._tables.step(request)
             if labels is not None:
                 request.extend(labels[place * LABEL : (place + 1) * LABEL])
-            request.schedule(self._contents.step)
+            request.schedule(step)
             request.computed += 1
-            if not request.computed % self._fine or request.name in self._tables.unpublished:
+            if not request.computed % fine or (unpublished and request.name in unpublished):
                 self._tables.publish(request, "decode")
 
     def _allocate_slots(

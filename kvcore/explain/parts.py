@@ -140,7 +140,7 @@ class PartTables(Tables):
             for position, block in enumerate(table[first:end], first):
                 is_done = not block and self.config.null_block
                 if not is_done:
-                    look = self._publish_whole if is_whole else self._publish
+                    look = self._look_whole if is_whole else self._look
                     is_done, lacks_key = look(request, g, position, block)
                     waits |= lacks_key and not self.config.groups[g].is_state
                 if is_done and (is_whole or not is_open) and request.published[g] == position:
@@ -190,7 +190,7 @@ class PartTables(Tables):
                 if table[position]:
                     yield (g, position), table[position]
 
-    def _publish(
+    def _look(
         self, request: KnownRequest, g: int, position: int, block: int
     ) -> tuple[bool, bool]:
         """Note the keys of one block. Returns whether it is full and has its own key, and whether a
@@ -210,7 +210,7 @@ class PartTables(Tables):
         comes = self.config.publish == "completed" or known == start + size
         return len(own) * unit == size and own[-1] in there, lacks_key and comes
 
-    def _publish_whole(
+    def _look_whole(
         self, request: KnownRequest, g: int, position: int, block: int
     ) -> tuple[bool, bool]:
         """Do the same for a full block whose only key is its own."""

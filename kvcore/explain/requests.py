@@ -104,11 +104,17 @@ class KnownRequest:
         """Return the content of the block at a position of its table, or of the part of a block at
         a position among those of its group.
         """
+        return self.run_from(group_id, position)[0]
+
+    def run_from(self, group_id: int, position: int) -> tuple[tuple[Segment, int, int], int]:
+        """Return a content, and the position at which those behind it in its segment end."""
         size = self.sizes[group_id]
-        edge = self.place.edge
+        edge, end = self.place.edge, self.place.edge.end // size
         while edge.start // size > position and edge.parent is not None:
+            end = edge.start // size
             edge = edge.parent
-        return edge.segment, group_id, position - edge.segment.start // size
+        content = edge.segment, group_id, position - edge.segment.start // size
+        return content, max(end, position + 1)
 
 
 class Namespaces:

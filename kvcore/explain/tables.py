@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from kvcore.explain.contents import Contents
@@ -86,19 +86,33 @@ class Tables:
                 table = self._manager.get_blocks(request.name).blocks[g]
             request.join()
             full = min(full, len(table))
-            request.published[g] = full
-            for position in range(first, full):
-                block = table[position]
-                if not block and self.config.null_block:
-                    continue
-                if self._has_key(block):
-                    self.contents.mark(block, request.content(g, position), kind)
-                else:
-                    waits = True
-                    request.published[g] = min(request.published[g], position)
+            request.published[g] = self._publish(request, g, table, range(first, full), kind)
+            waits |= request.published[g] < full
             if self.config.duplicates == "merge":
                 self._fresh(request)
         self._wait(request, waits=waits)
+
+    def _publish(
+        self, request: KnownRequest, g: int, table: Sequence[int], places: range, kind: str
+    ) -> int:
+        """Note the keys of full blocks. Returns the position of the first that has none yet."""
+        position, first = places.start, places.stop
+        while position < places.stop:
+            content, end = request.run_from(g, position)
+            blocks = table[position : min(end, places.stop)]
+            if 0 not in blocks and all(map(self._has_key, blocks)):
+                self.contents.mark_run(blocks, content, kind)
+                position += len(blocks)
+                continue
+            for place, block in enumerate(blocks, position):
+                if not block and self.config.null_block:
+                    continue
+                if self._has_key(block):
+                    self.contents.mark(block, request.content(g, place), kind)
+                else:
+                    first = min(first, place)
+            position += len(blocks)
+        return first
 
     def publish_owed(self) -> None:
         """Note what got its keys after it had left the tables of its request: no whole block."""
