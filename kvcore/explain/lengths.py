@@ -54,17 +54,18 @@ class _Looked:
 
     config: Config
     device: _Pool
+    scales: tuple[int, ...]
 
     @property
     def block_hashes(self) -> Sequence[int]:
         """Return one element per hash, if hits may end inside blocks."""
         return self.device.index.marks[0]
 
-    def num_hashed(self, config: Config, group_id: int) -> int:
-        return len(self.device.index.marks[group_id]) // _scale(config, group_id)
+    def num_hashed(self, _: Config, group_id: int) -> int:
+        return len(self.device.index.marks[group_id]) // self.scales[group_id]
 
-    def key(self, config: Config, group_id: int, position: int) -> tuple[int, int]:
-        return group_id, (position + 1) * _scale(config, group_id) - 1
+    def key(self, _: Config, group_id: int, position: int) -> tuple[int, int]:
+        return group_id, (position + 1) * self.scales[group_id] - 1
 
     def key_at(self, config: Config, group_id: int, num_tokens: int) -> tuple[int, int] | None:
         place = num_tokens // mark_size(config, group_id) - 1
@@ -93,7 +94,8 @@ def _scale(config: Config, group_id: int) -> int:
 def _looked(config: Config, marks: Marks, most: int) -> Any:
     """Return what the look-up reads if the marks from FINDABLE to `most` are findable."""
     index = _Index(marks, FINDABLE, most)
-    return _Looked(config, _Pool(index, index if config.has_tails else None))
+    scales = tuple(_scale(config, g) for g in range(len(config.groups)))
+    return _Looked(config, _Pool(index, index if config.has_tails else None), scales)
 
 
 def published_lengths(
@@ -113,7 +115,6 @@ def published_lengths(
         kept = min(kept, aligned(config, (min(computed, most) // size - dropped) * size))
     if not config.enable_caching:
         return [whole, left, kept, 0, 0, 0, 0], groups[0]
-    ever, now = _looked(config, marks, 2**32), _looked(config, marks, FINDABLE)
     special = config.has_windows or config.has_tails or config.has_states or config.use_eagle
     if len(config.groups) == 1 and not special:
         size = config.groups[0].block_size
@@ -121,6 +122,7 @@ def published_lengths(
         found = next((i for i, m in enumerate(marks[0][: once // size]) if m != FINDABLE), None)
         own = once if found is None else found * size
         return [whole, left, kept, once, once, own, own], 0
+    ever, now = _looked(config, marks, 2**32), _looked(config, marks, FINDABLE)
     once = attended = common_length(ever, ever, kept, most)
     if config.has_states:
         attended = common_length(ever, ever, kept, most, states=False)

@@ -168,16 +168,10 @@ class PartTables(Tables):
 
     def hold(self, request: KnownRequest) -> None:
         """Note all blocks of a request as held, and those that left its table as released."""
-        held, tables = request.held, self._manager.get_blocks(request.name).blocks
-        request.places = {
-            (g, position): block
-            for g, table in enumerate(tables)
-            for position, block in enumerate(table)
-            if block or not self.config.null_block
-        }
-        request.held = list(request.places.values())
-        request.states = dict(self._held_states(tables))
-        self.contents.release(set(held).difference(request.held))
+        super().hold(request)
+        if self._states:
+            tables = self._manager.get_blocks(request.name).blocks
+            request.states = dict(self._held_states(tables))
 
     def _held_states(
         self, tables: Sequence[Sequence[int]]

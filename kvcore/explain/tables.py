@@ -35,7 +35,7 @@ class Tables:
         """Note new blocks that a call put into a request's table, in the order of the groups."""
         request.held += blocks
         if self.config.has_windows:  # which of its blocks have left its windows
-            self._fresh(request)
+            self.hold(request)
         self.contents.take(request.name, blocks, kind)
 
     def grow(self, request: KnownRequest, place: tuple[int, int], block: int) -> None:
@@ -51,7 +51,15 @@ class Tables:
 
     def hold(self, request: KnownRequest) -> None:
         """Note all blocks of a request as held, and those that left its table as released."""
-        self._fresh(request)
+        held = request.held
+        request.places = {
+            (g, position): block
+            for g, table in enumerate(self._manager.get_blocks(request.name).blocks)
+            for position, block in enumerate(table)
+            if block or not self.config.null_block
+        }
+        request.held = list(request.places.values())
+        self.contents.release(set(held).difference(request.held))
 
     def rewrite(self, request: KnownRequest, kind: str) -> None:
         """Note the blocks that a call gave to a request, and the keys that its write ends."""
@@ -89,7 +97,7 @@ class Tables:
             request.published[g] = self._publish(request, g, table, range(first, full), kind)
             waits |= request.published[g] < full
             if self.config.duplicates == "merge":
-                self._fresh(request)
+                self.hold(request)
         self._wait(request, waits=waits)
 
     def _publish(
@@ -129,20 +137,13 @@ class Tables:
         blocks as held, and those that left as released.
         """
         held, before = set(request.held), request.places
-        request.places = places = {}
+        self.hold(request)
         fresh = []
-        for g, table in enumerate(self._manager.get_blocks(request.name).blocks):
-            for position, block in enumerate(table):
-                if self.config.null_block and not block:
-                    continue
-                places[g, position] = block
-                there = self.contents.of[block]
-                if block in held and (there is None or before.get((g, position)) == block):
-                    continue
-                is_same = there == request.content(g, position)
-                if is_same and (block in held or self._has_key(block)):
-                    continue  # a hit, since a partial block may have that content, too
-                fresh.append(block)
-        request.held = list(places.values())
-        self.contents.release(held.difference(request.held))
+        for (g, position), block in request.places.items():
+            there = self.contents.of[block]
+            if block in held and (there is None or before.get((g, position)) == block):
+                continue
+            is_same = there == request.content(g, position)
+            if not (is_same and (block in held or self._has_key(block))):
+                fresh.append(block)  # else a hit, since a part of a block may have that content
         return fresh
