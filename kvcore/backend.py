@@ -107,7 +107,8 @@ class PythonBackend:
         request, config = queries.find_request(state, request_id), state.config
         marks = []
         for g, group in enumerate(config.groups):
-            size = config.hash_block_size if config.has_tails or group.is_state else group.block_size
+            is_fine = config.has_tails or group.is_state
+            size = config.hash_block_size if is_fine else group.block_size
             last = len(request.block_hashes) * config.hash_block_size
             keys = [request.key_at(config, g, at) for at in range(size, last + 1, size)]
             found = [queries.get_cached_block(state, key) is not None for key in keys]

@@ -36,7 +36,6 @@ class _Index:
     def __contains__(self, key: tuple[int, int] | None) -> bool:
         return key is not None and self.least <= self.marks[key[0]][key[1]] <= self.most
 
-
     def blocks(self, key: tuple[int, int] | None) -> tuple[int, ...]:
         """Return a number if a part of a block is findable."""
         return (0,) if key in self else ()

@@ -184,9 +184,7 @@ class PartTables(Tables):
                 if table[position]:
                     yield (g, position), table[position]
 
-    def _look(
-        self, request: KnownRequest, g: int, position: int, block: int
-    ) -> tuple[bool, bool]:
+    def _look(self, request: KnownRequest, g: int, position: int, block: int) -> tuple[bool, bool]:
         """Note the keys of one block. Returns whether it is full and has its own key, and whether a
         key is to come.
         """

@@ -89,47 +89,12 @@ class Naive:
 
     def explain(self, request_id: str, used: int, external: int) -> list[tuple[str, Lost | None]]:
         """Return the cause of each token that an admission missed, by the state before it."""
-        request, mine = self.state.requests[request_id], self.extra[request_id]
-        config, text = self.state.config, self._labels(request_id, request)
-        unit = config.hash_block_size
-        sizes = [
-            unit if config.has_tails else each.block_size
-            for each in config.groups
-            if config.has_tails or each.kind != "state"
-        ]
-        computed = self.computed | self._counts(self.state)
-        lengths: dict[str, int] = {}
-        lengths["old_epoch"] = max(
-            (num_equal(text, its) for extra, its, _ in computed if extra == mine), default=0
-        )
-        lengths["partial_block"] = max(
-            (
-                num_equal(text, its)
-                for extra, its, epoch in computed
-                if extra == mine and epoch == self.state.epoch
-            ),
-            default=0,
-        )
-        earlier = [each for each in self.texts if each[0] < self.numbers[request_id]]
-        same = [num_equal(text, its) for _, extra, its in earlier if extra == mine]
-        lengths["not_computed"] = max([*same, lengths["old_epoch"]])
-        lengths["namespace"] = max(
-            [*(num_equal(plain(text), plain(its)) for *_, its in earlier), lengths["not_computed"]]
-        )
-        fresh, most = lengths["partial_block"], len(text) - 1
-        starts = [at for at in range(fresh + 1) if all(at % size == 0 for size in sizes)]
-        lengths["last_token"] = starts[-1]
-        lengths["draft_drop"] = max(at for at in starts if at == 0 or at <= most)
-        drops = [
-            (unit if config.has_tails else each.block_size) * config.drops_last_hit(g)
-            for g, each in enumerate(config.groups)
-            if each.kind != "state"
-        ]
-        starts = [at for at in starts if not at or at + max(drops) <= min(most, fresh)]
-        lengths["not_published"] = starts[-1]
-        now = all_keys(self.state)
-        groups = range(len(config.groups))
-        attention = [g for g in groups if config.groups[g].kind != "state"]
+        request = self.state.requests[request_id]
+        text, now = self._labels(request_id, request), all_keys(self.state)
+        lengths = self._known(request_id, text)
+        starts = self._starts(lengths, len(text) - 1)
+        groups = range(len(self.state.config.groups))
+        attention = [g for g in groups if self.state.config.groups[g].kind != "state"]
         lengths["no_checkpoint"] = max(
             at for at in starts if all(self._finds(request, g, at, self.ever) for g in attention)
         )
@@ -154,6 +119,43 @@ class Naive:
                 cause = "evicted" if lost[2] in TAKERS.values() else "withdrawn"
             causes.append((cause, lost))
         return causes
+
+    def _known(self, request_id: str, text: Labels) -> dict[str, int]:
+        """Return the lengths that are known and computed, by the cause of the tokens below."""
+        mine = self.extra[request_id]
+        computed = self.computed | self._counts(self.state)
+        ever = [num_equal(text, its) for extra, its, _ in computed if extra == mine]
+        fresh = [
+            num_equal(text, its)
+            for extra, its, epoch in computed
+            if extra == mine and epoch == self.state.epoch
+        ]
+        earlier = [each for each in self.texts if each[0] < self.numbers[request_id]]
+        same = [num_equal(text, its) for _, extra, its in earlier if extra == mine]
+        same += ever
+        bare = [num_equal(plain(text), plain(its)) for *_, its in earlier]
+        return {
+            "namespace": max([*bare, *same], default=0),
+            "not_computed": max(same, default=0),
+            "old_epoch": max(ever, default=0),
+            "partial_block": max(fresh, default=0),
+        }
+
+    def _starts(self, lengths: dict[str, int], most: int) -> list[int]:
+        """Return where a look-up may end, and add the lengths that depend on it. most: tokens that
+        it may find.
+        """
+        config, unit = self.state.config, self.state.config.hash_block_size
+        attention = [g for g, each in enumerate(config.groups) if each.kind != "state"]
+        sizes = [unit if config.has_tails else config.groups[g].block_size for g in attention]
+        fresh = lengths["partial_block"]
+        starts = [at for at in range(fresh + 1) if all(at % size == 0 for size in sizes)]
+        lengths["last_token"] = starts[-1]
+        lengths["draft_drop"] = max(at for at in starts if at == 0 or at <= most)
+        drops = [size * config.drops_last_hit(g) for g, size in zip(attention, sizes, strict=True)]
+        starts = [at for at in starts if not at or at + max(drops) <= min(most, fresh)]
+        lengths["not_published"] = starts[-1]
+        return starts
 
     def _counts(self, state: State) -> set[tuple[Any, Labels, int]]:
         """Return what requests count as computed now: extra keys, labels, epoch."""

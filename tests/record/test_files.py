@@ -141,31 +141,6 @@ def test_bytes_behind_a_frame_that_was_begun_are_not_lost(tmp_path: Path) -> Non
         assert found.dropped_bytes == dropped
 
 
-class Died(BaseException):
-    """Ends a recording in the middle of a store."""
-
-
-def test_a_frame_is_begun_before_its_first_byte_is_written(tmp_path: Path) -> None:
-    manager = KVCacheManager(SMALL, "python")
-    manager.start_recording(Recorder(tmp_path, segment_bytes=1 << 12))
-    manager.take_batch()
-    core: Any = manager._core
-    tape, words = core._tape, []
-
-    def die(at: int, value: int) -> None:
-        words.append(value)
-        if len(words) == 2:
-            raise Died
-        type(tape)._set_word(tape, at, value)
-
-    tape._set_word = die
-    with pytest.raises(Died):
-        manager.take_batch()
-    assert words[0] == 1 << 31
-    found = read_segment(tmp_path / FIRST)
-    assert (len(found.frames), found.has_tail, found.dropped_bytes) == (1, False, 0)
-
-
 KILLED = """
 import os, signal, sys
 from kvcore import Config, KVCacheManager, Request
