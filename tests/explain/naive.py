@@ -235,7 +235,7 @@ class Naive:
         num_tokens = len(request.block_hashes) * unit
         if config.groups[g].kind == "state":
             size = unit
-        ends = range(size, num_tokens + 1, size)
+        ends = [*range(size, num_tokens + 1, size)]
         if config.has_tails and config.groups[g].kind != "state":
             dropped = [once + unit] if config.drops_last_hit(g) else []
             ends = [*range(size, once + 1, size), *([once] if once % size else []), *dropped]
