@@ -149,9 +149,10 @@ class AdmissionObserver:
                 self._tables.grow(callers[place], (group_id, position), block)
         has_states, fine, step = self.config.has_states, self._fine, self._contents.step
         unpublished = self._tables.unpublished
+        moved = {place for place, *_ in grown} if has_states else ()
         for place, request in enumerate(callers[: outcome.done]):
             if request.is_odd or has_states:
-                self._tables.step(request)
+                self._tables.step(request, moved=place in moved)
             if labels is not None:
                 request.extend(labels[place * LABEL : (place + 1) * LABEL])
             request.schedule(step)

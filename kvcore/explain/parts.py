@@ -73,11 +73,14 @@ class PartTables(Tables):
         del blocks
         self.rewrite(request, kind)
 
-    def step(self, request: KnownRequest) -> None:
-        """Note what else `append` did to a request's table, in which states may have moved."""
+    def step(self, request: KnownRequest, *, moved: bool) -> None:
+        """Note what else `append` did to a request's table. moved: places of it were set.
+
+        Else its state was written in place, unless its block has a key or gets one.
+        """
         if request.is_odd:
             self.rewrite(request, "decode")
-        elif self._states:
+        elif moved or any(self._may_stay(block) for block in request.states.values()):
             tables, before = self._manager.get_blocks(request.name).blocks, request.states
             request.states = dict(self._held_states(tables))
             for block in before.values():
@@ -87,6 +90,10 @@ class PartTables(Tables):
             if request.states != before:
                 request.held += set(request.states.values()).difference(request.held)
             self._lose(request, "decode", request.states, before)
+
+    def _may_stay(self, block: int) -> bool:
+        """Return whether a state's block may have been kept, and replaced by a copy."""
+        return bool(self.contents.of[block]) or block in self._owed
 
     def rewrite(self, request: KnownRequest, kind: str) -> None:
         """Note the blocks that a call gave to a request, and the keys that its write ends."""

@@ -44,8 +44,9 @@ class Tables:
         request.held.append(block)
         request.places[place] = block
 
-    def step(self, request: KnownRequest) -> None:
-        """Note what else `append` did to a request's table."""
+    def step(self, request: KnownRequest, *, moved: bool) -> None:
+        """Note what else `append` did to a request's table. moved: places of it were set."""
+        del moved
         if request.is_odd:
             self.rewrite(request, "decode")
 
