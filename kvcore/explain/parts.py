@@ -161,7 +161,7 @@ class PartTables(Tables):
         for block, (key, content) in list(self._owed.items()):
             if key in self._core.block_keys(block):
                 self.contents.add(block, key, content)
-            elif self._manager.num_owners(block):
+            elif self.config.publish == "completed" and self._manager.num_owners(block):
                 continue  # its batch is not finished, or it is no checkpoint
             del self._owed[block]
 
