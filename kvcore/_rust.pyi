@@ -57,6 +57,11 @@ class Manager:
         One token and one slot more for each request, in order; without tokens, a slot for one that
         is to come. requests: ids, or a buffer of rows.
         """
+    def block_keys(self, /, block: int) -> list[int]:
+        """
+        The key of a device block and its tail keys, folded; none for the null block. Changes
+        nothing.
+        """
     def cache_blocks(self, /, request_id: str, num_computed_tokens: int) -> None:
         """
         Publish a request's full blocks up to a token count, whose caching was delayed.
@@ -156,8 +161,9 @@ class Manager:
         """
     def key_marks(self, /, request_id: str) -> list[tuple[bytes, bytes]]:
         """
-        Of each group and each of a request's keys: whether it finds a block, 0 or 1, and the key,
-        folded. Changes nothing.
+        Of each group and each of a request's keys that a hit may need: whether it finds a block, 0
+        or 1, and the key, folded. The keys of a group end at each whole block, or at each hash if
+        hits may end inside its blocks. Changes nothing.
         """
     def leave_recording(self, /) -> None:
         """
@@ -216,6 +222,11 @@ class Manager:
         """
         Hold what a hit on a request's first tokens needs, until `unpin_prefix`; returns the tokens
         that are covered.
+        """
+    def prefix_keys(self, /, request_id: str, group_id: SupportsIndex, start: SupportsIndex, end: SupportsIndex) -> list[int]:
+        """
+        A request's keys in a group at multiples of the tokens per hash in (start, end], folded, as
+        far as it has hashes. Changes nothing.
         """
     @property
     def quarantined_blocks(self, /) -> tuple[int, ...]:

@@ -22,7 +22,7 @@ from kvcore.codec import decode as decoding
 from kvcore.codec import encode as encoding
 from kvcore.invariants import pool_and_state
 from kvcore.state.state import State, make_state
-from kvcore.transitions import QUERIES, TRANSITIONS, arguments
+from kvcore.transitions import QUERIES, TRANSITIONS, arguments, queries
 from kvcore.types.arguments import check_kind, check_retention
 from kvcore.types.commands import Evict, Free
 from kvcore.types.config import Config
@@ -104,14 +104,26 @@ class PythonBackend:
 
     def key_marks(self, request_id: str) -> list[tuple[bytes, bytes]]:
         state = self.state()
-        groups = QUERIES["get_block_keys"](state, request_id)
-        return [
-            (
-                bytes(key in state.device.index for key in keys),
-                struct.pack(f"<{len(keys)}Q", *map(fold_key, keys)),
-            )
-            for keys in groups
-        ]
+        request, config = queries.find_request(state, request_id), state.config
+        marks = []
+        for g, group in enumerate(config.groups):
+            is_fine = config.has_tails or group.is_state
+            size = config.hash_block_size if is_fine else group.block_size
+            last = len(request.block_hashes) * config.hash_block_size
+            keys = [request.key_at(config, g, at) for at in range(size, last + 1, size)]
+            found = [queries.get_cached_block(state, key) is not None for key in keys]
+            marks.append((bytes(found), struct.pack(f"<{len(keys)}Q", *map(fold_key, keys))))
+        return marks
+
+    def prefix_keys(self, request_id: str, group_id: int, start: int, end: int) -> list[int]:
+        state = self.state()
+        request, unit = queries.find_request(state, request_id), state.config.hash_block_size
+        last = min(end // unit, len(request.block_hashes)) * unit
+        counts = range((start // unit + 1) * unit, last + 1, unit)
+        return [fold_key(request.key_at(state.config, group_id, count)) for count in counts]
+
+    def block_keys(self, block: int) -> list[int]:
+        return [fold_key(key) for key in queries.get_own_keys(self.state(), block)]
 
     def encode(self) -> bytes:
         return encoding.encode(self.state())
@@ -246,8 +258,6 @@ class Recordable:
         """Replace the state by canonical bytes. O(pool). Raises DamagedState, PoolTooLarge."""
         check_kind("data", data, bytes)
         config = decode_valid(data, self.backend).config
-        if self._live is not None:
-            self._live.check_restored(config)
         self._core.restore(data)
         self.config = config
         if self._live is not None:

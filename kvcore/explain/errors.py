@@ -4,8 +4,6 @@
 from __future__ import annotations
 
 from kvcore.types.base_error import KvcoreError
-from kvcore.types.config import Config
-from kvcore.types.errors import InvalidConfig
 
 
 class ExplainOff(KvcoreError):
@@ -15,10 +13,3 @@ class ExplainOff(KvcoreError):
         "request {request_id!r} cannot be explained: the manager remembers no removed keys; make "
         "it with KVCacheManager(config, explain_entries=n)"
     )
-
-
-def check_explained(config: Config) -> None:
-    """Raise InvalidConfig if hits may end inside blocks: their misses have no causes yet."""
-    if config.has_tails:
-        reason = "misses are not explained where hits end inside blocks"
-        raise InvalidConfig(field="hash_block_size", value=config.hash_block_size, reason=reason)

@@ -36,10 +36,15 @@ class _Index:
     def __contains__(self, key: tuple[int, int] | None) -> bool:
         return key is not None and self.least <= self.marks[key[0]][key[1]] <= self.most
 
+    def blocks(self, key: tuple[int, int] | None) -> tuple[int, ...]:
+        """Return a number if a part of a block is findable."""
+        return (0,) if key in self else ()
+
 
 @attrs.frozen
 class _Pool:
     index: _Index
+    tails: _Index | None
 
 
 @attrs.frozen
@@ -48,17 +53,48 @@ class _Looked:
 
     config: Config
     device: _Pool
+    scales: tuple[int, ...]
+
+    @property
+    def block_hashes(self) -> Sequence[int]:
+        """Return one element per hash, if hits may end inside blocks."""
+        return self.device.index.marks[0]
 
     def num_hashed(self, _: Config, group_id: int) -> int:
-        return len(self.device.index.marks[group_id])
+        return len(self.device.index.marks[group_id]) // self.scales[group_id]
 
     def key(self, _: Config, group_id: int, position: int) -> tuple[int, int]:
-        return group_id, position
+        return group_id, (position + 1) * self.scales[group_id] - 1
 
     def key_at(self, config: Config, group_id: int, num_tokens: int) -> tuple[int, int] | None:
-        size = config.groups[group_id].block_size
-        known = num_tokens % size == 0 and num_tokens // size <= self.num_hashed(config, group_id)
-        return (group_id, num_tokens // size - 1) if known else None
+        place = num_tokens // mark_size(config, group_id) - 1
+        return (group_id, place) if place < len(self.device.index.marks[group_id]) else None
+
+
+def mark_size(config: Config, group_id: int) -> int:
+    """Return the tokens per mark of a group: those of a block, or of a hash if its keys may end
+    inside blocks.
+    """
+    group = config.groups[group_id]
+    is_fine = config.has_tails or group.is_state
+    return config.hash_block_size if is_fine else group.block_size
+
+
+def mark_sizes(config: Config) -> tuple[int, ...]:
+    """Return the tokens per mark of each group."""
+    return tuple(mark_size(config, g) for g in range(len(config.groups)))
+
+
+def _scale(config: Config, group_id: int) -> int:
+    """Return the number of marks of a block."""
+    return config.groups[group_id].block_size // mark_size(config, group_id)
+
+
+def _looked(config: Config, marks: Marks, most: int) -> Any:
+    """Return what the look-up reads if the marks from FINDABLE to `most` are findable."""
+    index = _Index(marks, FINDABLE, most)
+    scales = tuple(_scale(config, g) for g in range(len(config.groups)))
+    return _Looked(config, _Pool(index, index if config.has_tails else None), scales)
 
 
 def published_lengths(
@@ -74,18 +110,18 @@ def published_lengths(
     groups = [g for g, group in enumerate(config.groups) if not group.is_cross]
     kept = left
     for g in (g for g in groups if not config.groups[g].is_state):
-        size, dropped = config.groups[g].block_size, int(config.drops_last_hit(g))
+        size, dropped = mark_size(config, g), int(config.drops_last_hit(g))
         kept = min(kept, aligned(config, (min(computed, most) // size - dropped) * size))
     if not config.enable_caching:
         return [whole, left, kept, 0, 0, 0, 0], groups[0]
-    ever: Any = _Looked(config, _Pool(_Index(marks, FINDABLE, 2**32)))
-    now: Any = _Looked(config, _Pool(_Index(marks, FINDABLE, FINDABLE)))
-    if len(config.groups) == 1 and not config.has_windows and not config.use_eagle:
+    special = config.has_windows or config.has_tails or config.has_states or config.use_eagle
+    if len(config.groups) == 1 and not special:
         size = config.groups[0].block_size
         once = _first(marks[0], NEVER, kept // size) * size
         found = next((i for i, m in enumerate(marks[0][: once // size]) if m != FINDABLE), None)
         own = once if found is None else found * size
         return [whole, left, kept, once, once, own, own], 0
+    ever, now = _looked(config, marks, 2**32), _looked(config, marks, FINDABLE)
     once = attended = common_length(ever, ever, kept, most)
     if config.has_states:
         attended = common_length(ever, ever, kept, most, states=False)
@@ -93,6 +129,26 @@ def published_lengths(
     least = min(groups, key=lengths.__getitem__)
     found = common_length(now, now, lengths[least], most)
     return [whole, left, kept, attended, once, lengths[least], found], least
+
+
+def needed_marks(
+    config: Config, marks: Marks, group_id: int, length: int
+) -> tuple[array[int], int]:
+    """Return the marks of what a group needs to resume at a length, and the tokens of each.
+
+    Where hits end inside blocks, these are whole blocks, then a part of one; then what a group
+    needs besides that drops its last hit.
+    """
+    each, size = marks[group_id], mark_size(config, group_id)
+    if not config.has_tails or config.groups[group_id].is_state:
+        return each, size
+    scale, ends = _scale(config, group_id), [length // size]
+    if config.drops_last_hit(group_id):
+        ends.append(length // size + 1)
+    needed = each[scale - 1 : length // size : scale]
+    rest = [end for end in ends if end % scale or end > length // size]
+    needed.extend([each[end - 1] for end in rest if end <= len(each)])
+    return needed, size * scale
 
 
 def cut(lengths: list[int], hits: int) -> tuple[int, ...]:
@@ -139,7 +195,7 @@ def lost_spans(
     mark = marks[first] if first < len(marks) and marks[first] >= REMOVED else NEVER
     mark = mark or next(before, NEVER) or next(behind, NEVER)
     position = first
-    for each, run in groupby(marks[first : end // size]):
+    for each, run in groupby(marks[first : -(-end // size)]):
         if each >= REMOVED:
             if each != mark and position > first:
                 yield _lost(start, position * size, mark, removals)

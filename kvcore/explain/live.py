@@ -13,15 +13,12 @@ from typing import Any
 
 import attrs
 
-from kvcore.explain.errors import check_explained
 from kvcore.explain.explanation import Missed, Removal
-from kvcore.explain.lengths import cut, lost_spans, published_lengths, spans_of
+from kvcore.explain.lengths import cut, lost_spans, needed_marks, published_lengths, spans_of
 from kvcore.explain.removed_keys import RemovedKeys
 from kvcore.transitions import TRANSITIONS, arguments
 from kvcore.types.arguments import read_once
-from kvcore.types.config import Config
 from kvcore.types.errors import KvcoreError
-from kvcore.types.keys import fold_key
 from kvcore.types.values import Appended, Hit, Refused, Status, Verdict
 
 Taker = Callable[[int], str | None]
@@ -46,7 +43,6 @@ class Live:
     """
 
     def __init__(self, manager: Any, num_entries: int) -> None:
-        check_explained(manager.config)
         self.num_entries = num_entries
         self._manager, self._core = manager, manager._core
         self._removed = RemovedKeys(num_entries)
@@ -62,10 +58,6 @@ class Live:
         }
         for name in TRANSITIONS:
             manager.__dict__[name] = self._watched(name, getattr(manager, name), notes.get(name))
-
-    def check_restored(self, config: Config) -> None:
-        """Raise InvalidConfig if a state of this configuration cannot be explained."""
-        check_explained(config)
 
     def forget(self) -> None:
         """Start again from the manager's state, with nothing known of its past."""
@@ -145,8 +137,8 @@ class Live:
         if used is None:
             used = 0 if known.skips_reading else found[-1]
         lengths = cut([found[2], *found[4:]], used)  # what was never kept is not known
-        size, there = self.config.groups[least].block_size, (lengths[2], lengths[1])
-        lost = lost_spans(marks[least], size, *there, self._removed)
+        needed, size = needed_marks(self.config, marks, least, lengths[1])
+        lost = lost_spans(needed, size, lengths[2], lengths[1], self._removed)
         spans = spans_of(lengths, lost, external, LIVE_CAUSES)
         return Missed(
             request=name,
@@ -202,9 +194,9 @@ class Live:
             self._removed.add(key, Removal(taker(block), self._call, kind, self._step, idle))
 
     def _all_keys(self) -> list[int]:
-        """Return all keys of the index, folded."""
-        keys = map(self._core.get_block_key, range(self.config.num_blocks))
-        return [fold_key(key) for key in keys if key is not None]
+        """Return all keys of blocks and of their parts, folded."""
+        blocks = range(self.config.num_blocks)
+        return [key for block in blocks for key in self._core.block_keys(block)]
 
     def _add_request(self, row: int, request: Any) -> None:
         name = request.request_id

@@ -12,12 +12,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, cast
 
-from kvcore.explain.contents import Contents
-from kvcore.explain.errors import check_explained
 from kvcore.explain.explanation import Explanation
 from kvcore.explain.known_tokens import LABEL
-from kvcore.explain.lengths import cut, lost_spans, published_lengths, spans_of
+from kvcore.explain.lengths import (
+    cut,
+    lost_spans,
+    mark_sizes,
+    needed_marks,
+    published_lengths,
+    spans_of,
+)
+from kvcore.explain.parts import PartTables
 from kvcore.explain.requests import KnownRequest, Namespaces, to_bytes
+from kvcore.explain.tables import Tables
 from kvcore.types.commands import Batch
 from kvcore.types.values import Appended, Hit, Refused, Request
 
@@ -31,19 +38,15 @@ class AdmissionObserver:
 
     def __init__(self, manager: Any, explained: Callable[[Explanation], object]) -> None:
         self.config = manager.config
-        check_explained(self.config)
         self._manager, self._explained = manager, explained
-        self._has_key = manager.has_key
-        self._sizes = tuple(group.block_size for group in self.config.groups)
-        self._groups = [g for g, each in enumerate(self.config.groups) if not each.is_cross]
+        self._sizes = mark_sizes(self.config)
         self._fine = self.config.hash_block_size
-        self._is_plain = len(self._sizes) == 1 and not self.config.has_windows
+        self._is_fine = self.config.has_tails or self.config.has_states
         self._namespaces = Namespaces(self._sizes, self.config.hash_block_size)
         self._requests: dict[str, KnownRequest] = {}
         self._rows: dict[int, KnownRequest] = {}
-        self._unpublished: dict[str, KnownRequest] = {}
-        self._contents = Contents(manager)
-        self._epoch = 0
+        self._tables = (PartTables if self._is_fine else Tables)(manager)
+        self._contents = self._tables.contents
         self._has_loads = False
         self._notes: dict[str, Callable[..., None]] = {
             "add_request": self._add_request,
@@ -86,7 +89,7 @@ class AdmissionObserver:
 
     def findable_blocks(self) -> set[int]:
         """Return the findable device blocks, as far as calls were observed."""
-        return {block for block, content in enumerate(self._contents.of) if content is not None}
+        return {block for block, content in enumerate(self._contents.of) if content}
 
     def _add_request(self, row: int, request: Request) -> None:
         known = self._namespaces.add(request)
@@ -96,16 +99,16 @@ class AdmissionObserver:
         parent = self._requests[parent_id]
         child = self._requests[child_id] = self._rows[row] = self._namespaces.fork(parent, child_id)
         self._refresh(child)
-        self._fresh(child)
+        self._tables.hold(child)
         child.was_admitted = child.holds
-        self._publish(child)
+        self._tables.publish(child)
 
     def _add_tokens(self, _: None, request_id: str, tokens: Any, **options: Any) -> None:
         del options
         request = self._requests[request_id]
         request.extend(to_bytes(tokens))
         self._refresh(request)
-        self._publish(request)
+        self._tables.publish(request)
 
     def _add_drafts(self, _: None, request_id: str, tokens: Any) -> None:
         self._requests[request_id].drafts = to_bytes(tokens)
@@ -114,22 +117,22 @@ class AdmissionObserver:
         request = self._requests[request_id]
         request.extend(request.drafts[: num_accepted * LABEL])
         self._refresh(request)
-        self._publish(request)
+        self._tables.publish(request)
 
     def _truncate(self, _: None, request_id: str, num_tokens: int) -> None:
         request = self._requests[request_id]
-        request.settle(self._contents.step, self._epoch)
+        request.settle(self._contents.step, self._tables.epoch)
         self._namespaces.shorten(request, num_tokens)
         self._refresh(request)
         held = request.held
-        self._fresh(request)
+        self._tables.hold(request)
         self._contents.withdraw("truncate", held)
-        self._publish(request)
+        self._tables.publish(request)
 
     def _remove_request(self, _: None, request_id: str) -> None:
         request = self._requests.pop(request_id)
         request.join()
-        self._unpublished.pop(request_id, None)
+        self._tables.unpublished.pop(request_id, None)
         if self._has_loads:  # when its last unconfirmed load ends, nothing rests on it any more
             self._contents.withdraw("remove_request", range(self.config.num_blocks))
 
@@ -140,27 +143,29 @@ class AdmissionObserver:
         labels = None if tokens is None else to_bytes(tokens)
         grown = list(zip(*outcome.grown, strict=True)) if outcome.columns else []
         if self.config.has_windows:
-            self._trim(callers, grown)
-        for place, _, _, block in grown:
+            self._tables.trim(callers, grown)
+        for place, group_id, position, block in grown:
             if block or not self.config.null_block:
-                self._contents.take(callers[place].name, [block], "decode")
-                callers[place].held.append(block)
+                self._tables.grow(callers[place], (group_id, position), block)
+        has_states, fine, step = self.config.has_states, self._fine, self._contents.step
+        unpublished = self._tables.unpublished
+        moved = {place for place, *_ in grown} if has_states else ()
         for place, request in enumerate(callers[: outcome.done]):
-            if request.is_odd:
-                self._rewrite(request, "decode")
+            if request.is_odd or has_states:
+                self._tables.step(request, moved=place in moved)
             if labels is not None:
                 request.extend(labels[place * LABEL : (place + 1) * LABEL])
-            request.schedule(self._contents.step)
+            request.schedule(step)
             request.computed += 1
-            if not request.computed % self._fine or request.name in self._unpublished:
-                self._publish(request, "decode")
+            if not request.computed % fine or (unpublished and request.name in unpublished):
+                self._tables.publish(request, "decode")
 
     def _allocate_slots(
         self, outcome: Any, request_id: str, _: int, hit: Hit | None = None, **options: Any
     ) -> None:
         request = self._requests[request_id]
         if not request.computed:
-            request.epoch = self._epoch
+            request.epoch = self._tables.epoch
         external = options.get("num_external_computed_tokens", 0)
         is_prompt = request.computed < request.num_prompt
         self._admit(request, hit, external)
@@ -171,32 +176,33 @@ class AdmissionObserver:
             self._contents.release(again)
             request.held = [each for each in request.held if each not in again]
         if external or request.is_odd:
-            self._rewrite(request, kind)
+            self._tables.rewrite(request, kind)
         else:
-            request.held += fresh
-            self._note_table(None, request_id)
-            self._contents.take(request.name, fresh, kind)
+            self._tables.take(request, fresh, kind)
         request.schedule(self._contents.step)
         request.computed = self._manager.num_computed_tokens(request_id)
         if not options.get("delay_cache_blocks"):
-            self._publish(request, kind)
+            self._tables.publish(request, kind)
         else:
-            self._unpublished[request_id] = request
+            self._tables.unpublished[request_id] = request
 
-    def _load(self, _: Any, request_id: str, num_tokens: int, hit: Any = None, **__: Any) -> None:
+    def _load(
+        self, started: Any, request_id: str, num_tokens: int, hit: Any = None, **_: Any
+    ) -> None:
         request = self._requests[request_id]
         if not request.computed:
-            request.epoch = self._epoch
+            request.epoch = self._tables.epoch
         self._admit(request, hit, num_tokens)
-        self._rewrite(request, "load")
+        self._tables.rewrite(request, "load")
         request.schedule(self._contents.step)
         self._refresh(request)
-        self._publish(request)
+        request.loading, request.load_start = set(started), request.computed - num_tokens
+        self._tables.publish(request)
 
     def _free(self, _: None, request_id: str) -> None:
         request = self._requests[request_id]
         was_scheduled = request.step == self._contents.step
-        request.settle(self._contents.step, self._epoch)
+        request.settle(self._contents.step, self._tables.epoch)
         self._release(request)
         if was_scheduled:
             self._contents.withdraw("free", request.held)
@@ -205,7 +211,7 @@ class AdmissionObserver:
     def _swap_out(self, _: Any, request_ids: Iterable[str]) -> None:
         for request_id in request_ids:
             request = self._requests[request_id]
-            request.settle(self._contents.step, self._epoch)
+            request.settle(self._contents.step, self._tables.epoch)
             request.is_odd = True
             self._release(request)
             self._contents.withdraw("swap_out", request.held)
@@ -217,28 +223,31 @@ class AdmissionObserver:
         for request_id in request_ids:
             request = self._requests[request_id]
             self._refresh(request)
-            self._contents.take(request.name, self._fresh(request), "swap_in")
+            self._tables.rewrite(request, "swap_in")
             request.holds = True
-            self._publish(request)
+            self._tables.publish(request)
 
     def _take_batch(self, _: Batch) -> None:
         self._contents.step += 1
         self._publish_late()
 
     def _publish_late(self, *_: Any, **__: Any) -> None:
-        for request in list(self._unpublished.values()):
-            self._publish(request)
+        self._tables.publish_owed()
+        for request in list(self._tables.unpublished.values()):
+            self._tables.publish(request)
 
     def _withdrawn(self, name: str) -> Callable[..., None]:
         """Make the note of a call that may lower counts and withdraw keys of any blocks."""
 
-        def note(*_: Any, **__: Any) -> None:
+        def note(_: Any, *args: Any, **__: Any) -> None:
             for request in self._requests.values():
+                if name == "complete_operation":
+                    request.loading.discard(args[0])
                 held = request.holds
                 if held or request.computed:  # one that is swapped out may wait again
                     self._refresh(request)
                 if held:
-                    self._fresh(request)
+                    self._tables.hold(request)
                     request.is_odd = True
                     request.published = [0] * len(self._sizes)
             self._contents.withdraw(name, range(self.config.num_blocks))
@@ -248,10 +257,10 @@ class AdmissionObserver:
 
     def _advance_epoch(self, epoch: int, *_: Any, **__: Any) -> None:
         """Note that no key is left, and that new weights compute all tokens from now on."""
-        self._epoch = epoch
+        self._tables.epoch = epoch
         self._namespaces.begin_epoch()
         self._contents.clear()
-        self._unpublished.clear()
+        self._tables.unpublished.clear()
 
     def _admit(self, request: KnownRequest, hit: Hit | None, external: int) -> None:
         """Explain first slots, and note the blocks of the hit."""
@@ -261,20 +270,20 @@ class AdmissionObserver:
         used = 0 if hit is None else hit.num_tokens
         self._explained(self._explain(request, used, external))
         request.holds = request.was_admitted = True
-        request.published = [used // size for size in self._sizes]
+        request.published = [used // group.block_size for group in self.config.groups]
         if hit is not None:
             request.held += [block for ids in hit.blocks.blocks for block in ids]
 
     def _explain(self, request: KnownRequest, used: int, external: int) -> Explanation:
         request.join()
         others = self._requests.values()
-        counts = self._namespaces.lengths(request, others, self._epoch)
+        counts = self._namespaces.lengths(request, others, self._tables.epoch)
         num_tokens = len(request.labels) // LABEL
         marks = [request.place.marks(g, size) for g, size in enumerate(self._sizes)]
         found, least = published_lengths(self.config, marks, num_tokens, counts[-1])
         lengths = cut([*counts, *found], used)
-        size, lost = self._sizes[least], (lengths[-3], lengths[-4])
-        gone = lost_spans(marks[least], size, *lost, self._contents.removals)
+        needed, size = needed_marks(self.config, marks, least, lengths[-4])
+        gone = lost_spans(needed, size, lengths[-3], lengths[-4], self._contents.removals)
         return Explanation(
             request=request.name,
             call=self._contents.call,
@@ -289,87 +298,20 @@ class AdmissionObserver:
     def _refresh(self, request: KnownRequest) -> None:
         request.computed = self._manager.num_computed_tokens(request.name)
         request.holds = any(map(len, self._manager.get_blocks(request.name).blocks))
-
-    def _release(self, request: KnownRequest) -> None:
-        """Note that a request no longer holds anything."""
-        request.holds, request.computed, request.step = False, 0, -1
-        self._contents.release(request.held)
-
-    def _fresh(self, request: KnownRequest) -> list[int]:
-        """Return the new blocks of a request, without those hit by their content; note all its
-        blocks as held, and those that left as released.
-        """
-        held = set(request.held)
-        request.held = []
-        fresh = []
-        for g, table in enumerate(self._manager.get_blocks(request.name).blocks):
-            for position, block in enumerate(table):
-                if self.config.null_block and not block:
-                    continue
-                request.held.append(block)
-                there = self._contents.of[block]
-                is_same = there == request.content(g, position)
-                if block in held and (
-                    is_same or there is None
-                ):  # else it left, and was taken again
-                    continue
-                if not (is_same and self._has_key(block)):  # a partial block has that content, too
-                    fresh.append(block)
-        self._contents.release(held.difference(request.held))
-        return fresh
+        if not request.holds:
+            request.loading.clear()
 
     def _note_table(self, _: Any, request_id: str, *__: Any, **___: Any) -> None:
         """Note which blocks of a request have left its windows."""
         if self.config.has_windows:
-            self._fresh(self._requests[request_id])
+            self._tables.hold(self._requests[request_id])
 
-    def _trim(self, callers: list[KnownRequest], grown: list[tuple[int, ...]]) -> None:
-        """Note which blocks left windows in a call that grew tables, before it took any again."""
-        for place, _, _, block in grown:
-            if block:
-                self._contents.release({block}.intersection(callers[place].held))
-        for place in {place for place, _, _, block in grown if not block}:
-            self._fresh(callers[place])
-
-    def _rewrite(self, request: KnownRequest, kind: str) -> None:
-        """Note the blocks that a call gave to a request, and the keys that its write ends."""
-        self._contents.take(request.name, self._fresh(request), kind)
-        self._contents.withdraw(kind, request.held)
-
-    def _publish(self, request: KnownRequest, kind: str = "unknown") -> None:
-        """Note which full blocks of a request now have a key; none if it is of an older epoch.
-
-        kind: of the call, if it may have written over other contents.
-        """
-        if request.epoch != self._epoch:
-            return
-        known = min(request.computed, len(request.labels) // LABEL)
-        waits = False
-        for g in self._groups:
-            first, full = request.published[g], known // self._sizes[g]
-            if full <= first:
-                continue
-            table: Any = request.held
-            if not self._is_plain or request.is_odd:
-                table = self._manager.get_blocks(request.name).blocks[g]
-            request.join()
-            full = min(full, len(table))
-            request.published[g] = full
-            for position in range(first, full):
-                block = table[position]
-                if not block and self.config.null_block:
-                    continue
-                if self._has_key(block):
-                    self._contents.mark(block, request.content(g, position), kind)
-                else:
-                    waits = True
-                    request.published[g] = min(request.published[g], position)
-            if self.config.duplicates == "merge":
-                self._fresh(request)
-        if waits:
-            self._unpublished[request.name] = request
-        elif self._unpublished:
-            self._unpublished.pop(request.name, None)
+    def _release(self, request: KnownRequest) -> None:
+        """Note that a request no longer holds anything."""
+        request.holds, request.computed, request.step = False, 0, -1
+        request.loading.clear()
+        request.places, request.states = {}, {}
+        self._contents.release(request.held)
 
 
 _WITHDRAWING = (

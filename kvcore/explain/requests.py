@@ -35,6 +35,8 @@ class KnownRequest:
     place: its place in its namespace. bare: the place of its plain tokens, if its labels differ
     from them. computed: the manager's count. step, before: the last batch that scheduled it, and
     its count before that. held: its blocks, in table order unless is_odd (copied, swapped, cut).
+    places, states: blocks by place (group, position), when all of its table was looked at last, and
+    the newest states.
     published: blocks per group that need no further check. epoch: the epoch in which its count
     began.
     """
@@ -54,7 +56,11 @@ class KnownRequest:
     was_admitted: bool = False
     is_odd: bool = False
     epoch: int = 0
+    loading: set[int] = attrs.field(factory=set)
+    load_start: int = 0
     held: list[int] = attrs.field(factory=list)
+    places: dict[tuple[int, int], int] = attrs.field(factory=dict)
+    states: dict[tuple[int, int], int] = attrs.field(factory=dict)
     published: list[int] = attrs.field(init=False)
     _on_edge: tuple[Edge, int, int] | None = None
 
@@ -65,6 +71,11 @@ class KnownRequest:
     def labels(self) -> bytearray:
         """All its tokens, as labels of its namespace."""
         return self.place.labels
+
+    @property
+    def num_there(self) -> int:
+        """The manager's count, without tokens that a load has not brought yet."""
+        return min(self.computed, self.load_start) if self.loading else self.computed
 
     def extend(self, labels: bytes) -> None:
         """Add tokens."""
@@ -85,17 +96,25 @@ class KnownRequest:
 
     def settle(self, step: int, epoch: int) -> None:
         """Note what was computed of it for good, without what the open batch would compute."""
-        count = min(self.before, self.computed) if self.step == step else self.computed
+        count = min(self.before, self.num_there) if self.step == step else self.num_there
         if count:
             self.place.compute(count, is_fresh=self.epoch == epoch)
 
     def content(self, group_id: int, position: int) -> tuple[Segment, int, int]:
-        """Return the content of the block at a position of its table."""
+        """Return the content of the block at a position of its table, or of the part of a block at
+        a position among those of its group.
+        """
+        return self.run_from(group_id, position)[0]
+
+    def run_from(self, group_id: int, position: int) -> tuple[tuple[Segment, int, int], int]:
+        """Return a content, and the position at which those behind it in its segment end."""
         size = self.sizes[group_id]
-        edge = self.place.edge
+        edge, end = self.place.edge, self.place.edge.end // size
         while edge.start // size > position and edge.parent is not None:
+            end = edge.start // size
             edge = edge.parent
-        return edge.segment, group_id, position - edge.segment.start // size
+        content = edge.segment, group_id, position - edge.segment.start // size
+        return content, max(end, position + 1)
 
 
 class Namespaces:
@@ -157,12 +176,12 @@ class Namespaces:
         num_labels = len(labels) // LABEL
         for other in others:
             least = fresh if other.epoch == epoch else computed
-            if other.computed <= least or other is request or least >= num_labels:
+            if other.num_there <= least or other is request or least >= num_labels:
                 continue
             if other.place.tree is place.tree:
                 start, theirs = least * LABEL, other.labels
                 if theirs[start : start + LABEL] == labels[start : start + LABEL]:
-                    most = min(other.computed, num_labels, len(theirs) // LABEL)
+                    most = min(other.num_there, num_labels, len(theirs) // LABEL)
                     equal = num_equal(theirs, 0, labels, 0, most)
                     computed = max(computed, equal)
                     fresh = max(fresh, equal) if other.epoch == epoch else fresh

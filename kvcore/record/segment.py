@@ -6,8 +6,8 @@
 
 The first frame is a state, so that a segment can be replayed alone; each other frame holds the
 calls of one step and their outcomes. While a frame is open, the top bit of its length is set, its
-checksum is 0 and its length counts the committed bytes. A length of 0 ends the segment. Numbers are
-little-endian.
+checksum is 0 and its length counts the committed bytes, none at first: the top bit is set before
+any byte is written behind it. A length of 0 ends the segment. Numbers are little-endian.
 """
 
 from __future__ import annotations
@@ -98,8 +98,9 @@ def read_segment(path: Path) -> Segment:
         at = padded(at + FRAME_SIZE + len(part))
     if not frames or (is_open and len(frames) == 1):
         raise DamagedRecord(file=str(path), offset=HEADER_SIZE, reason="the state is incomplete")
-    # Nothing was committed after an open frame.
-    is_over = is_open or data.count(0, at) == max(0, len(data) - at)
+    # Nothing was committed after an open frame, or in one of no bytes.
+    is_over = is_open or data[at : at + FRAME_SIZE] == WORDS.pack(OPEN, 0)
+    is_over = is_over or data.count(0, at) == max(0, len(data) - at)
     left = 0 if is_over else len(data[at:].rstrip(b"\0"))
     return Segment(path, header, frames[0][1], tuple(frames[1:]), is_open, left)
 

@@ -164,6 +164,8 @@ class Tape:
             self.buffer = self.files.grow(end + FRAME_SIZE)
         if self.buffer is None:
             return
+        if self._at == self._frame + FRAME_SIZE:  # bytes before the first commit are not lost ones
+            self._set_word(self._frame, OPEN)
         self.buffer[self._at : end] = bytes(data)
         self._at = end
         self._set_word(self._frame, OPEN | end - self._frame - FRAME_SIZE)

@@ -193,8 +193,8 @@ def read_arguments(given: argparse.Namespace) -> Arguments:
     if given.far_blocks is not None and given.apply is not None:
         raise BadOptions(reason="--apply has no far tier: omit --far-blocks")
     inside = given.model is not None or given.hash_block_size is not None
-    for name in ("far_blocks", "apply", "explain"):
-        if inside and getattr(given, name):
+    for name in ("far_blocks", "apply", "optimum"):
+        if inside and getattr(given, name, False):
             option = "--" + name.replace("_", "-")
             reason = f"{option} has blocks of one size that are hit whole"
             raise BadOptions(reason=f"{reason}: omit --model and --hash-block-size")

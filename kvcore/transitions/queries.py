@@ -117,6 +117,17 @@ def get_block_key(state: State, block: int) -> bytes | None:
     return state.device.keys[number] or (tails[-1] if tails else None)
 
 
+def get_own_keys(state: State, block: int) -> tuple[bytes, ...]:
+    """Return the keys of a device block: that of the whole block, then its tail keys, shortest
+    first; none for the null block. Raises UnknownBlock.
+    """
+    number = find_block(state, block)
+    if number is None:
+        return ()
+    key, tails = state.device.keys[number], state.device.tails
+    return (*(() if key is None else (key,)), *(tails.keys(number) if tails else ()))
+
+
 def get_cached_block(state: State, key: bytes) -> int | None:
     """Return the device block of a key or tail key, the first of several. Raises InvalidKey."""
     if len(key) != KEY_SIZE:

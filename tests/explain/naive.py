@@ -4,7 +4,8 @@
 The history is read from the states before and after each call of the Python core: every text and
 every computed prefix that ever was, and for each key how it was last lost. What a request counted
 when it gave up its blocks was computed; what a cancel, a failed load or the open batch took back
-was not. Nothing here is shared with `kvcore.explain`. It knows full, sliding and chunked groups.
+was not. Nothing here is shared with `kvcore.explain`. It knows full, sliding, chunked and state
+groups, and hits inside blocks.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ Lost = tuple[str | None, int, str, int, int]
 """Request, call, kind, step, and steps since the block last had an owner."""
 ROWS = (
     *("namespace", "not_computed", "old_epoch", "partial_block", "last_token", "draft_drop"),
-    *("not_published", "lost", "groups_disagree", "unused"),
+    *("not_published", "no_checkpoint", "lost", "groups_disagree", "unused"),
 )
 TAKERS = {"allocate_slots": "prompt", "append": "decode", "swap_in": "swap_in", "load": "load"}
 Labels = tuple[Any, ...]
@@ -43,6 +44,7 @@ class Naive:
         self.extra: dict[str, Any] = {}
         self.prompts: dict[str, int] = {}
         self.media: dict[str, Any] = {}
+        self.load_starts: dict[str, int] = {}
         self.texts: set[tuple[int, Any, Labels]] = set()
         self.computed: set[tuple[Any, Labels, int]] = set()
         self.admitted: set[str] = set()
@@ -50,7 +52,9 @@ class Naive:
         self.lost: dict[bytes, Lost] = {}
         self.owned = [0] * state.config.num_blocks
 
-    def note(self, name: str, state: State, *args: Any, hit: Hit | None = None) -> None:
+    def note(
+        self, name: str, state: State, *args: Any, hit: Hit | None = None, refused: bool = False
+    ) -> None:
         """Add a call that was made, and the state after it. hit: owned by the call, at least."""
         before, self.state = self.state, state
         self.call += 1
@@ -69,51 +73,31 @@ class Naive:
                 self.admitted.add(request_id)
         if name == "advance_epoch":
             self.ever.clear()
+        if name == "load":
+            self.load_starts[args[0]] = state.requests[args[0]].num_computed - args[1]
         self._note_lost(name, before, args)
-        self.ever |= {key for key in state.device.keys if key is not None}
+        self.ever |= all_keys(state)
         self.owned = [
             self.step if was else last
             for last, was in zip(self.owned, before.device.ref_counts, strict=True)
         ]
         for block in () if hit is None else chain.from_iterable(hit.blocks.blocks):
             self.owned[block] = self.step
-        if name in ("free", "swap_out", "truncate"):
+        if name in ("free", "swap_out", "truncate") and not refused:
             self._settle(before, args)
         self.step += name == "take_batch"
 
     def explain(self, request_id: str, used: int, external: int) -> list[tuple[str, Lost | None]]:
         """Return the cause of each token that an admission missed, by the state before it."""
-        request, mine = self.state.requests[request_id], self.extra[request_id]
-        config, text = self.state.config, self._labels(request_id, request)
-        sizes = [group.block_size for group in config.groups]
-        computed = self.computed | self._counts(self.state)
-        lengths: dict[str, int] = {}
-        lengths["old_epoch"] = max(
-            (num_equal(text, its) for extra, its, _ in computed if extra == mine), default=0
+        request = self.state.requests[request_id]
+        text, now = self._labels(request_id, request), all_keys(self.state)
+        lengths = self._known(request_id, text)
+        starts = self._starts(lengths, len(text) - 1)
+        groups = range(len(self.state.config.groups))
+        attention = [g for g in groups if self.state.config.groups[g].kind != "state"]
+        lengths["no_checkpoint"] = max(
+            at for at in starts if all(self._finds(request, g, at, self.ever) for g in attention)
         )
-        lengths["partial_block"] = max(
-            (
-                num_equal(text, its)
-                for extra, its, epoch in computed
-                if extra == mine and epoch == self.state.epoch
-            ),
-            default=0,
-        )
-        earlier = [each for each in self.texts if each[0] < self.numbers[request_id]]
-        same = [num_equal(text, its) for _, extra, its in earlier if extra == mine]
-        lengths["not_computed"] = max([*same, lengths["old_epoch"]])
-        lengths["namespace"] = max(
-            [*(num_equal(plain(text), plain(its)) for *_, its in earlier), lengths["not_computed"]]
-        )
-        fresh, most = lengths["partial_block"], len(text) - 1
-        starts = [at for at in range(fresh + 1) if all(at % size == 0 for size in sizes)]
-        lengths["last_token"] = starts[-1]
-        lengths["draft_drop"] = max(at for at in starts if at == 0 or at <= most)
-        drops = [size * config.drops_last_hit(g) for g, size in enumerate(sizes)]
-        starts = [at for at in starts if not at or at + max(drops) <= min(most, fresh)]
-        lengths["not_published"] = starts[-1]
-        now = {key for key in self.state.device.keys if key is not None}
-        groups = range(len(sizes))
         once = lengths["lost"] = max(
             at for at in starts if all(self._finds(request, g, at, self.ever) for g in groups)
         )
@@ -131,24 +115,66 @@ class Naive:
             if token < used + external:
                 cause = "external"
             elif cause == "lost":
-                lost = self._lost_at(request, least, token // sizes[least], now)
+                lost = self._lost_at(request, least, token, once, now)
                 cause = "evicted" if lost[2] in TAKERS.values() else "withdrawn"
             causes.append((cause, lost))
         return causes
 
+    def _known(self, request_id: str, text: Labels) -> dict[str, int]:
+        """Return the lengths that are known and computed, by the cause of the tokens below."""
+        mine = self.extra[request_id]
+        computed = self.computed | self._counts(self.state)
+        ever = [num_equal(text, its) for extra, its, _ in computed if extra == mine]
+        fresh = [
+            num_equal(text, its)
+            for extra, its, epoch in computed
+            if extra == mine and epoch == self.state.epoch
+        ]
+        earlier = [each for each in self.texts if each[0] < self.numbers[request_id]]
+        same = [num_equal(text, its) for _, extra, its in earlier if extra == mine]
+        same += ever
+        bare = [num_equal(plain(text), plain(its)) for *_, its in earlier]
+        return {
+            "namespace": max([*bare, *same], default=0),
+            "not_computed": max(same, default=0),
+            "old_epoch": max(ever, default=0),
+            "partial_block": max(fresh, default=0),
+        }
+
+    def _starts(self, lengths: dict[str, int], most: int) -> list[int]:
+        """Return where a look-up may end, and add the lengths that depend on it. most: tokens that
+        it may find.
+        """
+        config, unit = self.state.config, self.state.config.hash_block_size
+        attention = [g for g, each in enumerate(config.groups) if each.kind != "state"]
+        sizes = [unit if config.has_tails else config.groups[g].block_size for g in attention]
+        fresh = lengths["partial_block"]
+        starts = [at for at in range(fresh + 1) if all(at % size == 0 for size in sizes)]
+        lengths["last_token"] = starts[-1]
+        lengths["draft_drop"] = max(at for at in starts if at == 0 or at <= most)
+        drops = [size * config.drops_last_hit(g) for g, size in zip(attention, sizes, strict=True)]
+        starts = [at for at in starts if not at or at + max(drops) <= min(most, fresh)]
+        lengths["not_published"] = starts[-1]
+        return starts
+
     def _counts(self, state: State) -> set[tuple[Any, Labels, int]]:
         """Return what requests count as computed now: extra keys, labels, epoch."""
         return {
-            (self.extra[name], self._labels(name, request)[: request.num_computed], request.epoch)
+            (self.extra[name], self._labels(name, request)[: self._there(request)], request.epoch)
             for name, request in state.requests.items()
         }
+
+    def _there(self, request: RequestState) -> int:
+        """Return what a request counts, without tokens that a load has not brought yet."""
+        count = request.num_computed
+        return min(count, self.load_starts[request.request_id]) if request.num_loading else count
 
     def _settle(self, before: State, args: Any) -> None:
         """Note what requests had computed that gave up blocks, without the open batch."""
         names = args[0] if isinstance(args[0], list) else [args[0]]
         for name in names:
             request, record = before.requests[name], before.batch.scheduled.get(name)
-            count = request.num_computed
+            count = self._there(request)
             count = count if record is None else min(count, record.num_computed_before)
             labels = self._labels(name, request)[:count]
             self.computed.add((self.extra[name], labels, request.epoch))
@@ -168,32 +194,60 @@ class Naive:
             for at, token in enumerate(request.tokens)
         )
 
-    def _finds(self, request: RequestState, g: int, at: int, keys: Collection[bytes]) -> bool:
-        """Return whether a group can resume at a token if these keys are there."""
+    def _needs(self, request: RequestState, g: int, at: int) -> list[tuple[int, bytes | None]]:
+        """Return the keys that a group needs to resume at a token, each with the first token that
+        it stands for; None for a key that the request does not have.
+        """
         config, group = self.state.config, self.state.config.groups[g]
-        size, first = group.block_size, 0
+        size, unit, first = group.block_size, config.hash_block_size, 0
+        if group.kind == "state":
+            return [(at - unit, self._key(request, g, at))]
         if group.kind == "chunked_local":
             assert group.window is not None
             first = at // group.window * group.window // size
         elif group.window is not None:
-            first = min(max(0, at - group.window + 1) // size, at // size - 1)
-        end = at // size + config.drops_last_hit(g)
-        return not at or all(request.key(config, g, n) in keys for n in range(first, end))
+            first = min(max(0, at - group.window + 1) // size, -(-at // size) - 1)
+        ends, drops = [at], config.drops_last_hit(g)
+        if drops:
+            ends.append(at + (unit if config.has_tails else size))
+        whole = range(first * size, ends[-1] // size * size, size)
+        needs = [(start, self._key(request, g, start + size)) for start in whole]
+        parts = [(end // size * size, self._key(request, g, end)) for end in ends if end % size]
+        return needs + parts
 
-    def _lost_at(self, request: RequestState, g: int, block: int, now: set[bytes]) -> Lost:
-        """Return how a block's key was lost. If it was not, return the cause of the nearest missing
-        block before it, else after it.
+    def _key(self, request: RequestState, g: int, at: int) -> bytes | None:
+        unit = self.state.config.hash_block_size
+        has_hash = at <= len(request.block_hashes) * unit
+        return request.key_at(self.state.config, g, at) if has_hash else None
+
+    def _finds(self, request: RequestState, g: int, at: int, keys: Collection[bytes]) -> bool:
+        """Return whether a group can resume at a token if these keys are there."""
+        return not at or all(key in keys for _, key in self._needs(request, g, at))
+
+    def _lost_at(
+        self, request: RequestState, g: int, token: int, once: int, now: set[bytes]
+    ) -> Lost:
+        """Return how the key of a token was lost. If it was not, return the cause of the nearest
+        missing key before it, else after it. once: where the group was found at some time.
         """
         config = self.state.config
-        num_hashed = request.num_hashed(config, g)
-        for n in (*range(block, -1, -1), *range(block + 1, num_hashed)):
-            key = request.key(config, g, n)
+        size, unit = config.groups[g].block_size, config.hash_block_size
+        num_tokens = len(request.block_hashes) * unit
+        if config.groups[g].kind == "state":
+            size = unit
+        ends = [*range(size, num_tokens + 1, size)]
+        if config.has_tails and config.groups[g].kind != "state":
+            dropped = [once + unit] if config.drops_last_hit(g) else []
+            ends = [*range(size, once + 1, size), *([once] if once % size else []), *dropped]
+        keys = [self._key(request, g, end) for end in ends]
+        block = token // size
+        for key in (*keys[block::-1], *keys[block + 1 :]):
             if key in self.ever and key not in now:
                 return self.lost[key]
-        raise AssertionError(f"block {block} was never lost")
+        raise AssertionError(f"token {token} was never lost")
 
     def _note_lost(self, name: str, before: State, args: Any) -> None:
-        there, kind = set(self.state.device.keys), TAKERS.get(name, name)
+        there, kind = all_keys(self.state), TAKERS.get(name, name)
         takers: dict[int, str] = {}
         named = args[0] if args and isinstance(args[0], list) else []
         named = [each for each in named if each in self.state.requests]
@@ -207,15 +261,25 @@ class Naive:
             done = before.requests[args[0]].num_computed
             kind = "prompt" if done < self.prompts[args[0]] else "decode"
         for block in (*range(len(self.owned)), *takers):  # of equal keys the last one taken counts
-            key = before.device.keys[block]
-            if key is not None and key not in there:
-                idle = 0 if before.device.ref_counts[block] else self.step - self.owned[block]
+            idle = 0 if before.device.ref_counts[block] else self.step - self.owned[block]
+            for key in block_keys(before, block) - there:
                 self.lost[key] = (takers.get(block), self.call, kind, self.step, idle)
 
 
 def used_tokens(hit: Hit | None) -> int:
     """Return how many tokens an allocation takes from a hit."""
     return 0 if hit is None else hit.num_tokens
+
+
+def block_keys(state: State, block: int) -> set[bytes]:
+    """Return the keys of a block, also those of its parts."""
+    key, tails = state.device.keys[block], state.device.tails
+    return set(() if key is None else (key,)) | set(tails.keys(block) if tails else ())
+
+
+def all_keys(state: State) -> set[bytes]:
+    """Return all keys of the device."""
+    return set().union(*(block_keys(state, block) for block in range(state.device.num_blocks)))
 
 
 def plain(labels: Labels) -> tuple[int, ...]:

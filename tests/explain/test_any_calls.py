@@ -14,7 +14,7 @@ from kvcore import Config, Request
 from tests.explain.watched import WatchedLockstep
 from tests.helpers.amount import examples
 from tests.helpers.machine import DATA, Machine
-from tests.helpers.worlds import configs
+from tests.helpers.worlds import configs, inside_blocks
 
 
 class Watched(Machine):
@@ -24,7 +24,8 @@ class Watched(Machine):
 
     @initialize(data=DATA)
     def start(self, data: st.DataObject) -> None:
-        config = data.draw(configs(least=self.least, most=self.most))
+        drawn = configs(least=self.least, most=self.most)
+        config = data.draw(inside_blocks(drawn) if self.inside else drawn)
         self.run = WatchedLockstep(config, twin=False)
         self.hits = []
 
@@ -37,6 +38,17 @@ class Middle(Watched):
     longest = 14
 
 
+class Inside(Watched):
+    """Hits that end inside blocks."""
+
+    least = 6
+    most = 12
+    longest = 14
+    inside = True
+
+
+TestInside = Inside.TestCase
+TestInside.settings = settings(max_examples=examples(15), stateful_step_count=40)
 TestWatched = Watched.TestCase
 TestWatched.settings = settings(max_examples=examples(25), stateful_step_count=40)
 TestMiddle = Middle.TestCase

@@ -23,7 +23,15 @@ GROUPS = {
     "sliding": (Group(1, kind="sliding_window", window=2),),
     "chunks": (Group(1), Group(2, kind="chunked_local", window=4)),
     "chunk": (Group(1, kind="chunked_local", window=3),),
+    "parts": (Group(4),),
+    "parts-sizes": (Group(2), Group(4)),
+    "parts-window": (Group(2), Group(4, kind="sliding_window", window=3)),
+    "parts-chunks": (Group(4), Group(2, kind="chunked_local", window=4)),
+    "states": (Group(1), Group(2, kind="state")),
+    "parts-states": (Group(2), Group(4, kind="state")),
 }
+UNITS = {"parts": 2, "parts-sizes": 1, "parts-window": 1, "parts-chunks": 1, "parts-states": 1}
+"""Tokens per hash where hits may end inside blocks."""
 WAYS = {
     "add": 6,
     "admit": 12,
@@ -68,14 +76,15 @@ class Run:
             return
         self.calls.append((name, *args, options))
         self.observer.note(name, outcome, *args, **options)
-        hit = None if isinstance(outcome, Refused) else options.get("hit")
-        if name in ("allocate_slots", "load") and not isinstance(outcome, Refused):
+        refused = isinstance(outcome, Refused)
+        hit = None if refused else options.get("hit")
+        if name in ("allocate_slots", "load") and not refused:
             external = options.get("num_external_computed_tokens", 0)
             external = args[1] if name == "load" else external
             if not any(map(len, self.naive.state.requests[args[0]].tables)):
                 self._compare(args[0], used_tokens(hit), external)
         assert not self.explained
-        self.naive.note(name, self.manager.state(), *args, hit=hit)
+        self.naive.note(name, self.manager.state(), *args, hit=hit, refused=refused)
 
     def _compare(self, request_id: str, used: int, external: int) -> None:
         said = self.explained.pop()
@@ -112,6 +121,7 @@ def play(run: Run, random: Random, num_calls: int) -> None:
             num_new = len(requests[name].tokens) - used_tokens(hit)
             num_new = random.choice([num_new, num_new, random.randint(1, num_new)])
             options: dict[str, Any] = {"delay_cache_blocks": random.random() < 0.1}
+            options |= marks(run, random)
             if random.random() < 0.2:
                 external = random.randint(1, num_new)
                 options["num_external_computed_tokens"] = external
@@ -121,7 +131,7 @@ def play(run: Run, random: Random, num_calls: int) -> None:
             name = random.choice(runs)
             left = len(requests[name].tokens) - requests[name].num_computed
             if left > 0:
-                run.call("allocate_slots", name, random.randint(1, left))
+                run.call("allocate_slots", name, random.randint(1, left), **marks(run, random))
         elif way == "append" and runs:
             some = random.sample(runs, random.randint(1, len(runs)))
             some = [n for n in some if requests[n].num_computed == len(requests[n].tokens)]
@@ -151,6 +161,11 @@ def play(run: Run, random: Random, num_calls: int) -> None:
             play_transfers(run, random, way)
 
 
+def marks(run: Run, random: Random) -> dict[str, bool]:
+    """Draw whether a call keeps the state after it."""
+    return {"checkpoint": random.random() < 0.5} if run.manager.config.has_states else {}
+
+
 def play_transfers(run: Run, random: Random, way: str) -> None:
     """Make a random call of a way that begins or ends a load or a batch in flight."""
     manager = run.manager
@@ -174,25 +189,31 @@ def play_transfers(run: Run, random: Random, way: str) -> None:
         run.call("cancel", random.choice(manager.in_flight))
 
 
-@pytest.mark.parametrize("groups", GROUPS.values(), ids=GROUPS)
-def test_each_token_has_the_cause_of_its_history(groups: tuple[Group, ...]) -> None:
+@pytest.mark.parametrize("kind", GROUPS)
+def test_each_token_has_the_cause_of_its_history(kind: str) -> None:
     for seed in range(NUM_RUNS):
-        check_run(seed, groups)
+        check_run(seed, kind)
 
 
-def check_run(seed: int, groups: tuple[Group, ...]) -> None:
+def check_run(seed: int, kind: str) -> None:
     random = Random(seed)
-    config = Config(
-        random.randint(6, 16),
-        groups=groups,
+    play(Run(draw_config(random, kind)), random, 60)
+
+
+def draw_config(random: Random, kind: str) -> Config:
+    """Draw a configuration of a kind. Blocks of several hashes are larger, so fewer."""
+    num_blocks = random.randint(6, 16)
+    return Config(
+        num_blocks // 2 + 1 if kind in UNITS else num_blocks,
+        groups=GROUPS[kind],
         num_host_blocks=random.choice([0, 8]),
         eviction=random.choice(["lru", "uncached_first"]),
         duplicates=random.choice(["keep", "keep", "merge"]),
         use_eagle=random.random() < 0.2,
         max_in_flight=random.choice([0, 0, 1, 2]),
         publish=random.choice(["scheduled", "scheduled", "completed"]),
+        hash_block_size=UNITS.get(kind),
     )
-    play(Run(config), random, 60)
 
 
 def test_late_output_of_an_earlier_request_is_known() -> None:
@@ -207,6 +228,34 @@ def test_late_output_of_an_earlier_request_is_known() -> None:
     run.call("free", "early")
     run.call("allocate_slots", "later", 4)
     assert run.seen == {"namespace"}
+
+
+def test_what_a_load_has_not_brought_yet_is_computed_by_nobody() -> None:
+    run = Run(Config(9, 1))
+    for name in "rst":
+        run.call("add_request", Request(name, [1, 2, 3, 4]))
+    run.call("load", "r", 3)
+    run.call("take_batch")
+    run.call("allocate_slots", "s", 4)
+    assert run.seen == {"not_computed"}
+    run.call("free", "s")  # its batch was not taken
+    for operation in range(3):
+        run.call("complete_operation", operation, True)
+    run.call("allocate_slots", "t", 4)
+    assert run.seen == {"not_computed", "unused"}
+
+
+def test_what_failed_after_a_swap_that_was_refused_was_not_computed() -> None:
+    run = Run(Config(9, 1, num_host_blocks=2))
+    for name in "rs":
+        run.call("add_request", Request(name, [1, 2, 3, 4]))
+    run.call("allocate_slots", "r", 4)
+    run.call("take_batch")
+    run.call("swap_out", ["r"])
+    run.call("rewind", ["r"], 2)
+    run.call("free", "r")
+    run.call("allocate_slots", "s", 4)
+    assert run.seen == {"unused", "not_computed"}
 
 
 def test_a_load_that_was_given_up_in_its_batch_computed_nothing() -> None:

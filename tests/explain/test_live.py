@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize
 
 from kvcore import Config, KVCacheManager, Request
-from kvcore.errors import InvalidConfig, InvalidCount, UnknownRequest
+from kvcore.errors import InvalidCount, UnknownRequest
 from kvcore.explain.errors import ExplainOff
 from kvcore.explain.explanation import LENGTHS, Explanation, Missed, Removal
 from kvcore.explain.removed_keys import RemovedKeys
@@ -24,7 +24,7 @@ from tests.conftest import Backend, need_twin
 from tests.explain.watched import WatchedLockstep
 from tests.helpers.amount import examples
 from tests.helpers.machine import DATA, Machine
-from tests.helpers.worlds import configs
+from tests.helpers.worlds import configs, inside_blocks
 
 FIRST, SECOND = list(range(8)), list(range(20, 28))
 
@@ -61,7 +61,12 @@ def check_same(missed: Missed, each: Explanation, config: Config) -> None:
         assert (span.start, span.end > span.start) == (place, True), missed
         place = span.end
     computed = each.lengths[LENGTHS.index("this_epoch")]
-    if missed.lengths[0] > computed or any(g.kind == "chunked_local" for g in config.groups):
+    dropped = max(
+        (config.hash_block_size if config.has_tails else each.block_size) * config.drops_last_hit(g)
+        for g, each in enumerate(config.groups)
+    )
+    needed = missed.lengths[0] and missed.lengths[0] + dropped
+    if needed > computed or any(g.kind == "chunked_local" for g in config.groups):
         return
     assert missed.lengths == each.lengths[-4:], (missed, each)
     reported, seen = (
@@ -83,7 +88,8 @@ class Live(Machine):
 
     @initialize(data=DATA)
     def start(self, data: st.DataObject) -> None:
-        config = data.draw(configs(least=self.least, most=self.most))
+        drawn = configs(least=self.least, most=self.most)
+        config = data.draw(inside_blocks(drawn) if self.inside else drawn)
         self.run = Remembering(config, self.backend)
         self.hits = []
 
@@ -98,6 +104,14 @@ class LiveTwin(Live):
         super().__init__()
 
 
+class LiveInside(LiveTwin):
+    """Hits that end inside blocks."""
+
+    inside = True
+
+
+TestLiveInside = LiveInside.TestCase
+TestLiveInside.settings = settings(max_examples=examples(15), stateful_step_count=40)
 TestLive = Live.TestCase
 TestLive.settings = settings(max_examples=examples(15), stateful_step_count=40)
 TestLiveTwin = LiveTwin.TestCase
@@ -328,13 +342,32 @@ def test_a_partial_block_that_is_swapped_in_takes_what_it_evicts(backend: Backen
 
 
 @pytest.mark.parametrize("backend", ["python", "rust"])
-def test_hits_inside_blocks_are_not_explained_and_are_refused_by_name(backend: Backend) -> None:
-    inside = Config(9, 4, hash_block_size=2, hash_seed=b"seed")
-    message = "hash_block_size=2: misses are not explained where hits end inside blocks"
-    with pytest.raises(InvalidConfig, match=message):
-        KVCacheManager(inside, backend=backend, explain_entries=5)
-    manager = KVCacheManager(Config(9, 4), backend=backend, explain_entries=5)
-    before = manager.encode()
-    with pytest.raises(InvalidConfig, match=message):
-        manager.restore(KVCacheManager(inside, backend=backend).encode())
-    assert manager.encode() == before
+def test_a_part_of_a_block_that_was_taken_is_named(backend: Backend) -> None:
+    """Blocks of four tokens with hashes of two: FIRST is in blocks 1 and 2, the last part in 2."""
+    if backend == "rust":
+        need_twin()
+    manager = KVCacheManager(Config(4, 4, hash_block_size=2), backend, explain_entries=9)
+    run(manager, "a", FIRST[:6])
+    run(manager, "taker", SECOND)
+    manager.add_request(Request("b", FIRST))
+    missed = manager.explain_miss("b")
+    assert missed is not None
+    assert missed.lengths == (6, 4, 4, 4)
+    (span,) = missed.spans
+    assert (span.start, span.end, span.cause) == (4, 6, "evicted")
+    assert span.removal is not None
+    assert (span.removal.request, span.removal.kind) == ("taker", "prompt")
+    assert missed.complete
+
+
+def test_a_manager_goes_on_explaining_if_hits_end_inside_blocks_of_a_restored_state() -> None:
+    manager = KVCacheManager(Config(9, 4), "python", explain_entries=5)
+    other = KVCacheManager(Config(4, 4, hash_block_size=2), "python")
+    run(other, "a", FIRST[:6])
+    manager.restore(other.encode())
+    manager.add_request(Request("b", FIRST))
+    run(manager, "taker", SECOND)
+    missed = manager.explain_miss("b")
+    assert missed is not None
+    assert missed.lengths == (6, 4, 4, 4)
+    assert not missed.complete

@@ -33,7 +33,13 @@ GROUPS = {
     "window": (Group(16), Group(16, kind="sliding_window", window=700)),
     "chunks": (Group(16), Group(32, kind="chunked_local", window=512)),
     "mla": (Group(16, kind="mla"), Group(16, kind="sliding_window", window=64)),
+    "states": (Group(16), Group(64, kind="state")),
+    "parts": (Group(64),),
+    "parts-window": (Group(64), Group(64, kind="sliding_window", window=700)),
+    "parts-states": (Group(64), Group(64, kind="state")),
 }
+UNITS = {"parts": 16, "parts-window": 16, "parts-states": 16}
+"""Tokens per hash where hits may end inside blocks."""
 RUNS = [
     pytest.param(kind, policy, 1024, marks=[] if few else [pytest.mark.slow])
     for kind in KINDS
@@ -106,16 +112,22 @@ def test_the_causes_of_a_workload_are_ideal_less_hits(
         pytest.param(True, 3000, marks=pytest.mark.slow),
     ],
 )
-@pytest.mark.parametrize("groups", GROUPS.values(), ids=GROUPS)
+@pytest.mark.parametrize("kind", GROUPS)
 def test_the_causes_are_whole_with_groups_of_all_kinds(
-    groups: tuple[Group, ...], use_eagle: bool, num_blocks: int, monkeypatch: pytest.MonkeyPatch
+    kind: str, use_eagle: bool, num_blocks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     need_twin()
     make = configuration.make_config
 
     def with_groups(options: Options) -> Any:
-        plain = make(options)
-        return attrs.evolve(plain, groups=groups, use_eagle=use_eagle)
+        groups, unit = GROUPS[kind], UNITS.get(kind)
+        return attrs.evolve(
+            make(options),
+            block_size=groups[0].block_size,
+            groups=groups,
+            hash_block_size=unit,
+            use_eagle=use_eagle,
+        )
 
     monkeypatch.setattr(loop, "make_config", with_groups)
     requests = list(generate("turns", 60, 5))

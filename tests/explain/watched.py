@@ -5,11 +5,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from kvcore.backend import PythonBackend
 from kvcore.explain.explanation import CAUSES, LENGTHS, Explanation
 from kvcore.explain.observer import AdmissionObserver
 from kvcore.state.state import State
 from kvcore.trace.calls import Misuse
 from kvcore.transitions import QUERIES, TRANSITIONS
+from kvcore.transitions.queries import get_own_keys
 from kvcore.types.config import Config
 from tests.helpers.lockstep import Lockstep
 
@@ -33,10 +35,15 @@ class NewestState:
 
     def __init__(self, run: Lockstep) -> None:
         self.config = run.state.config
-        self._run = run
+        self._run, self._core = run, self
+        self._backend = PythonBackend(self.config)
 
     def __getattr__(self, name: str) -> Any:
-        return lambda *args: QUERIES[name](self._run.state, *args)
+        return lambda *args: self._ask(name, *args)
+
+    def _ask(self, name: str, *args: Any) -> Any:
+        self._backend._state = self._run.state
+        return getattr(self._backend, name)(*args)
 
 
 class WatchedLockstep(Lockstep):
@@ -72,6 +79,7 @@ class WatchedLockstep(Lockstep):
             assert each.lengths[-2] == max(hit.num_tokens, each.hits), (hit, each)
 
     def _check_keys(self) -> None:
-        keyed = {block for block, key in enumerate(self.state.device.keys) if key is not None}
+        blocks = range(self.state.device.first_block, self.state.device.num_blocks)
+        keyed = {block for block in blocks if get_own_keys(self.state, block)}
         seen = self.observer.findable_blocks()
         assert seen == keyed, f"not seen: {keyed - seen}, seen and not there: {seen - keyed}"

@@ -129,6 +129,18 @@ def test_bytes_of_a_call_that_was_not_committed_are_no_damage(tmp_path: Path) ->
     assert (found.frames, found.has_tail, found.dropped_bytes) == (segment.frames, True, 0)
 
 
+def test_bytes_behind_a_frame_that_was_begun_are_not_lost(tmp_path: Path) -> None:
+    data = small_record(tmp_path / "whole")
+    segment = read_segment(tmp_path / "whole" / FIRST)
+    at, _ = segment.frames[-1]
+    file = tmp_path / "killed.kvcrec"
+    for word, dropped in ((1 << 31, 0), (0, 28)):
+        file.write_bytes(data[: at - 8] + struct.pack("<II", word, 0) + b"\7" * 20)
+        found = read_segment(file)
+        assert (found.frames, found.has_tail) == (segment.frames[:-1], False)
+        assert found.dropped_bytes == dropped
+
+
 KILLED = """
 import os, signal, sys
 from kvcore import Config, KVCacheManager, Request

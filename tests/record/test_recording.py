@@ -182,3 +182,28 @@ def test_tokens_of_any_form_are_recorded_as_what_they_are(
     assert added.arguments["request"].tokens.tolist() == [1, 2, 3]
     assert more.arguments["tokens"].tolist() == [4, 5, 6]
     assert manager.num_tokens("a") == 6
+
+
+class Died(BaseException):
+    """Ends a recording in the middle of a store."""
+
+
+def test_a_frame_is_begun_before_its_first_byte_is_written(tmp_path: Path) -> None:
+    manager = KVCacheManager(CONFIG, "python")
+    manager.start_recording(Recorder(tmp_path, segment_bytes=1 << 12))
+    manager.take_batch()
+    core: Any = manager._core
+    tape, words = core._tape, []
+
+    def die(at: int, value: int) -> None:
+        words.append(value)
+        if len(words) == 2:
+            raise Died
+        type(tape)._set_word(tape, at, value)
+
+    tape._set_word = die
+    with pytest.raises(Died):
+        manager.take_batch()
+    assert words[0] == 1 << 31
+    found = read_segment(segment_files(tmp_path)[0])
+    assert (len(found.frames), found.has_tail, found.dropped_bytes) == (1, False, 0)

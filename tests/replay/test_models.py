@@ -11,6 +11,7 @@ import pytest
 
 from kvcore.replay.command import main
 from kvcore.replay.configuration import read_groups
+from kvcore.replay.explain.command import main as explain_main
 from kvcore.replay.loop import replay
 from kvcore.replay.results import BackendName, Options
 from kvcore.replay.workload import TraceRequest
@@ -92,7 +93,27 @@ def test_the_command_replays_on_a_model(tmp_path: Path, capsys: pytest.CaptureFi
     assert said["tokens"]["hit"] == 512 * 18
 
 
-@pytest.mark.parametrize("more", [("--far-blocks", "9"), ("--apply", "torch"), ("--explain",)])
+def test_misses_inside_blocks_are_explained(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """All prompts share 512 tokens, less than a block; no state is kept where the second parts."""
+    trace = tmp_path / "trace.jsonl"
+    lines = (
+        {"timestamp": 50 * n, "input_length": 600, "output_length": 2, "hash_ids": [0, 1 + n]}
+        for n in range(20)
+    )
+    trace.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    given = [str(trace), "--blocks", "400", "--model", str(QWEN3_NEXT), "--hash-block-size", "16"]
+    assert explain_main([*given, "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert (said["ideal"], said["hits"]) == (512 * 19, 512 * 18)
+    assert {name for name, count in said["causes"].items() if count} == {"no_checkpoint"}
+    assert said["causes"]["no_checkpoint"] == 512
+    assert explain_main([*given, "--optimum"]) == 2
+    assert "--optimum has blocks of one size" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("more", [("--far-blocks", "9"), ("--apply", "torch")])
 def test_what_has_blocks_of_one_size_is_refused(
     more: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

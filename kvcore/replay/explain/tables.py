@@ -19,7 +19,7 @@ MEANING = {
     "namespace": "adapter, media, salt or embedding differs",
     "not_computed": "known, but not computed by any request yet",
     "old_epoch": "computed only with other weights",
-    "partial_block": "after the last whole block",
+    "partial_block": "after the last place where a hit can end",
     "last_token": "the token that must be left to compute",
     "draft_drop": "the block that a drafter drops",
     "not_published": "full, but never findable",

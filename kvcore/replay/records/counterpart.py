@@ -113,7 +113,10 @@ class Counterpart:
         if "hit" in arguments:
             arguments = self._with_hit(arguments)
         try:
-            value = self.call(name, arguments, filled)
+            if self.first_batch or filled or self.scale > 1:
+                value = self.call(name, arguments, filled)
+            else:
+                value = getattr(self.manager, name)(**arguments)
         except KvcoreError as error:
             return error
         self.note(name, arguments, value, target)

@@ -289,6 +289,9 @@ def _with_room_for_others(
     """
     ahead, undecided = deque[RecordedCall](), dict[str, int]()
     for call in calls:
+        if not undecided and call.name not in GIVES_BACK:
+            yield call
+            continue
         ahead.append(call)
         if call.name in GIVES_BACK or (undecided and call.name in ENDS):
             one = call.arguments.get("request_id", "")

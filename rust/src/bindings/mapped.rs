@@ -8,7 +8,7 @@
 
 #![allow(unsafe_code)]
 
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering, compiler_fence};
 
 use pyo3::buffer::PyBuffer;
 use pyo3::prelude::*;
@@ -55,5 +55,12 @@ impl Mapped {
         assert!(place.is_aligned(), "frames begin at multiples of 8");
         // SAFETY: the place is inside the mapping and aligned.
         unsafe { AtomicU32::from_ptr(place) }.store(value.to_le(), Ordering::Release);
+    }
+
+    /// Set a word in one store, before everything that is written later.
+    #[inline]
+    pub(crate) fn begin_word(&self, at: usize, value: u32) {
+        self.set_word(at, value);
+        compiler_fence(Ordering::SeqCst);
     }
 }

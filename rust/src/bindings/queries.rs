@@ -20,10 +20,12 @@ use crate::record::calls::GET_COMPUTED_BLOCKS;
 use crate::state::state::{RequestState, State};
 use crate::transitions::epochs::stale_requests;
 use crate::transitions::queries::{
-    get_block_key, get_block_keys, get_blocks, get_cached_block, get_computed_blocks,
-    get_num_common_prefix_blocks, has_key, num_owners,
+    find_request, get_block_key, get_block_keys, get_blocks, get_cached_block, get_computed_blocks,
+    get_num_common_prefix_blocks, get_own_keys, has_key, num_owners,
 };
+use crate::transitions::tails::keys::keys_between;
 use crate::types::commands::Command;
+use crate::types::groups::Group;
 use crate::types::keys::{Key, fold_key};
 
 /// A number of commands, blocks, and blocks with folded keys.
@@ -98,8 +100,9 @@ impl Manager {
         values::keys(slf.py(), &keys)
     }
 
-    /// Of each group and each of a request's keys: whether it finds a block, 0 or 1, and the key,
-    /// folded. Changes nothing.
+    /// Of each group and each of a request's keys that a hit may need: whether it finds a block, 0
+    /// or 1, and the key, folded. The keys of a group end at each whole block, or at each hash if
+    /// hits may end inside its blocks. Changes nothing.
     #[pyo3(signature = (request_id))]
     fn key_marks<'py>(slf: &Bound<'py, Self>, request_id: IdArg<'_, 'py>) -> PyResult<Marks<'py>> {
         let marks = |state: &State, name: &str| {
@@ -110,11 +113,46 @@ impl Manager {
                     keys.iter().flat_map(|key| fold_key(key).to_le_bytes()).collect();
                 (flags, folded)
             };
-            Ok(get_block_keys(state, name)?.into_iter().map(of_group).collect::<Vec<_>>())
+            let request = find_request(state, name)?;
+            let keys = |(group_id, group): (u32, &Group)| {
+                let is_fine = state.has_tails || group.is_state();
+                let scale = if is_fine { 1 } else { state.scales[group_id as usize] };
+                (0..request.num_hashed(scale)).map(|at| request.key(scale, group_id, at)).collect()
+            };
+            Ok((0..).zip(&state.config.groups).map(keys).map(of_group).collect::<Vec<_>>())
         };
         let bytes = |data: Vec<u8>| PyBytes::new(slf.py(), &data);
         let groups = Self::query_of(slf, request_id, marks)?;
         Ok(groups.into_iter().map(|(flags, folded)| (bytes(flags), bytes(folded))).collect())
+    }
+
+    /// A request's keys in a group at multiples of the tokens per hash in (start, end], folded, as
+    /// far as it has hashes. Changes nothing.
+    #[pyo3(signature = (request_id, group_id, start, end))]
+    fn prefix_keys(
+        slf: &Bound<'_, Self>,
+        request_id: IdArg<'_, '_>,
+        group_id: u32,
+        start: u32,
+        end: u32,
+    ) -> PyResult<Vec<u64>> {
+        Self::query_of(slf, request_id, |state, name| {
+            let row = state.request(name)?;
+            let keys = keys_between(state, row, group_id, (start, end));
+            Ok(keys.iter().map(fold_key).collect())
+        })
+    }
+
+    /// The key of a device block and its tail keys, folded; none for the null block. Changes
+    /// nothing.
+    #[pyo3(signature = (block))]
+    fn block_keys<'py>(slf: &Bound<'py, Self>, block: BlockArg<'_, 'py>) -> PyResult<Vec<u64>> {
+        let mut given = Given::default();
+        let number = given.block(block.0)?;
+        Self::query(slf, &given, |state| {
+            let keys = get_own_keys(state, number)?;
+            Ok(keys.into_iter().map(fold_key).collect())
+        })
     }
 
     /// Whether a device block is findable; the null block counts as found. Changes nothing.

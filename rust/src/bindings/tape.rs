@@ -208,6 +208,9 @@ impl Tape {
     #[inline]
     fn put<R>(&mut self, py: Python<'_>, write: impl Fn(&mut Pen<'_>, &Told) -> R) -> PyResult<R> {
         let start = self.frame + FRAME_SIZE;
+        if self.size == 0 {
+            self.mapped.begin_word(self.frame, OPEN);
+        }
         loop {
             let mut pen = Pen::new(self.mapped.room(start), self.size, self.sum);
             let result = write(&mut pen, &self.told);

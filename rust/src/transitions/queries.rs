@@ -109,6 +109,13 @@ pub fn get_block_key(state: &State, block: i64) -> Result<Option<Key>, Error> {
     Ok(find_block(state, block)?.and_then(key).copied())
 }
 
+/// Return the keys of a device block: that of the whole block, then its tail keys, shortest first;
+/// none for the null block. Fails with UnknownBlock.
+pub fn get_own_keys(state: &State, block: i64) -> Result<Vec<&Key>, Error> {
+    let keys = |block| state.device.key(block).into_iter().chain(state.device.tail_keys(block));
+    Ok(find_block(state, block)?.map_or_else(Vec::new, |block| keys(block).collect()))
+}
+
 /// Return the device block that a look-up of a key finds, the first of several.
 #[must_use]
 pub fn get_cached_block(state: &State, key: &Key) -> Option<BlockId> {
