@@ -57,7 +57,7 @@ def count_evictions(shadow: Any) -> None:
         return done
 
     def taken() -> Batch:
-        batch = take()
+        batch: Batch = take()
         end = len(batch.buffer) // len(COLUMNS)  # the kinds come first, each a byte and zeros
         numbers["kvcore"] += batch.buffer.count(Evict.kind, 0, end)
         return batch

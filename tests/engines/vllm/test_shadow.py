@@ -142,7 +142,7 @@ def test_copies_that_kvcore_does_not_make_are_told(monkeypatch: pytest.MonkeyPat
     scheduler, manager = make_shadow()
     assert manager.take_kv_cache_block_copies() == ([], [])
     assert manager.tally.difference is None
-    copies = [SimpleNamespace(block_id=1)], []
+    copies: tuple[Any, Any] = [SimpleNamespace(block_id=1)], []
     monkeypatch.setattr(manager.own, "take_kv_cache_block_copies", lambda: copies)
     assert manager.take_kv_cache_block_copies() is copies
     assert manager.tally.difference is not None
