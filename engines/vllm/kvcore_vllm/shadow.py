@@ -14,7 +14,7 @@ import inspect
 import operator
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 from time import perf_counter_ns
 from typing import Any
@@ -23,10 +23,10 @@ import attrs
 from vllm.logger import init_logger
 
 from kvcore.compat.shadow_steps import read_every, stopped
-from kvcore.types.commands import Batch, Evict
 from kvcore_vllm.blocks import read_ids
 from kvcore_vllm.later_calls import LaterCalls
 from kvcore_vllm.pinned import NotServed
+from kvcore_vllm.shadow_pool import ShadowPool, count_evictions
 from kvcore_vllm.short_ways import KVCacheManager
 
 logger = init_logger("vllm.kvcore")
@@ -36,6 +36,8 @@ COMPARED = ("free", "remove_skipped_blocks", "evict_blocks", "reset_prefix_cache
 STEPS_PER_TIMED = 64
 MADE = ("record_blocks_for_zeroing", "take_new_block_ids")
 """Calls that both get; their answers name block ids, which may differ."""
+EACH_STEP = {"_begin_step": "new_step_starts", "take_new_block_ids": "take_new_block_ids"}
+"""Calls of each step without arguments and without compared answers, by the shadow's names."""
 
 
 @attrs.define
@@ -83,6 +85,8 @@ class Shadow:
     The report is logged when this object is dropped, at the latest when Python exits.
     """
 
+    _begin_step: Callable[[], None]
+
     def __init__(self, own: Any, kvcore: KVCacheManager) -> None:
         self.own, self.kvcore = own, kvcore
         self.tally = Tally()
@@ -97,6 +101,9 @@ class Shadow:
         self._untimed = self._later.noting(allocate, publish, self.allocate_slots)
         timed = self._clocked(allocate), self._clocked(publish)
         self._timed = self._later.noting(*timed, self.allocate_slots)
+        for place, name in EACH_STEP.items():
+            self._untimed[place] = self._without_clock(name)
+            self._timed[place] = partial(self._call_both, name, None)
         self._hits: dict[str, Any] = {}
         count_evictions(self)
         self._alone = {
@@ -153,17 +160,21 @@ class Shadow:
 
     def take_kv_cache_block_copies(self) -> Any:
         """Return vLLM's copies, if kvcore makes as many."""
+        answer = self.own.take_kv_cache_block_copies()
+        if self.kvcore.parts is None and not any(answer):
+            self.tally.num_calls += 1  # neither makes copies
+            return answer
 
         def same(mine: Any, theirs: Any) -> bool:
             return len(mine[0]) == len(theirs[0])
 
         def theirs() -> Any:
             copies, held = self.kvcore.take_kv_cache_block_copies()
-            self.kvcore.block_pool.free_blocks(held)
+            if held:
+                self.kvcore.block_pool.free_blocks(held)
             return copies, held
 
-        name = "take_kv_cache_block_copies"
-        answer = self.compare_call(name, "", same, self.own.take_kv_cache_block_copies, theirs)
+        self.compare_call("take_kv_cache_block_copies", "", same, lambda: answer, theirs)
         self.copied.update(each.block_id for each in answer[1])
         return answer
 
@@ -176,7 +187,7 @@ class Shadow:
             vars(self).update(self._timed if is_timed else self._untimed)
         tally.num_timed += is_timed
         tally.num_steps += 1
-        self._call_both("new_step_starts", None)
+        self._begin_step()
 
     def catch_up(self) -> None:
         """Make the calls to kvcore that were put off, and compare the answers."""
@@ -275,6 +286,24 @@ class Shadow:
 
         return timed
 
+    def _without_clock(self, name: str) -> Callable[[], Any]:
+        """Return a call of both for steps that are not timed; its answers are not compared."""
+        own, tally, later = getattr(self.own, name), self.tally, self._later
+
+        def both() -> Any:
+            if later.noted:
+                self.catch_up()
+            answer = own()
+            if tally.difference is None:
+                tally.num_calls += 1
+                try:
+                    getattr(self.kvcore, name)()
+                except Exception as error:  # whatever it is, vLLM's answer stands
+                    self.part(name, "", answer, error)
+            return answer
+
+        return both
+
     def _call_both(self, name: str, same: Any, /, *args: Any, **options: Any) -> Any:
         request_id = getattr(args[0], "request_id", "") if args else ""
         calls = getattr(self.own, name), getattr(self.kvcore, name)
@@ -302,49 +331,18 @@ class Shadow:
         """Return whether both are None or have equally many blocks in each group."""
         if mine is None or theirs is None:
             return mine is theirs
-        own, kvcore = read_ids(mine), tuple(map(list, read_ids(theirs)))
-        self.tally.same_ids &= own == kvcore
-        return list(map(len, own)) == list(map(len, kvcore))
+        tally = self.tally
+        for blocks, ids in zip(mine.blocks, read_ids(theirs), strict=True):
+            if tally.same_ids:
+                tally.same_ids = [each.block_id for each in blocks] == list(ids)
+            if len(blocks) != len(ids):
+                return False
+        return True
 
     def _note_places(self, mine: list[Any], theirs: list[Any]) -> bool:
         ids = ([each.block_id for each in blocks] for blocks in (mine, theirs))
         self.place |= dict(zip(*ids, strict=False))
         return len(mine) == len(theirs)
-
-
-class ShadowPool:
-    """vLLM's pool. What connectors hold and give back is held and given back in kvcore's too."""
-
-    def __init__(self, shadow: Shadow) -> None:
-        self._shadow = shadow
-        self._own = shadow.own.block_pool
-
-    def __getattr__(self, name: str) -> Any:
-        """Pass every other call to vLLM's pool."""
-        return getattr(self._own, name)
-
-    def touch(self, blocks: Iterable[Any]) -> None:
-        """Hold blocks in both pools, so that they are not reused."""
-        self._of_both("touch", blocks)
-
-    def free_blocks(self, ordered_blocks: Iterable[Any]) -> None:
-        """Give back held blocks in both pools."""
-        self._of_both("free_blocks", ordered_blocks)
-
-    def _of_both(self, name: str, blocks: Iterable[Any]) -> None:
-        listed, shadow = list(blocks), self._shadow
-        pool = shadow.kvcore.block_pool
-        held = shadow.copied if name == "free_blocks" else Counter[int]()
-        copied = held & Counter(each.block_id for each in listed)
-        held -= copied
-
-        def theirs(_: Any) -> None:
-            ids = [each for each in (block.block_id for block in listed) if each not in copied]
-            if not shadow.tally.same_ids and not shadow.place.keys() >= set(ids):
-                raise LookupError("the blocks that a connector names lie elsewhere in kvcore")
-            getattr(pool, name)([pool.block(shadow.place.get(each, each)) for each in ids])
-
-        shadow.compare_call(name, "", None, getattr(self._own, name), theirs, listed)
 
 
 def shadowed(own: type[Any]) -> Callable[..., Shadow]:
@@ -364,23 +362,3 @@ def shown(answer: Any) -> str:
         return f"{[len(ids) for ids in read_ids(answer)]} blocks"
     except AttributeError:
         return repr(answer)[:200]
-
-
-def count_evictions(shadow: Shadow) -> None:
-    """Let both managers count the cached blocks that they evict."""
-    pool, core = shadow.own.block_pool, shadow.kvcore.compat.core
-    numbers = shadow.tally.num_evictions
-    drop, take = pool._maybe_evict_cached_block, core.take_batch
-
-    def dropped(block: Any) -> bool:
-        done: bool = drop(block)
-        numbers["vLLM"] += done
-        return done
-
-    def taken() -> Batch:
-        batch = take()
-        numbers["kvcore"] += batch.column("kind").tolist().count(Evict.kind)
-        return batch
-
-    pool._maybe_evict_cached_block = dropped
-    setattr(core, "take_batch", taken)  # noqa: B010 # mypy takes no method by assignment

@@ -118,6 +118,57 @@ def test_an_error_of_kvcore_reaches_no_request(
     assert ("it cannot tell what it holds" in reported) == ("get_block_ids" in names)
 
 
+@pytest.mark.parametrize("name", ["new_step_starts", "take_new_block_ids"])
+def test_an_error_of_kvcore_between_timed_steps_reaches_no_request(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scheduler, manager = make_shadow()
+    call = getattr(manager.kvcore, name)
+
+    def fails_later() -> Any:
+        if manager.tally.num_steps > 2:
+            raise RuntimeError("a defect")
+        return call()
+
+    monkeypatch.setattr(manager.kvcore, name, fails_later)
+    assert run(scheduler, PROMPTS) == dict.fromkeys(PROMPTS, 3)
+    reported = manager.tally.difference
+    assert reported is not None
+    assert f", step 3: {name} gave " in reported
+    assert "RuntimeError('a defect') with kvcore" in reported
+
+
+def test_copies_that_kvcore_does_not_make_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    scheduler, manager = make_shadow()
+    assert manager.take_kv_cache_block_copies() == ([], [])
+    assert manager.tally.difference is None
+    copies: tuple[Any, Any] = [SimpleNamespace(block_id=1)], []
+    monkeypatch.setattr(manager.own, "take_kv_cache_block_copies", lambda: copies)
+    assert manager.take_kv_cache_block_copies() is copies
+    assert manager.tally.difference is not None
+    assert "take_kv_cache_block_copies gave " in manager.tally.difference
+    assert " and ([], []) with kvcore" in manager.tally.difference
+    assert run(scheduler, PROMPTS) == dict.fromkeys(PROMPTS, 3)
+
+
+def test_asking_for_copies_leaves_tokens_of_a_step_waiting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    scheduler, manager = make_shadow()
+    asked = []
+    take = manager.own.take_kv_cache_block_copies
+
+    def seen() -> Any:
+        asked.append(len(manager._later))
+        return take()
+
+    monkeypatch.setattr(manager.own, "take_kv_cache_block_copies", seen)
+    pool = manager.kvcore.block_pool
+    monkeypatch.setattr(pool, "free_blocks", lambda _: pytest.fail("it makes the core settle"))
+    run(scheduler, {"r": PREFIX})
+    assert asked == [0, 1, 1], "one token is put off until the step ends"
+
+
 def test_only_every_so_many_steps_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = {}
     for every in (1, 1000):
