@@ -15,7 +15,8 @@ pytest.importorskip("vllm", reason=ABSENT)
 
 import kvcore_vllm
 from kvcore_vllm import NotServed
-from kvcore_vllm.later_calls import LaterCalls
+from kvcore_vllm.blocks import Blocks
+from kvcore_vllm.later_calls import LaterCalls, is_same_block
 from kvcore_vllm.shadow import Shadow, logger
 from kvcore_vllm.short_ways import KVCacheManager
 from vllm.v1.core.kv_cache_manager import KVCacheManager as Own
@@ -212,6 +213,23 @@ def test_kvcore_is_asked_to_publish_if_a_block_may_be_full() -> None:
     calls["cache_blocks"](request, 15)
     assert len(later) == 4
     assert published == [5, 6, 7, 8, 9, 13, 15, 15]
+
+
+def test_one_block_at_the_same_place_needs_no_further_comparison() -> None:
+    def mine(*groups: list[int]) -> Any:
+        return SimpleNamespace(
+            blocks=[[SimpleNamespace(block_id=i) for i in ids] for ids in groups]
+        )
+
+    def theirs(*groups: list[int]) -> Blocks:
+        return Blocks(groups, lambda _: pytest.fail("no block is made"))
+
+    assert is_same_block(mine([7]), theirs([7]))
+    for own, ours in (([7], [8]), ([7], []), ([], [7]), ([], []), ([7, 8], [7, 8]), ([7], [7, 8])):
+        assert not is_same_block(mine(own), theirs(ours)), (own, ours)
+    assert not is_same_block(mine([7], [8]), theirs([7], [8])), "groups are compared one by one"
+    assert not is_same_block(None, theirs([7]))
+    assert not is_same_block(mine([7]), None)
 
 
 def test_an_answer_that_cannot_be_compared_reaches_no_request(
