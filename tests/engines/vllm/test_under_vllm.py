@@ -11,11 +11,13 @@ import pytest
 from benches.peers import install
 from tests.engines.vllm import environment as there
 from tests.engines.vllm.vllm_outcomes import (
+    BEYOND,
     OUTCOMES,
     PASSES,
     differences,
     read_outcomes,
     write_outcomes,
+    wrongly_listed,
 )
 
 PASSING = 310
@@ -57,4 +59,19 @@ def test_an_outcome_that_is_not_the_expected_one_fails_a_run() -> None:
         "fails, and should pass: b",
         "is not there any more: a",
         "passes, and was expected to fail (kvcore has no such thing): c",
+    ]
+
+
+def test_the_tests_beyond_the_schedulers_interface_are_listed_with_the_others() -> None:
+    beyond = read_outcomes(BEYOND)
+    assert beyond.keys() < read_outcomes(OUTCOMES).keys()
+    assert len(set(beyond.values())) == 1
+
+
+def test_a_test_that_uses_more_than_it_is_listed_for_fails_a_run() -> None:
+    found = {"a": True, "b": False, "c": True}
+    assert wrongly_listed({"a", "b"}, {"a"}, found) == []  # b fails before it gets there
+    assert wrongly_listed({"a", "b"}, {"c"}, found) == [
+        "uses more than the scheduler's interface: c",
+        "uses only the scheduler's interface: a",
     ]

@@ -11,6 +11,8 @@ from pathlib import Path
 
 PASSES = "passes"
 OUTCOMES = Path(__file__).with_name("vllm_outcomes.txt")
+BEYOND = Path(__file__).with_name("vllm_beyond.txt")
+"""In the same form, the tests that use more of the manager than vLLM's scheduler does."""
 FOLDER = "tests/v1/core/"
 
 
@@ -42,6 +44,15 @@ def differences(expected: dict[str, str], found: dict[str, bool]) -> list[str]:
         if passed and expected[name] != PASSES:
             lines.append(f"passes, and was expected to fail ({expected[name]}): {name}")
     return sorted(lines)
+
+
+def wrongly_listed(beyond: set[str], seen: set[str], found: dict[str, bool]) -> list[str]:
+    """Return a line for each test that `beyond` lists wrongly. seen: those that used more than the
+    scheduler's interface; a test that fails may not have come so far.
+    """
+    idle = {name for name in beyond - seen if found[name]}
+    lines = [f"uses more than the scheduler's interface: {name}" for name in seen - beyond]
+    return sorted([*lines, *(f"uses only the scheduler's interface: {name}" for name in idle)])
 
 
 def write_outcomes(outcomes: dict[str, str]) -> str:
