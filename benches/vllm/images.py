@@ -27,7 +27,9 @@ def images_of(prompt: Sequence[int]) -> list[MultiModalFeatureSpec]:
     while place + 2 <= len(prompt):
         first, second = prompt[place - 2 : place]
         kind, length = f"image {first} {second}", 4 + 5 * first + second
-        if first != second and place + length < len(prompt):
+        if first != second:
+            if place + length >= len(prompt):
+                break  # so that longer prompts have the same images, and this one
             position = PlaceholderRange(offset=place, length=length)
             item = MultiModalKwargsItem.dummy()
             images.append(MultiModalFeatureSpec(item, "image", kind, position))

@@ -91,6 +91,11 @@ class KVCacheManager(DecodedTokens):
         """Share of the usable blocks that have an owner, 0.0 to 1.0."""
         return self._core.usage
 
+    @property
+    def is_step_over(self) -> bool:
+        """Whether the counts of the first request of the open step show that it is over."""
+        return self._steps.is_over
+
     def make_prefix_cache_stats(self) -> PrefixCacheStats | None:
         """Return the look-up statistics since the last call; None if they are not logged."""
         return self._core.take_stats() if self.log_stats else None

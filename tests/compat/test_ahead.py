@@ -230,3 +230,15 @@ def test_a_step_that_ends_keeps_what_it_computes(manager: KVCacheManager, kind: 
             manager.step_ends()
         manager.free(request)
         assert num_found(manager, kind, [1, 2, 3, 4, 9]) == num_hit
+
+
+def test_counts_show_that_a_step_is_over(manager: KVCacheManager, kind: Any) -> None:
+    request = kind("r", [1, 2, 3, 4, 5])
+    manager.new_step_starts()
+    assert not manager.is_step_over
+    assert manager.allocate_slots(request, 5) is not None
+    assert not manager.is_step_over
+    request.num_computed_tokens = 5
+    assert manager.is_step_over
+    manager.step_ends()
+    assert not manager.is_step_over

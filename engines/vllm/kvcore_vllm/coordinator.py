@@ -27,6 +27,13 @@ class Coordinator:
         self.block_pool = manager.block_pool
         self.enable_partial_hash_hits = manager.parts is not None
         self.retention_interval = manager.kv_cache_config.prefix_cache_retention_interval
+        config, dropped = self._config, list[int]()
+        if len(groups) > 1:
+            dropped = [g.block_size for n, g in enumerate(groups) if config.drops_last_hit(n)]
+        behind = config.hash_block_size if config.has_tails else max(dropped, default=0)
+        self.num_dropped = behind if dropped else 0
+        """Tokens behind a hit that must be found too. With several groups vLLM lets them include a
+        request's last token."""
         self.single_type_managers = tuple(
             SimpleNamespace(
                 block_pool=self.block_pool,
@@ -97,6 +104,7 @@ class Coordinator:
     def look_up(self, block_hashes: Sequence[bytes], most: int) -> Hit:
         """Return that hit: a request of these hashes is added and removed."""
         core: Core = self._manager.compat.core
+        most += self.num_dropped
         num_hashes = min(len(block_hashes), (most + 1) // self._config.hash_block_size)
         hashes = list(block_hashes[:num_hashes])
         core.add_request(Request(PROBE, bytes(most + 1), block_hashes=hashes))

@@ -141,12 +141,6 @@ def read_config(
             f"kvcore does not serve hashes of {hash_block_size} tokens, which are finer than the"
             f" groups' blocks of {[group.block_size for group in groups]} tokens"
         )
-    if interval is not None and config.has_windows:
-        kinds = {group.kind for group in groups}
-        windows = bool(kinds & {"sliding_window", "chunked_local"})
-        names = ["block of a window"] * windows + ["state"] * ("state" in kinds)
-        kept = " and every cached ".join(names)
-        logger.info("kvcore keeps every cached %s until its room is needed", kept)
     return config
 
 

@@ -21,6 +21,7 @@ from kvcore_vllm.events import Events
 from kvcore_vllm.groups import check_lookahead, check_options, has_parts, read_config, read_spec
 from kvcore_vllm.parts import Parts
 from kvcore_vllm.queries import Queries
+from kvcore_vllm.retention import SPARSE, Retention
 from kvcore_vllm.states import States
 from kvcore_vllm.windows import Windows
 from kvcore_vllm.zeroing import Zeroing
@@ -71,8 +72,7 @@ class KVCacheManager(Queries):
         record_if_requested(compat.core)
         self.compat = compat
         self.kv_cache_config = kv_cache_config
-        self.max_model_len = max_model_len
-        self.enable_caching = enable_caching
+        self.max_model_len, self.enable_caching = max_model_len, enable_caching
         specs = [read_spec(group) for group in kv_cache_config.kv_cache_groups]
         lookahead = num_hash_lookahead_tokens
         # As in vLLM not with several groups and hashes that cover the tokens behind a block.
@@ -90,10 +90,11 @@ class KVCacheManager(Queries):
         self.events = Events(compat, specs, lookahead) if enable_kv_cache_events else None
         self._show(log_stats, hash_block_size, specs)
         self._windows = Windows(compat) if config.has_windows else None
+        self._retain(scheduler_block_size, drops=use_eagle)
         self._zeroing = Zeroing(specs, wanted=kv_cache_config.needs_kv_cache_zeroing)
         self._in_step = False
         self._loading = set[str]()  # requests of the last step that load
-        if self.events is None and not self._num_prefilled_again:
+        if self.events is None and not (self._is_late or self._retention):
             vars(self)["cache_blocks"] = compat.cache_blocks  # called for each request of a step
 
     def _show(self, log_stats: bool, hash_block_size: int, specs: list[Any]) -> None:
@@ -104,6 +105,19 @@ class KVCacheManager(Queries):
         self.block_pool = BlockPool(self, hash_block_size)
         self.coordinator = Coordinator(self, specs)
         self.empty_kv_cache_blocks = Blocks(((),) * len(specs), self.block_pool.block)
+
+    def _retain(self, block_size: int, *, drops: bool) -> None:
+        """Keep what vLLM keeps of windows and states. drops: whether look-ups drop a block."""
+        self._retention = None
+        if self.enable_caching and any(each.kind in SPARSE for each in self.compat.config.groups):
+            self._retention = Retention(
+                *(self.compat, self.coordinator, self.kv_cache_config.kv_cache_groups),
+                block_size=block_size,
+                drops=drops,
+                num_again=self._num_prefilled_again,
+            )
+        limits = self._retention is not None and self._retention.limits
+        self._is_late = limits or self._num_prefilled_again > 0
 
     def _serve_parts(self, states: States, use_eagle: bool, lookahead: int, keeps: bool) -> None:
         """Serve hits inside blocks. lookahead: tokens that a block's hash covers after it. keeps:
@@ -120,10 +134,6 @@ class KVCacheManager(Queries):
 
     # Look-ups.
 
-    def prefix_cache_lookup_enabled(self, request: Any) -> bool:
-        """Return whether a request may hit cached content."""
-        return self.enable_caching and not request.skip_reading_prefix_cache
-
     def get_computed_blocks(
         self, request: Any, max_cache_hit_length: int | None = None
     ) -> tuple[Blocks, int, int]:
@@ -134,16 +144,22 @@ class KVCacheManager(Queries):
         if not self.prefix_cache_lookup_enabled(request):
             return self.empty_kv_cache_blocks, 0, 0
         ids: Tables
-        if max_cache_hit_length is None or max_cache_hit_length >= request.num_tokens - 1:
+        longest = request.num_tokens - 1
+        most = longest if max_cache_hit_length is None else min(max_cache_hit_length, longest)
+        if most == longest and not self.coordinator.num_dropped:
             found, num_tokens = self.compat.get_computed_blocks(request)
             ids = found.blocks
             hit = self.compat.last_hit
         else:
-            hit = self.coordinator.look_up(request.block_hashes, max_cache_hit_length)
+            hit = self.coordinator.look_up(request.block_hashes, most)
             ids, num_tokens = hit.blocks.blocks, hit.num_tokens
         if self.events is not None:
             self.events.report_hit(request, ids)
-        junction = 0 if self._states is None or hit is None else self._states.junction(request, hit)
+        junction = 0
+        if self._states is not None and hit is not None:
+            junction = self._states.junction(request, hit)
+        elif self._retention is not None:
+            junction = self._retention.junction(request, num_tokens, most)
         return self._result(self.shown(ids)), num_tokens, junction
 
     def get_computed_blocks_for_connector(
@@ -151,22 +167,6 @@ class KVCacheManager(Queries):
     ) -> tuple[Blocks, int, int, bool]:
         """Return the same, and False: hits never differ between groups."""
         return *self.get_computed_blocks(request, max_cache_hit_length), False
-
-    def record_prefix_cache_stats(self, request: Any, num_hits: int) -> None:
-        """Count the look-up of a request that is admitted."""
-        if self.prefix_cache_stats is not None and self.prefix_cache_lookup_enabled(request):
-            self.prefix_cache_stats.record(
-                num_tokens=request.num_tokens,
-                num_hits=num_hits,
-                preempted=request.num_preemptions > 0,
-            )
-
-    def make_prefix_cache_stats(self) -> Any:
-        """Return the look-ups since the last call, or None if they are not counted."""
-        stats = self.prefix_cache_stats
-        if stats is not None:
-            self.prefix_cache_stats = PrefixCacheStats()
-        return stats
 
     # Allocation.
 
@@ -208,14 +208,17 @@ class KVCacheManager(Queries):
             None if hit is None else self.compat.create_kv_cache_blocks(self.numbers(hit)),
             num_lookahead_tokens,
             num_external_computed_tokens,
-            delay_cache_blocks or self._num_prefilled_again > 0,
+            delay_cache_blocks or self._is_late,
             num_encoder_tokens,
             full_sequence_must_fit,
             reserved_blocks=reserved_blocks + kept,
         )
-        if got is not None and self._num_prefilled_again and not delay_cache_blocks:
+        writes = got is not None and not delay_cache_blocks
+        if writes and self._is_late:
             self._publish(request, min(end, request.num_tokens))
-        self._note_end(request, end, writes=got is not None and not delay_cache_blocks)
+        if writes and self._retention is not None:
+            writes = self._retention.note(request, num_local, end)
+        self._note_end(request, end, writes=writes)
         if got is None:
             return None
         if got is self.compat.empty_kv_cache_blocks and not num_external_computed_tokens:
@@ -234,6 +237,8 @@ class KVCacheManager(Queries):
     def cache_blocks(self, request: Any, num_computed_tokens: int) -> None:
         """Publish a request's full blocks up to a token count."""
         self._publish(request, num_computed_tokens)
+        if self._retention is not None:
+            self._retention.note(request, 0, num_computed_tokens)
         if self.events is not None:
             self.events.collect(request)
 
@@ -282,6 +287,7 @@ class KVCacheManager(Queries):
 
     def new_step_starts(self) -> None:
         """Begin a step, whose schedule follows."""
+        self._end_step()
         self.compat.new_step_starts()
         if self._states is not None:
             self._states.begin_step()
@@ -290,7 +296,7 @@ class KVCacheManager(Queries):
 
     def take_new_block_ids(self) -> list[int]:
         """Return the blocks to zero, and end the step: what it scheduled counts as computed."""
-        self.compat.step_ends()
+        self._end_step()
         self._in_step = False
         return self._zeroing.take()
 
@@ -323,7 +329,7 @@ class KVCacheManager(Queries):
         writes: whether the step writes the request's state after `end` tokens.
         """
         if not self._in_step:
-            self.compat.step_ends()
+            self._end_step()
             if self._states is not None:
                 self._states.begin_step()
         elif self._states is not None and writes:
@@ -347,8 +353,19 @@ class KVCacheManager(Queries):
         return self.watermark_blocks if request.status in ADMITTED else 0
 
     def _publish(self, request: Any, num_tokens: int) -> None:
-        """Publish full blocks, except those with tokens that the next chunk writes again."""
-        self.compat.cache_blocks(request, max(0, num_tokens - self._num_prefilled_again))
+        """Publish full blocks, except those with tokens that the next chunk writes again, and
+        those behind all hits.
+        """
+        end = max(0, num_tokens - self._num_prefilled_again)
+        if self._retention is not None and self._retention.limits:
+            end = self._retention.limit(end)
+        self.compat.cache_blocks(request, end)
+
+    def _end_step(self) -> None:
+        """Note that what the step scheduled counts as computed."""
+        self.compat.step_ends()
+        if self._retention is not None:
+            self._retention.end_step()
 
     def _confirm_loads(self, request: Any) -> None:
         """Tell the core that the loads of a step are over if the step's output has arrived."""
@@ -360,6 +377,8 @@ class KVCacheManager(Queries):
     def _let_go(self, request: Any) -> Tables:
         """Free a request but pin its blocks. Returns its tables."""
         self._confirm_loads(request)
+        if self._in_step and self.compat.is_step_over:
+            self._end_step()
         core = self.compat.core
         tables = self.tables(request.request_id)
         if self.parts is not None:
@@ -370,6 +389,8 @@ class KVCacheManager(Queries):
         if self._windows is not None:
             core.unpin(self._windows.pop(request.request_id))
         self.compat.free(request)
+        if self._retention is not None:
+            self._retention.forget(request.request_id)
         self.num_withdrawn += num_found - sum(map(core.has_key, held))
         if self.events is not None:
             self.events.collect(request)

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from vllm.v1.metrics.stats import PrefixCacheStats
+
 from kvcore.compat import KVCacheManager as Compat
 from kvcore_vllm.blocks import BlockPool, Blocks, Tables, read_ids
 from kvcore_vllm.parts import Parts
@@ -17,13 +19,15 @@ from kvcore_vllm.windows import Windows
 
 
 class Queries:
-    """The part of the manager that changes nothing."""
+    """The part of the manager that changes no block."""
 
     compat: Compat
     block_pool: BlockPool
     empty_kv_cache_blocks: Blocks
     num_kv_cache_groups: int
     parts: Parts | None
+    enable_caching: bool
+    prefix_cache_stats: PrefixCacheStats | None
     _windows: Windows | None
 
     @property
@@ -107,3 +111,23 @@ class Queries:
         if any(ids):
             return Blocks(tuple(ids), self.block_pool.block)
         return self.empty_kv_cache_blocks
+
+    def prefix_cache_lookup_enabled(self, request: Any) -> bool:
+        """Return whether a request may hit cached content."""
+        return self.enable_caching and not request.skip_reading_prefix_cache
+
+    def record_prefix_cache_stats(self, request: Any, num_hits: int) -> None:
+        """Count the look-up of a request that is admitted."""
+        if self.prefix_cache_stats is not None and self.prefix_cache_lookup_enabled(request):
+            self.prefix_cache_stats.record(
+                num_tokens=request.num_tokens,
+                num_hits=num_hits,
+                preempted=request.num_preemptions > 0,
+            )
+
+    def make_prefix_cache_stats(self) -> Any:
+        """Return the look-ups since the last call, or None if they are not counted."""
+        stats = self.prefix_cache_stats
+        if stats is not None:
+            self.prefix_cache_stats = PrefixCacheStats()
+        return stats

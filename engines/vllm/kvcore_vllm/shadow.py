@@ -315,7 +315,7 @@ class Shadow:
             self.tally.hit_tokens["kvcore"] += theirs[1]
             if self.kvcore.waits_for_state(request):  # vLLM says so when it allocates
                 return True
-            # mine[2] says what vLLM keeps of a window; kvcore keeps all of it.
+            # mine[2] says what is kept of a window; both read it from the request.
             is_same = mine[1] == theirs[1] and mine[3:] == theirs[3:]
             return is_same and self._same_blocks(mine[0], theirs[0])
 

@@ -7,6 +7,7 @@ that predict several tokens. All other calls take the path of `manager.py`; the 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -28,13 +29,16 @@ class KVCacheManager(Whole):
         )
         self._is_plain = not any(noted)
         self._append, self._nothing = self.compat.append, self.compat.empty_kv_cache_blocks
-        if self._is_plain:
+        sparse = self._retention is not None and self.coordinator.retention_interval is not None
+        sizes = (group.block_size for group in self.compat.config.groups if group.is_state)
+        self._unit = math.gcd(*sizes) if sparse else 0  # a state that ends here may not be kept
+        if self._is_plain and not sparse:
             self.cache_blocks = self.compat.cache_blocks  # type: ignore[method-assign] # the same
 
     @property
     def is_short(self) -> bool:
         """Whether `compat.append` alone suffices for a decoded token now."""
-        return self._is_plain and self._in_step
+        return self._is_plain and self._in_step and not self._unit
 
     def allocate_slots(
         self,
@@ -55,7 +59,9 @@ class KVCacheManager(Whole):
         if num_new_tokens == 1 and new_computed_blocks is None and self._is_plain and self._in_step:
             counts = num_new_computed_tokens or num_lookahead_tokens or num_external_computed_tokens
             others = delay_cache_blocks or num_encoder_tokens or full_sequence_must_fit
-            if not (counts or others or reserved_blocks):
+            unit = self._unit
+            ends = unit and (request.num_computed_tokens + 1) % unit == 0
+            if not (counts or others or reserved_blocks or ends):
                 grown = self._append(request)
                 if grown is self._nothing:
                     return self.empty_kv_cache_blocks

@@ -3,8 +3,8 @@
 
 Run: python -m tests.engines.vllm.environment [OPTION OF PYTEST ...]. Installs vLLM first
 (benches/peers/install.py) and fetches its source distribution, whose tests of the scheduler and the
-manager then run over kvcore, each against its expected outcome (vllm_outcomes.txt); then come the
-adapter's own.
+manager then run over kvcore, each against its expected outcome (vllm_outcomes.txt), after the
+adapter's own. Last, those of hits run over vLLM's own manager beside kvcore (vllm_hits.py).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import tarfile
 from pathlib import Path
 
 from benches.peers import install
-from tests.engines.vllm.vllm_outcomes import OUTCOMES, read_outcomes
+from tests.engines.vllm.vllm_outcomes import FOLDER, OUTCOMES, read_outcomes
 
 FAMILY = "vllm033"
 VERSION = "0.33.0"
@@ -27,6 +27,7 @@ ROOT = Path(__file__).parents[3]
 HERE = Path(__file__).parent
 ADAPTER = ROOT / "engines" / "vllm"
 REQUIREMENTS = ROOT / "benches" / "peers" / "vllm_tests.txt"
+OF_HITS = ("test_mamba_eagle_resume_checkpoint.py", "test_partial_prefix_cache_hits.py")
 ABSENT = "vLLM 0.33.0 is not in this environment: make engines-vllm-tests runs this"
 
 
@@ -87,15 +88,27 @@ def run_own_tests(*options: str) -> int:
 
 def run_vllm_tests(*options: str) -> int:
     """Run vLLM's tests over kvcore; returns 0 if each has its expected outcome."""
+    files = sorted({name.partition("::")[0] for name in read_outcomes(OUTCOMES)})
+    return run_with("vllm_plugin", *options, *files)
+
+
+def compare_hits(*options: str) -> int:
+    """Run vLLM's tests of hits over its own manager, and compare kvcore's hits with its hits;
+    returns 0 if each length is the same or differs by a rule that is listed (vllm_outcomes.py).
+    """
+    return run_with("vllm_hits", *options, *(f"{FOLDER}prefix_cache/{name}" for name in OF_HITS))
+
+
+def run_with(plugin: str, *arguments: str) -> int:
+    """Run vLLM's tests with a plugin of pytest, without vLLM's conftest; returns its status."""
     tree = folder() / "tree"
-    names = read_outcomes(OUTCOMES)
-    files = sorted({name.partition("::")[0] for name in names})
-    alone = ["-c", os.devnull, "--rootdir", str(tree), "--noconftest", "-p", "vllm_plugin"]
+    alone = ["-c", os.devnull, "--rootdir", str(tree), "--noconftest", "-p", plugin]
     paths = [tree, folder() / "packages", HERE]
-    return run_there(tree, paths, *alone, "-q", "--tb=native", *options, *files)
+    return run_there(tree, paths, *alone, "-q", "--tb=native", *arguments)
 
 
 if __name__ == "__main__":
     install.install([FAMILY])
     fetch()
-    sys.exit(run_own_tests(*sys.argv[1:]) or run_vllm_tests(*sys.argv[1:]))
+    parts = run_own_tests, run_vllm_tests, compare_hits
+    sys.exit(max([part(*sys.argv[1:]) for part in parts]))

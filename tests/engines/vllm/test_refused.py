@@ -27,7 +27,7 @@ from vllm.v1.kv_cache_interface import (
     SlidingWindowMLASpec,
 )
 
-from tests.engines.vllm.both import STATE, WINDOW, Both, make
+from tests.engines.vllm.both import STATE, Both, make
 from tests.engines.vllm.engine import FULL, SHAPE, make_cache, make_engine
 
 pytestmark = pytest.mark.vllm
@@ -123,38 +123,13 @@ def test_connectors_that_need_vllms_own_pool_are_refused_by_name() -> None:
             check_connectors(several, 1)
 
 
-@pytest.mark.parametrize(
-    ("groups", "kept"),
-    [
-        ((FULL, WINDOW), "every cached block of a window"),
-        ((FULL, STATE), "every cached state"),
-        ((FULL, WINDOW, STATE), "every cached block of a window and every cached state"),
-        ((FULL,), None),
-    ],
-)
-def test_what_is_kept_although_an_interval_is_set_is_told_once(
-    groups: tuple[Any, ...],
-    kept: str | None,
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
-    with caplog.at_level(logging.INFO):
-        make(KVCacheManager, *groups, cache={"prefix_cache_retention_interval": 0})
-    told = [each.getMessage() for each in caplog.records if "kvcore keeps" in each.getMessage()]
-    expected = [] if kept is None else [f"kvcore keeps {kept} until its room is needed"]
-    assert told == expected
-
-
-def test_a_small_pool_and_sparse_retention_are_taken_and_told(
+def test_a_small_pool_is_taken_and_told(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
     with caplog.at_level(logging.INFO):
         both = Both(num_blocks=5)
         assert "one request of max_model_len=64 tokens needs 16 blocks" in caplog.text
-        make(KVCacheManager, FULL, WINDOW, cache={"prefix_cache_retention_interval": 0})
-    assert caplog.text.count("keeps every cached block of a window") == 1
     both.add("r", list(range(14)))
     assert both.admit("r", num_lookahead_tokens=2) == 0
     both.decode("r", 99)
