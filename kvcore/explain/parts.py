@@ -153,7 +153,9 @@ class PartTables(Tables):
                 if is_done and (is_whole or not is_open) and request.published[g] == position:
                     request.published[g] = position + 1
         if self.config.duplicates == "merge":
-            self.hold(request)
+            held = request.held
+            self.hold(request)  # a block that another one replaces loses the keys of its parts
+            self.contents.withdraw("take_batch", set(held).difference(request.held))
         self._wait(request, waits=waits)
 
     def publish_owed(self) -> None:

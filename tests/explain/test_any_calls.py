@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize
 
 from kvcore import Config, Request
+from kvcore.transitions import QUERIES
 from tests.explain.watched import WatchedLockstep
 from tests.helpers.amount import examples
 from tests.helpers.machine import DATA, Machine
@@ -82,3 +83,20 @@ def test_a_child_that_computes_its_parents_last_token_again_is_seen() -> None:
     run.call("fork", "a", "b")  # b has what is computed: its first token
     run.call("allocate_slots", "b", 1)
     assert run.observer.findable_blocks() == {1, 2, 3}
+
+
+def test_a_block_that_another_one_replaces_loses_the_keys_of_its_parts() -> None:
+    config = Config(8, 4, duplicates="merge", use_eagle=True, hash_block_size=1, max_model_len=8)
+    run = WatchedLockstep(config, twin=False)
+    for name, length in (("short", 3), ("whole", 4)):
+        run.call("add_request", Request(name, [0] * length))
+        run.call("allocate_slots", name, length)
+    run.call("take_batch")
+    run.call("free", "short")
+    run.call("add_request", Request("longer", [0] * 5))
+    hit = QUERIES["get_computed_blocks"](run.state, "longer")
+    assert hit.num_tokens == 3
+    run.call("allocate_slots", "longer", 2, hit)
+    assert run.state.requests["longer"].tables[0][0] == hit.blocks.blocks[0][0]
+    run.call("take_batch")  # it now has the four tokens of `whole`, whose block it takes
+    assert run.state.requests["longer"].tables[0][0] == run.state.requests["whole"].tables[0][0]
