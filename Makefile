@@ -16,7 +16,7 @@ unexport PYTHONDONTWRITEBYTECODE
 CLIPPY := cargo clippy --locked --all-targets
 STUBS := target/stubs
 
-.PHONY: help python-found setup setup-core twin demo test test-core conformance check explore fuzz mutants shrinks mutation mutation-slice mutation-tools counts bench bench-peers bench-engines engines engines-vllm engines-vllm-shadow engines-vllm-tests engines-nano engines-transformers engines-transformers-shadow engines-dynamo engines-mooncake engines-sanitizer demo-hybrid demo-ranks demo-apart demo-cluster demo-transformers gpu-check docs stubs lock hooks clean
+.PHONY: help python-found setup setup-core twin demo test test-core conformance check explore fuzz mutants shrinks mutation mutation-slice mutation-tools counts bench bench-peers bench-engines engines engines-vllm engines-vllm-shadow engines-vllm-tests engines-nano engines-transformers engines-transformers-shadow engines-dynamo engines-mooncake engines-sanitizer engines-sanitizer-old demo-hybrid demo-ranks demo-apart demo-cluster demo-transformers gpu-check docs stubs lock hooks clean
 
 help: ## list the commands
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/\1|\2/' | \
@@ -156,6 +156,10 @@ engines-mooncake: setup ## install Mooncake 0.3.13 outside the project and keep 
 
 engines-sanitizer: setup ## reproduce each bug of docs/found.md in the installed engines
 	$(BIN)/pytest -m "slow or not slow" tests/sanitizer/test_found.py tests/sanitizer/test_sanitize_command.py $(ARGS)
+
+engines-sanitizer-old: setup ## reproduce each bug of docs/found_old.md in old engines, which it clones
+	$(BIN)/python -m tests.sanitizer.old.versions
+	$(BIN)/pytest -m "slow or not slow" tests/sanitizer/test_found_old.py $(ARGS)
 
 engines: engines-nano engines-transformers engines-transformers-shadow engines-dynamo engines-mooncake engines-vllm-tests engines-vllm engines-vllm-shadow engines-sanitizer ## test all adapters, each under its engine (an hour)
 

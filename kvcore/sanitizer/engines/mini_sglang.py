@@ -92,7 +92,7 @@ class Engine:
         self.waiting: dict[int, None] = {}
         self.last: Any = None
         core: Any = importlib.import_module("minisgl.core")
-        core._GLOBAL_CTX = core.Context(size)
+        core._GLOBAL_CTX = types.SimpleNamespace(page_size=size)
         length = world.num_blocks * size
         table = torch.zeros((rows + 1, (length + 31) // 32 * 32), dtype=torch.int32)
         self.target = it = its.Scheduler.__new__(its.Scheduler)
@@ -103,13 +103,19 @@ class Engine:
         it.engine.forward_batch, it.device = self.forward, table.device
         it.stream, it.engine_stream_ctx = None, contextlib.nullcontext()
         it.table_manager = its.TableManager(rows, table)
-        kind = world.axes["cache_type"]
-        it.cache_manager = cache = its.CacheManager(world.num_blocks, size, table, kind)
-        it.decode_manager = its.DecodeManager(size)
-        it.prefill_manager = its.PrefillManager(cache, it.table_manager, it.decode_manager)
+        it.cache_manager, it.decode_manager = self.managers(table)
+        it.prefill_manager = its.PrefillManager(
+            it.cache_manager, it.table_manager, it.decode_manager
+        )
         it.finished_reqs, it.eos_token_id = set(), -1
         it.token_pool, it.prefill_budget = it.table_manager.token_pool, world.token_budget
         it.receive_msg, it.send_result = self.receive, self.reply
+
+    def managers(self, table: Any) -> tuple[Any, Any]:
+        """Make the managers of the cache and of the running requests."""
+        size, kind = self.world.block_size, self.world.axes["cache_type"]
+        cache = self.its.CacheManager(self.num_blocks, size, table, kind)
+        return cache, self.its.DecodeManager(size)
 
     def pad(self, batch: Any) -> None:
         batch.padded_reqs = batch.reqs
@@ -227,8 +233,8 @@ class Adapter:
                 tokens[msg.uid] = ids.tolist()
                 sanitizer.begin(f"r{msg.uid}", tokens[msg.uid])
 
-        def allocated(reqs: Any) -> None:
-            allocate(reqs)
+        def allocated(reqs: Any, *more: Any) -> None:
+            allocate(reqs, *more)
             chunks = []
             for req in reqs:
                 row = target.engine.page_table[req.table_idx, : req.device_len : size]
@@ -244,14 +250,14 @@ class Adapter:
             steps.append(next(numbers))
             sanitizer.issue(steps[-1], chunks)
 
-        def completed(data: Any) -> None:
+        def completed(data: Any, *more: Any) -> None:
             reqs = data[0].batch.reqs if data is not None else []
             for req in reqs:
                 known = tokens[req.uid]
                 known += req.input_ids[len(known) :].tolist()
             if data is not None:
                 sanitizer.complete(steps.pop(0))
-            last_data(data)
+            last_data(data, *more)
             for req in reqs:
                 flying[req.uid] -= 1
                 leave(req.uid)

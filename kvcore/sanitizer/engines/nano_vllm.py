@@ -129,7 +129,9 @@ class Adapter:
                 if len(each.block_table) > reported[name]:
                     sanitizer.extend(name, 0, each.block_table[reported[name] :])
                     reported[name] = len(each.block_table)
-                start = each.num_cached_tokens if is_prefill else len(each) - 1
+                start = len(each) - 1
+                if is_prefill:  # older commits compute the last token of a full hit again
+                    start = min(start, each.num_cached_tokens)
                 chunks.append(Chunk(name, start, each.num_scheduled_tokens))
             steps[0] += 1
             sanitizer.issue(steps[0], chunks)
@@ -142,8 +144,8 @@ class Adapter:
                 reported[name] = 0
                 sanitizer.drop(name)
 
-        def finished(sequences: Any, answers: Any, is_prefill: bool) -> None:
-            postprocess(sequences, answers, is_prefill)
+        def finished(sequences: Any, answers: Any, *more: Any) -> None:
+            postprocess(sequences, answers, *more)
             for each in sequences:
                 if each.is_finished:
                     del reported[str(each.seq_id)]
