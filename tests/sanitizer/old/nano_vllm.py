@@ -14,6 +14,7 @@ class Engine(nano_vllm.Engine):
 
     def __init__(self, world: Any) -> None:
         super().__init__(world)
+        self.counts_none = False
         schedule = self.target.schedule
 
         def scheduled() -> Any:
@@ -25,7 +26,6 @@ class Engine(nano_vllm.Engine):
                     each.num_scheduled_tokens = rest if is_prefill else 1
             return sequences, is_prefill
 
-        self.counts_none = False
         self.target.schedule = scheduled
 
     def step(self) -> None:
