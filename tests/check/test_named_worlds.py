@@ -88,6 +88,14 @@ def test_both_languages_agree_on_every_edge_of_the_usual_world(
     check_named(capsys, USUAL, "both")
 
 
+@pytest.mark.parametrize("name", ["states-cut", "states-drafts-moved", "tails-append"])
+def test_both_languages_agree_on_every_edge_beside_states_and_inside_blocks(
+    capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    need_twin()
+    check_named(capsys, name, "both")
+
+
 def test_the_usual_world_finds_keys_that_stay_when_a_request_leaves_the_batch(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

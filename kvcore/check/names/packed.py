@@ -50,7 +50,7 @@ def pack(state: State) -> bytes:
     pools = [None if pool is None else _pool(pool) for pool in (state.device, state.host)]
     requests = [astuple(request)[:-NUM_OF_OUTPUT] for request in state.requests.values()]
     pins = [(name, astuple(pin)) for name, pin in sorted(state.named_pins.items())]
-    counts = (state.next_operation, state.epoch)
+    counts = (state.batch.number, state.next_operation, state.epoch)
     rest = (state.rows, state.free_rows, state.operations, *counts, pins)
     return pickle.dumps((pools, requests, rest), pickle.HIGHEST_PROTOCOL)
 
@@ -64,7 +64,7 @@ def unpack(config: Config, data: bytes) -> State:
         None if pool is None else _pool_of(eviction, *pool)
         for eviction, pool in zip((config.eviction, config.host_eviction), pools, strict=True)
     )
-    rows, free_rows, operations, next_operation, epoch, named_pins = rest
+    rows, free_rows, operations, number, next_operation, epoch, named_pins = rest
     assert device is not None
     return State(
         config=config,
@@ -73,7 +73,7 @@ def unpack(config: Config, data: bytes) -> State:
         requests=Map({values[0]: RequestState(*values) for values in requests}),
         rows=rows,
         free_rows=free_rows,
-        batch=OpenBatch(0),
+        batch=OpenBatch(number),
         events=pvector(),
         stats=PrefixCacheStats(),
         new_blocks=(pvector(),) * len(config.groups),

@@ -25,11 +25,12 @@ USES_KEPT = {"lru2": 1, "s3fifo": 3}
 
 def forget_times(pool: BlockPool, number: int) -> tuple[BlockPool, int]:
     """Return the pool with ranks in the place of times, up to this number of the open batch, and
-    the least number that the batch can have then.
+    the least number that the batch can have then: at least 1, since requests of later batches name
+    batch 0 where they await none, and a state that is restored must be one that calls reach.
     """
     policy = pool.policy
     if policy is None or pool.eviction not in USES_KEPT:
-        return pool, number if policy is not None and policy.is_remembered else 0
+        return pool, number if policy is not None and policy.is_remembered else 1
     free, read = set(pool.queue), _reader(str(pool.eviction))
     uses = {block: read(each, block in free) for block, each in policy.uses.items()}
     ghosts = [
@@ -58,7 +59,7 @@ def forget_times(pool: BlockPool, number: int) -> tuple[BlockPool, int]:
         left=Map({number: key for number, (key, _) in enumerate(ghosts)}),
         next_number=len(ghosts),
     )
-    return attrs.evolve(pool, policy=small), len(ranks) - 1
+    return attrs.evolve(pool, policy=small), max(len(ranks) - 1, 1)
 
 
 def _reader(name: str) -> Callable[[Uses, bool], Uses]:
