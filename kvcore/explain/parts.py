@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The same for managers whose keys may end inside blocks: tails of attention, marked states.
+"""What an observer learns from tables whose keys may end inside blocks: parts, marked states.
 
 A block may then have several keys, and lose some of them. Which tokens a key names, and which keys
 a block has, is asked of the manager.

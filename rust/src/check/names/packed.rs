@@ -37,6 +37,7 @@ pub(crate) fn pack(state: &State, prefixes: &mut Prefixes, out: &mut Vec<u8>) {
     }
     let mut out = Packer { out, prefixes };
     out.out.push(COMMON);
+    out.number(state.batch.number as u32);
     out.number(state.requests.len() as u32);
     out.number(state.free_rows.len() as u32);
     state.free_rows.iter().for_each(|row| out.number(row.0));
@@ -62,6 +63,7 @@ pub(crate) fn unpack(
     }
     let mut source = Unpacker { data: &data[1..], prefixes };
     let mut state = empty.clone();
+    state.batch.number = u64::from(source.number());
     let num_rows = source.number();
     let free_rows: Vec<Row> = source.numbers().into_iter().map(Row).collect();
     state.free_rows = (0..num_rows).map(Row).filter(|row| !free_rows.contains(row)).collect();

@@ -13,13 +13,14 @@ use crate::types::keys::Key;
 use crate::types::policies::{KEYLESS, Place, Uses};
 
 /// Put ranks in the place of times, up to this number of the open batch; returns the least number
-/// that it can have then.
+/// that it can have then: at least 1, since requests of later batches name batch 0 where they await
+/// none.
 pub(crate) fn forget_times(pool: &mut BlockPool, number: u64) -> u64 {
     let eviction = pool.eviction();
     let orders = matches!(eviction, Eviction::Lru2 | Eviction::S3Fifo);
     let Some(mut policy) = pool.policy.take_if(|_| orders) else {
         let is_remembered = pool.policy.as_ref().is_some_and(|policy| policy.is_remembered());
-        let number = if is_remembered { number } else { 0 };
+        let number = if is_remembered { number } else { 1 };
         pool.set_batch(number);
         return number;
     };
@@ -56,7 +57,7 @@ pub(crate) fn forget_times(pool: &mut BlockPool, number: u64) -> u64 {
         policy.history.next_number = number + 1;
     }
     pool.policy = Some(policy);
-    let number = times.len() as u64 - 1;
+    let number = (times.len() as u64 - 1).max(1);
     pool.set_batch(number);
     number
 }
