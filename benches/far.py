@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import ctypes
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -22,10 +23,9 @@ from statistics import median
 from typing import Any, Protocol
 
 import attrs
-import numpy as np
 from kvcore_runtime.demos.processes import make_store, mooncake_store, page_store
 from kvcore_runtime.errors import KvcoreRuntimeError, load_extra
-from kvcore_runtime.far.exchange import NAP_S
+from kvcore_runtime.far.exchange import WAIT_S
 from kvcore_runtime.far.threaded import ThreadedTier
 
 from kvcore.far.page import PAYLOAD_START, PageOwner, begin_page, check_pages, seal_page
@@ -85,8 +85,7 @@ class Mooncake:
         master = place.removeprefix("mooncake://")
         options = ("P2PHANDSHAKE", 0, 16 << 20, "tcp", "", master)
         assert self._client.setup("127.0.0.1", *options) == 0
-        whole = np.frombuffer(memory, np.uint8)
-        assert self._client.register_buffer(whole.ctypes.data, whole.nbytes) == 0
+        assert self._client.register_buffer(*(each[0] for each in _places([memory]))) == 0
 
     def put(self, names: Sequence[str], pages: Sequence[memoryview]) -> None:
         """See `Library`."""
@@ -102,7 +101,8 @@ class Mooncake:
 
 
 def _places(views: Sequence[memoryview]) -> tuple[list[int], list[int]]:
-    return [np.frombuffer(each, np.uint8).ctypes.data for each in views], list(map(len, views))
+    starts = [ctypes.addressof(ctypes.c_char.from_buffer(each)) for each in views]
+    return starts, list(map(len, views))
 
 
 @attrs.frozen
@@ -124,7 +124,7 @@ def wait(tier: ThreadedTier, ticket: int | None) -> None:
     """Wait as an engine does until a ticket has ended; check that all its names are OK."""
     assert ticket is not None
     while not (done := tier.poll()):
-        tier.wait(NAP_S)
+        tier.wait(WAIT_S)
     assert set(done[0].statuses) == {FarStatus.OK}
 
 

@@ -7,12 +7,11 @@ died, and a page can vanish after a put that succeeded. A call to a stopped keep
 
 from __future__ import annotations
 
+import ctypes
 import socket
 import threading
 from collections.abc import Sequence
 from typing import Any
-
-import numpy as np
 
 from kvcore.far.errors import InvalidTier
 from kvcore.far.tier import FarStatus, View
@@ -112,7 +111,8 @@ class MooncakeStore:
 
 
 def _places(views: Sequence[View]) -> tuple[list[int], list[int]]:
-    return [np.frombuffer(each, np.uint8).ctypes.data for each in views], list(map(len, views))
+    starts = [ctypes.addressof(ctypes.c_char.from_buffer(each)) for each in views]
+    return starts, list(map(len, views))
 
 
 def _check(code: int, what: str) -> None:
