@@ -4,9 +4,11 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -26,13 +28,29 @@ def environment() -> dict[str, str]:
     return os.environ | {"PYTHONPATH": path, "KVCORE_DEMO": f"{os.getpid()}"}
 
 
-def left_over() -> list[str]:
-    """Return the command lines of processes that a demonstration started and that still run."""
+def start(name: str, *options: str) -> subprocess.Popen[str]:
+    """Start a demonstration in a process group of its own."""
+    return subprocess.Popen(
+        command(name, *options),
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def left_over(demo: subprocess.Popen[str]) -> list[str]:
+    """Return the command lines of processes that a demonstration started and that still run.
+
+    They are in its group, as Redis is, which overwrites its environment, or have its mark there.
+    """
     word = f"KVCORE_DEMO={os.getpid()}".encode()
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         try:
-            if word in (process / "environ").read_bytes().split(b"\0"):
+            group = int((process / "stat").read_text().rpartition(")")[2].split()[2])
+            if group == demo.pid or word in (process / "environ").read_bytes().split(b"\0"):
                 found.append((process / "cmdline").read_text().replace("\0", " "))
         except OSError:
             continue
@@ -58,34 +76,37 @@ def test_a_demonstration_ends_well(
 ) -> None:
     for package in ("redis", "zmq", "prometheus_client"):
         pytest.importorskip(package, reason=f"{package} is not installed")
-    done = subprocess.run(
-        command(name, *options),
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=WAIT_S,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    demo = start(name, *options)
+    output, errors = demo.communicate(timeout=WAIT_S)
+    assert demo.returncode == 0, errors
     for line in lines:
-        assert line in done.stdout
-    assert "NO:" not in done.stdout
-    assert left_over() == []
+        assert line in output
+    assert "NO:" not in output
+    assert left_over(demo) == []
 
 
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="there is no /proc")
+@pytest.mark.parametrize("signal_name", ["SIGINT", "SIGTERM", "SIGHUP"])
 @pytest.mark.parametrize("name", ["ranks", "apart", "cluster"])
-def test_ctrl_c_leaves_no_process(name: str) -> None:
-    process = subprocess.Popen(
-        command(name, *(["--stay"] if name == "cluster" else [])),
-        env=environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    while not any("--rank" in line or "--place" in line for line in left_over()):
-        assert process.poll() is None  # the imports before it start short processes, too
-    process.send_signal(signal.SIGINT)
-    process.communicate(timeout=60)
-    assert process.returncode == 130
-    assert left_over() == []
+def test_a_signal_leaves_no_process(name: str, signal_name: str) -> None:
+    demo = start(name, *(["--stay"] if name == "cluster" else []))
+    while not any("--rank" in line or "--place" in line for line in left_over(demo)):
+        assert demo.poll() is None  # the imports before it start short processes, too
+    demo.send_signal(signal.Signals[signal_name])
+    demo.communicate(timeout=60)
+    assert demo.returncode == 130
+    assert left_over(demo) == []
+
+
+@pytest.mark.skipif(shutil.which("redis-server") is None, reason="there is no redis-server")
+def test_a_server_that_is_left_is_seen() -> None:
+    pytest.importorskip("redis", reason="redis is not installed")
+    demo = start("apart")
+    while not any("redis-server" in line for line in left_over(demo)):
+        assert demo.poll() is None
+    demo.kill()
+    demo.wait()
+    assert any("redis-server" in line for line in left_over(demo))
+    os.killpg(demo.pid, signal.SIGKILL)
+    while left_over(demo):
+        time.sleep(0.1)

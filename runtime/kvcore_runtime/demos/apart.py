@@ -23,6 +23,7 @@ from kvcore.far.options import FarOptions
 from kvcore_runtime.demos.models import load_model
 from kvcore_runtime.demos.processes import (
     WAIT_S,
+    end_as_by_ctrl_c,
     make_store,
     mooncake_store,
     page_store,
@@ -50,16 +51,16 @@ def main(argv: list[str] | None = None) -> int:
     through.add_argument("--mooncake", action="store_true", help="through Mooncake, not Redis")
     parser.add_argument("--place", help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
+    end_as_by_ctrl_c()
     torch.set_num_threads(1)
     try:
         if options.place is not None:
             _prefill(make_engine(options.tiny, options.place))
             return 0
         store = mooncake_store() if options.mooncake else page_store(directory=options.directory)
-        with (
-            store as place,
-            other_process(options.tiny, place) as other,
-        ):
+        with store as place, other_process(options.tiny, place) as other:
+            name = "the tiny model" if options.tiny else "SmolLM2"
+            print(f"two processes load {name}", flush=True)
             return _decode(make_engine(options.tiny, place), other)
     except KvcoreRuntimeError as error:
         is_mooncake = isinstance(error, PackageMissing) and options.mooncake
@@ -106,6 +107,10 @@ def _decode(engine: Engine, other: subprocess.Popen[str]) -> int:
     assert other.stdout is not None
     if other.stdout.readline() != "ready\n":
         return 1
+    print(
+        "seconds until the answering process has its first token, if it computes the prompt alone"
+    )
+    print("and if it fetches what the other process has computed; share: of the first the second")
     vocabulary = engine.model.config.vocab_size
     draw = torch.Generator().manual_seed(1)
     all_equal = True

@@ -31,11 +31,13 @@ from kvcore.types.commands import Batch
 from kvcore_runtime.demos.models import load_model, load_tokenizer
 from kvcore_runtime.demos.processes import (
     WAIT_S,
+    end_as_by_ctrl_c,
     ended,
     free_port,
     make_store,
     page_store,
     python_process,
+    quiet,
 )
 from kvcore_runtime.engine.engine import Engine, EngineOptions
 from kvcore_runtime.engine.sequence import GenerationRequest
@@ -74,6 +76,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--place", help=argparse.SUPPRESS)
     parser.add_argument("--folder", help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
+    end_as_by_ctrl_c()
     torch.set_num_threads(1)
     try:
         if options.place is not None:
@@ -131,6 +134,7 @@ def _show(*, tiny: bool, stay: bool, own_index: bool) -> int:
     again = [*story, *tokenizer.encode(" Question: where did it meet? Answer:")]
     with contextlib.ExitStack() as stack:
         place = stack.enter_context(page_store())
+        print(f"two engines load {'the tiny model' if tiny else 'SmolLM2'}", flush=True)
         nodes = [stack.enter_context(_node(name, place, tiny=tiny)) for name in ("A", "B")]
         first, second = nodes
         index = _index(stack, nodes, own_index=own_index)
@@ -218,9 +222,8 @@ def _serve(place: str, folder: str, *, tiny: bool) -> None:
     def observe(engine: Engine, batch: Batch) -> None:
         scheduler = engine.scheduler
         waiting = len(scheduler.waiting) + len(scheduler.swapped)
-        far = engine.exchange if isinstance(engine.exchange, FarExchange) else None
         running = len(scheduler.running)
-        exporter.update(batch, num_running=running, num_waiting=waiting, far=far)
+        exporter.update(batch, num_running=running, num_waiting=waiting, far=_far(engine))
         publisher.publish(engine.manager)
 
     engine = Engine(
@@ -237,7 +240,13 @@ def _serve(place: str, folder: str, *, tiny: bool) -> None:
         places = {"events": publisher.endpoint, "replay": publisher.replay_endpoint}
         print(json.dumps(places | {"metrics": server.server_port}), flush=True)
         for line in sys.stdin:
-            print(json.dumps(_answer(engine, **json.loads(line))), flush=True)
+            answer = _answer(engine, **json.loads(line))
+            exporter.rest(_far(engine))
+            print(json.dumps(answer), flush=True)
+
+
+def _far(engine: Engine) -> FarExchange | None:
+    return engine.exchange if isinstance(engine.exchange, FarExchange) else None
 
 
 def _answer(engine: Engine, request_id: str, prompt: list[int]) -> dict[str, Any]:
@@ -253,16 +262,41 @@ def _answer(engine: Engine, request_id: str, prompt: list[int]) -> dict[str, Any
 
 
 def _index(stack: contextlib.ExitStack, nodes: list[Node], *, own_index: bool) -> Index:
+    if not own_index and (port := _start_dynamo(stack)) is not None:
+        print(f"the index: Dynamo's indexer at port {port}")
+        return DynamoIndex(port, nodes)
+    print("the index: kvcore's own (Dynamo's: make engines-dynamo installs it)")
+    return OwnIndex(stack.enter_context(EventSource()), nodes)
+
+
+def _start_dynamo(stack: contextlib.ExitStack) -> int | None:
+    """Start Dynamo's indexer. Returns its port, or None if it is not installed or does not run."""
     python = peer_python("dynamo")
-    if own_index or not python.exists():
-        print("the index: kvcore's own (Dynamo's: make engines-dynamo installs it)")
-        return OwnIndex(stack.enter_context(EventSource()), nodes)
+    if not python.exists():
+        return None
     port = free_port()
     command = [str(python), "-m", "dynamo.indexer", "--port", str(port), "--threads", "1"]
-    quiet = subprocess.DEVNULL
-    stack.enter_context(ended(subprocess.Popen(command, stdout=quiet, stderr=quiet)))
-    print(f"the index: Dynamo's indexer at port {port}")
-    return DynamoIndex(port, nodes)
+    service = quiet(command)
+    stack.enter_context(ended(service))
+    end = time.monotonic() + WAIT_S
+    while service.poll() is None and time.monotonic() < end:
+        with contextlib.suppress(OSError):
+            _call_dynamo(port, "/workers", None)
+            return port
+        time.sleep(0.05)
+    print(f"Dynamo's indexer in {python.parents[1]} does not start")
+    return None
+
+
+def _call_dynamo(port: int, path: str, body: object) -> dict[str, Any]:
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{port}{path}",
+        data=None if body is None else json.dumps(body).encode(),
+        headers={"Content-Type": "application/json"},
+    )
+    with urllib.request.urlopen(request, timeout=WAIT_S) as answer:
+        found: dict[str, Any] = json.loads(answer.read() or b"{}")
+    return found
 
 
 class OwnIndex:
@@ -291,9 +325,9 @@ class DynamoIndex:
     def __init__(self, port: int, nodes: list[Node]) -> None:
         self._port = port
         self._numbers = {node.name: number for number, node in enumerate(nodes, start=1)}
-        _wait_until(self._is_up)
         for node in nodes:
-            self._call(
+            _call_dynamo(
+                port,
                 "/register",
                 {
                     "instance_id": self._numbers[node.name],
@@ -306,28 +340,12 @@ class DynamoIndex:
 
     def find(self, prompt: list[int]) -> dict[str, int]:
         """See `Index`."""
-        found = self._call("/query", {"token_ids": prompt, "model_name": MODEL_NAME})
+        found = _call_dynamo(self._port, "/query", {"token_ids": prompt, "model_name": MODEL_NAME})
         scores = found.get("scores", {})
         return {
             name: scores.get(str(number), {}).get("0", 0) // BLOCK_SIZE
             for name, number in self._numbers.items()
         }
-
-    def _is_up(self) -> int:
-        with contextlib.suppress(OSError):
-            self._call("/workers", None)
-            return 1
-        return 0
-
-    def _call(self, path: str, body: object) -> dict[str, Any]:
-        request = urllib.request.Request(
-            f"http://127.0.0.1:{self._port}{path}",
-            data=None if body is None else json.dumps(body).encode(),
-            headers={"Content-Type": "application/json"},
-        )
-        with urllib.request.urlopen(request, timeout=WAIT_S) as answer:
-            found: dict[str, Any] = json.loads(answer.read() or b"{}")
-        return found
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ import contextlib
 import importlib.util
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -27,6 +28,15 @@ WAIT_S = 10.0
 HOST = "127.0.0.1"
 KEPT_BYTES = 1 << 30
 """Memory for pages in the server that a demonstration starts."""
+
+
+def end_as_by_ctrl_c() -> None:
+    """Let SIGTERM and SIGHUP (`timeout`, a closed terminal) end this process as Ctrl-C does.
+
+    By default they would end it at once, and leave what it started.
+    """
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.default_int_handler)
 
 
 def free_port() -> int:

@@ -22,7 +22,7 @@ import torch
 
 from kvcore import Config
 from kvcore_runtime.demos.models import load_model, load_tokenizer
-from kvcore_runtime.demos.processes import free_port
+from kvcore_runtime.demos.processes import end_as_by_ctrl_c, free_port
 from kvcore_runtime.engine.engine import Engine, EngineOptions
 from kvcore_runtime.engine.spans import Attributes
 from kvcore_runtime.errors import KvcoreRuntimeError
@@ -42,12 +42,15 @@ GRACE_S = 10.0
 def main(argv: list[str] | None = None) -> int:
     """Start the ranks and wait for them. Returns 0 if all answers are equal."""
     options = _parser().parse_args(argv)
+    end_as_by_ctrl_c()
     if options.rank is not None:
         return _run_rank(options)
     endpoint = f"tcp://127.0.0.1:{free_port()}"
     given = sys.argv[1:] if argv is None else argv
     command = [sys.executable, "-m", "kvcore_runtime.demos.ranks", *given, "--endpoint", endpoint]
     ranks: list[subprocess.Popen[bytes]] = []
+    name = "the tiny model" if options.tiny else "SmolLM2"
+    print(f"{options.world} processes load {name} and answer the prompts", flush=True)
     try:
         for rank in range(options.world):
             started = [*command, "--rank", str(rank)]

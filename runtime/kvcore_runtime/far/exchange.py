@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 NAP_S = 0.001
 """How long an idle exchange sleeps between two questions whether its tier has answered."""
 WAIT_S = 0.005
-"""The same for a tier that has `wait`, which ends early: each wake-up costs its threads CPU time."""
+"""The same for a tier with `wait`, which ends early: each time takes a core from its threads."""
 CLOSE_S = 2.0
 
 

@@ -7,7 +7,6 @@ command. The server evicts by itself (`maxmemory-policy allkeys-lru`), or refuse
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -19,16 +18,14 @@ from kvcore_runtime.errors import load_extra
 LOOPBACK = "redis://127.0.0.1:6379/0"
 ASKED_BYTES_MAX = 8 << 20
 """Most bytes of pages that are asked for at once, and wait in the server; a larger page alone."""
-_FULL = "OOM"  # begins a server's error when it has no memory left
 
 
 class RedisStore:
     """See `BlockingStore`.
 
-    url: in the form of the client library. A password comes from the URL, or from a file or the
-    environment of the caller, and appears in no message. timeout_s: for a connection and for an
-    answer. required: whether a server that cannot be reached now is an error. Raises
-    PackageMissing, InvalidTier, TierUnusable.
+    url: in the form of the client library, with a password that the caller reads from a file or the
+    environment; no message contains it. timeout_s: for a connection and for an answer. required:
+    whether an unreachable server is an error. Raises PackageMissing, InvalidTier, TierUnusable.
     """
 
     def __init__(
@@ -41,8 +38,7 @@ class RedisStore:
         try:
             self._client: Any = self._redis.Redis.from_url(url, **limits, retry=None)
         except ValueError:  # whose text may be a part of the password
-            expected = "redis://host:port/database"
-            raise InvalidTier(name="url", value="(not shown)", expected=expected) from None
+            raise InvalidTier(name="url", value="(not shown)", expected="redis://host:port/0") from None
         try:
             self._client.ping()
         except self._redis.RedisError as error:
@@ -66,17 +62,14 @@ class RedisStore:
         """See `BlockingStore`: no more of a value is read than tells that it is too long."""
         got: list[int | FarStatus] = []
         num_each = max(1, ASKED_BYTES_MAX // max(map(len, views), default=1))
-        with self._connection() as connection:
-            for start in range(0, len(names), num_each):
-                asked = slice(start, start + num_each)
-                pairs = zip(names[asked], views[asked], strict=True)
-                commands = [("GETRANGE", name, 0, len(view)) for name, view in pairs]
-                connection.send_packed_command(connection.pack_commands(commands))
-                for view in views[asked]:
-                    value = self._answer(connection)
-                    if isinstance(value, bytes) and len(value) == len(view):
-                        view[:] = value
-                    got.append(len(value) if isinstance(value, bytes) else FarStatus.FAILED)
+        for start in range(0, len(names), num_each):
+            asked = slice(start, start + num_each)
+            pairs = zip(names[asked], views[asked], strict=True)
+            answers = self._ask([("GETRANGE", name, 0, len(view)) for name, view in pairs])
+            for view, value in zip(views[asked], answers, strict=True):
+                if isinstance(value, bytes) and len(value) == len(view):
+                    view[:] = value
+                got.append(len(value) if isinstance(value, bytes) else FarStatus.FAILED)
         empty = [at for at, size in enumerate(got) if size == 0]
         if empty:
             found = self.find([names[at] for at in empty], 0.0)
@@ -87,10 +80,8 @@ class RedisStore:
     def put(self, names: Sequence[str], views: Sequence[View]) -> list[FarStatus]:
         """See `BlockingStore`."""
         pairs = zip(names, views, strict=True)
-        with self._connection() as connection:
-            commands = [("SET", name, view, "NX") for name, view in pairs]
-            connection.send_packed_command(connection.pack_commands(commands))
-            return [self._status(self._answer(connection)) for _ in names]
+        answers = self._ask([("SET", name, view, "NX") for name, view in pairs])
+        return [self._status(each) for each in answers]
 
     def remove(self, names: Sequence[str]) -> None:
         """See `BlockingStore`."""
@@ -100,31 +91,29 @@ class RedisStore:
         """See `BlockingStore`."""
         self._client.close()
 
-    @contextlib.contextmanager
-    def _connection(self) -> Iterator[Any]:
-        """Lend a connection, which is closed unless all its answers were read."""
-        connection = self._client.connection_pool.get_connection()
+    def _ask(self, commands: Sequence[tuple[object, ...]]) -> Iterator[object]:
+        """Send commands at once; yield their answers, among them the server's errors."""
+        pool = self._client.connection_pool
+        connection = pool.get_connection()
         try:
-            yield connection
-        except BaseException:
+            connection.send_packed_command(connection.pack_commands(commands))
+            for _ in commands:
+                try:
+                    answer = connection.read_response()
+                except self._redis.ResponseError as error:
+                    answer = error
+                yield answer
+        except BaseException:  # else the next command would read what is left
             connection.disconnect()
             raise
         finally:
-            self._client.connection_pool.release(connection)
-
-    def _answer(self, connection: Any) -> object:
-        """Read an answer; an error of the server is one, too."""
-        try:
-            return connection.read_response()
-        except self._redis.ResponseError as error:
-            return error
+            pool.release(connection)
 
     def _status(self, answer: object) -> FarStatus:
         """Convert the answer to a `SET NX`: done, already there (None), or an error."""
-        if not isinstance(answer, Exception):
-            return FarStatus.OK
-        is_full = isinstance(answer, self._redis.exceptions.OutOfMemoryError)
-        return FarStatus.FULL if is_full or str(answer).startswith(_FULL) else FarStatus.FAILED
+        if isinstance(answer, self._redis.OutOfMemoryError):
+            return FarStatus.FULL
+        return FarStatus.FAILED if isinstance(answer, Exception) else FarStatus.OK
 
     def _place(self) -> str:
         options = self._client.connection_pool.connection_kwargs

@@ -41,19 +41,19 @@ class BlockStates:
 
 
 class BlockCounts:
-    """Follows the batches of one manager. Walks the pool once, when it is made."""
+    """Follows the batches of one manager. Walks the pool when it is made, and in `rest`."""
 
     def __init__(self, manager: KVCacheManager) -> None:
         config = manager.config
-        blocks = range(config.num_blocks - config.num_usable_blocks, config.num_blocks)
         self._manager = manager
         self._sizes = np.array([group.block_size for group in config.groups])
         self._is_idle = np.zeros(config.num_blocks, np.bool_)
         """For each block, whether it has content that can be hit, and no owner."""
         self._first = np.zeros(config.num_blocks, np.int32)
         """Scratch memory: for each block that a batch names, its first row."""
-        idle = [block for block in blocks if manager.has_key(block)]
-        self._is_idle[[block for block in idle if manager.num_owners(block) == 0]] = True
+        self._is_idle[self._idle_blocks()] = True
+        self._resting: int | None = None
+        """Number of cached blocks as `rest` found it, until the next batch."""
         self._note_pool()
         self.num_evicted_tokens = 0
         """Number of tokens in free blocks whose content was evicted."""
@@ -71,20 +71,35 @@ class BlockCounts:
                 self._is_idle[:] = False
                 start = reset + 1
             self._follow(kinds[start:], blocks[start:], values[start:], batch.keys)
+        self._resting = None
         self._note_pool()
 
+    def rest(self) -> None:
+        """Count what has been freed since the last batch, which no batch tells yet. O(blocks)."""
+        self._note_pool()
+        self._resting = sum(block not in self._quarantined for block in self._idle_blocks())
+
     def states(self) -> BlockStates:
-        """Count the blocks by state after the last batch that was followed, without the manager."""
+        """Count the blocks by state after the last `update` or `rest`, without the manager."""
         free, quarantined = self._num_free, self._quarantined
-        cached = int(np.count_nonzero(self._is_idle))
-        if quarantined:
-            cached -= int(np.count_nonzero(self._is_idle[list(quarantined)]))
+        if self._resting is not None:
+            cached = self._resting
+        else:
+            cached = int(np.count_nonzero(self._is_idle))
+            cached -= int(np.count_nonzero(self._is_idle[list(quarantined)])) if quarantined else 0
         return BlockStates(
             used=self._manager.config.num_usable_blocks - free - len(quarantined),
             cached=cached,
             free=free - cached,
             quarantined=len(quarantined),
         )
+
+    def _idle_blocks(self) -> list[int]:
+        """Return the blocks that have content that can be hit, and no owner."""
+        manager, config = self._manager, self._manager.config
+        blocks = range(config.num_blocks - config.num_usable_blocks, config.num_blocks)
+        keyed = [block for block in blocks if manager.has_key(block)]
+        return [block for block in keyed if manager.num_owners(block) == 0]
 
     def _note_pool(self) -> None:
         self._num_free = self._manager.num_free_blocks

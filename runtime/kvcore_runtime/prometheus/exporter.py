@@ -131,6 +131,18 @@ class Exporter:
                 self._note_lives(self._observer, batch)
         return stats
 
+    def rest(self, far: FarExchange | None = None) -> None:
+        """Show that no request runs or waits, once the engine has become idle.
+
+        Until then the metrics show the last step, in which the last requests still had blocks.
+        Walks the pool. far: the engine's exchange, which may have stored pages since.
+        """
+        with self._lock:
+            self._values |= dict.fromkeys({"running", "waiting"} & self._values.keys(), 0)
+            self._blocks.rest()
+            if far is not None:
+                self._note_far(far)
+
     def close(self) -> None:
         """Remove the metrics from the registry. A second call does nothing."""
         try:

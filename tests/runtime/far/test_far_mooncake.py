@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -35,7 +34,7 @@ from tests.runtime.far.test_apart import check_deaths
 from tests.runtime.far.test_far_directory import SIZE, empty, name, page, wait
 from tests.runtime.far.test_far_redis import ask, far
 from tests.runtime.model.questions import DEEP_MODELS, model_of
-from tests.runtime.test_demos import WAIT_S, command, environment, left_over
+from tests.runtime.test_demos import WAIT_S, left_over, start
 
 pytestmark = [
     pytest.mark.mooncake,
@@ -194,15 +193,9 @@ def test_who_dies_costs_time_and_no_token(victim: str) -> None:
 
 @pytest.mark.slow
 def test_the_demonstration_goes_through_mooncake() -> None:
-    done = subprocess.run(
-        command("apart", "--mooncake"),
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=WAIT_S,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "pages go through Mooncake" in done.stdout
-    assert "all tokens are equal" in done.stdout
-    assert left_over() == []
+    demo = start("apart", "--mooncake")
+    output, errors = demo.communicate(timeout=WAIT_S)
+    assert demo.returncode == 0, errors
+    assert "pages go through Mooncake" in output
+    assert "all tokens are equal" in output
+    assert left_over(demo) == []

@@ -72,8 +72,10 @@ def test_few_bytes_of_pages_are_asked_for_at_once(
     del pages[-1]  # the last one is missing
     store.put(names[:-1], pages)
     requested: list[int] = []
-    with store._connection() as connection:  # the pool lends it again
-        pack = connection.pack_commands
+    pool = store._client.connection_pool
+    connection = pool.get_connection()
+    pool.release(connection)  # it lends it again
+    pack = connection.pack_commands
 
     def spy(commands: Iterable[tuple[str, ...]]) -> list[bytes]:
         asked = list(commands)

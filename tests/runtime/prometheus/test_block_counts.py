@@ -44,6 +44,8 @@ def test_counts_are_those_of_a_walk(monkeypatch: pytest.MonkeyPatch) -> None:
         if id(manager) not in followed:
             followed[id(manager)] = manager, BlockCounts(manager)
         counts = followed[id(manager)][1]
+        counts.rest()
+        assert counted(counts) == truth(manager)
         batch = take(manager)
         counts.update(batch)
         assert counted(counts) == truth(manager)

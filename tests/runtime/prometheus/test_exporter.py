@@ -105,6 +105,27 @@ def test_every_name_is_scraped_with_its_value(backend: Backend, registry: Any) -
     }
 
 
+def test_an_idle_engine_has_no_running_request_and_no_used_block(
+    backend: Backend, registry: Any
+) -> None:
+    manager, exporter = make(backend, registry)
+    serve(manager, "a", range(10))
+    exporter.update(manager.take_batch(), num_running=1)
+    manager.free("a")
+    assert scrape(registry)["kvcore:blocks", "used"] == 3, "as the last step left it"
+    exporter.rest()
+    found = scrape(registry)
+    states = {name: found["kvcore:blocks", name] for name in ("used", "cached", "free")}
+    assert states == {"used": 0, "cached": 2, "free": 4}
+    assert (found["kvcore:usage_ratio", ""], found["kvcore:requests_running", ""]) == (0, 0)
+    assert ("kvcore:requests_waiting", "") not in found, "nobody has told it"
+    serve(manager, "b", range(100, 100 + SIZE * USABLE))
+    exporter.update(manager.take_batch(), num_running=1)
+    found = scrape(registry)
+    assert found["kvcore:blocks", "used"] == USABLE
+    assert found["kvcore:evicted_tokens_total", ""] == 2 * SIZE
+
+
 def without_seconds(found: Scrape) -> Scrape:
     """Return the lines without the histograms."""
     return {key: value for key, value in found.items() if "seconds" not in key[0]}
