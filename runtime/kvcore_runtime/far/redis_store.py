@@ -38,7 +38,8 @@ class RedisStore:
         try:
             self._client: Any = self._redis.Redis.from_url(url, **limits, retry=None)
         except ValueError:  # whose text may be a part of the password
-            raise InvalidTier(name="url", value="(not shown)", expected="redis://host:port/0") from None
+            expected = "redis://host:port/database"
+            raise InvalidTier(name="url", value="(not shown)", expected=expected) from None
         try:
             self._client.ping()
         except self._redis.RedisError as error:
@@ -71,10 +72,9 @@ class RedisStore:
                     view[:] = value
                 got.append(len(value) if isinstance(value, bytes) else FarStatus.FAILED)
         empty = [at for at, size in enumerate(got) if size == 0]
-        if empty:
-            found = self.find([names[at] for at in empty], 0.0)
-            for at, is_there in zip(empty, found, strict=True):
-                got[at] = 0 if is_there else FarStatus.MISSING
+        found = self.find([names[at] for at in empty], 0.0)
+        for at, is_there in zip(empty, found, strict=True):
+            got[at] = 0 if is_there else FarStatus.MISSING
         return got
 
     def put(self, names: Sequence[str], views: Sequence[View]) -> list[FarStatus]:
