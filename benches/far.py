@@ -3,11 +3,13 @@
 
 Run: python -m benches.far [--mooncake]. Needs redis-server, or Mooncake's package. Batches of 32
 pages, put and got in turns, each first in every third round; the figure is the median of the ratios
-of neighbours. The library alone sends the same bytes and does nothing with the answer. The tier
-hands each batch to a thread, since an engine must not wait, and checks each page. So the library is
-measured on a thread, too, the time of checking is printed, and a second ratio compares the CPU time
-of this process. Threads and connections are made anew several times: the system keeps a thread on
-a core, which may be the server's.
+of neighbours. One batch at a time shows what a request waits for; several at once show throughput:
+the library does one after the other, and the tier has them in its queue, as an engine that fetches
+a long prompt or several. The library alone sends the same bytes and does nothing with the answer.
+The tier hands each batch to a thread, since an engine must not wait, and checks each page. So the
+library is measured on a thread, too, the time of checking is printed, and a second ratio compares
+the CPU time of this process. Threads and connections are made anew several times: the system keeps
+a thread on a core, which may be the server's.
 """
 
 from __future__ import annotations
@@ -35,7 +37,8 @@ from kvcore.types.keys import make_key
 NUM_PAGES = 32
 NUM_CONNECTIONS = 5
 NUM_ROUNDS = {64 << 10: 40, 2 << 20: 4}
-"""By bytes of a page: with each connection."""
+"""By bytes of a page: with each connection, of one batch; of several at once it is half as many."""
+NUM_AT_ONCE = {64 << 10: 4, 2 << 20: 2}
 PLACE = PageOwner(bytes(range(32)))
 
 
@@ -120,12 +123,14 @@ def timed(call: Callable[[], object]) -> Seconds:
     return Seconds(time.perf_counter() - started, time.process_time() - used)
 
 
-def wait(tier: ThreadedTier, ticket: int | None) -> None:
-    """Wait as an engine does until a ticket has ended; check that all its names are OK."""
-    assert ticket is not None
-    while not (done := tier.poll()):
+def wait(tier: ThreadedTier, tickets: Sequence[int | None]) -> None:
+    """Wait as an engine does until the tickets have ended; check that all their names are OK."""
+    left = set(tickets)
+    while left:
         tier.wait(WAIT_S)
-    assert set(done[0].statuses) == {FarStatus.OK}
+        for done in tier.poll():
+            assert set(done.statuses) == {FarStatus.OK}
+            left.remove(done.ticket)
 
 
 @attrs.define
@@ -150,49 +155,74 @@ class Turns:
         return f"{alone:.2f} ({threaded:.2f}), CPU {cpu:.2f}"
 
 
+@attrs.frozen
+class Batch:
+    """The names of a batch, its pages, and the slots into which they come back."""
+
+    names: list[str]
+    pages: list[memoryview]
+    slots: list[memoryview]
+
+
+def make_batches(memory: memoryview, stride: int) -> list[Batch]:
+    """Make sealed pages, and slots for them, of a memory."""
+    views = [memory[at : at + stride] for at in range(0, len(memory), stride)]
+    num_pages = len(views) // 2
+    keys = [make_key(number.to_bytes(32, "little"), 0) for number in range(num_pages)]
+    for page, key in zip(views, keys, strict=False):
+        begin_page(page, PLACE.identity, key)
+        seal_page(page)
+    names = [PLACE.name(key) for key in keys]
+    parts = [slice(at, at + NUM_PAGES) for at in range(0, num_pages, NUM_PAGES)]
+    return [Batch(names[at], views[:num_pages][at], views[num_pages:][at]) for at in parts]
+
+
 def transfer(
     place: str, memory: memoryview, size: int, puts: Turns, gets: Turns, checks: list[float]
 ) -> None:
     """Put and get pages of a size in turns, over new connections and threads."""
     stride = PAYLOAD_START + size
-    views = [memory[at : at + stride] for at in range(0, len(memory), stride)]
-    pages, slots = views[:NUM_PAGES], views[NUM_PAGES:]
+    batches = make_batches(memory, stride)
     is_redis = not place.startswith("mooncake")
     library: Library = Redis(place) if is_redis else Mooncake(place, memory)
     tier = ThreadedTier(make_store(place))
     tier.attach(memory, stride)
-    keys = [make_key(number.to_bytes(32, "little"), 0) for number in range(NUM_PAGES)]
-    names = [PLACE.name(key) for key in keys]
-    for page, key in zip(pages, keys, strict=True):
-        begin_page(page, PLACE.identity, key)
-        seal_page(page)
+
+    def put() -> None:
+        for each in batches:
+            library.put(each.names, each.pages)
+
+    def get() -> None:
+        for each in batches:
+            library.get(each.names, each.slots)
+
+    def check() -> None:
+        for each in batches:
+            check_pages(each.names, each.slots, [stride] * NUM_PAGES, lambda _: None)
+
+    def put_by_tier() -> None:
+        wait(tier, [tier.submit_store(each.names, each.pages) for each in batches])
+
+    def get_by_tier() -> None:
+        wait(tier, [tier.submit_load(each.names, each.slots) for each in batches])
+
     with ThreadPoolExecutor(1) as thread:
-        put = (
-            lambda: library.put(names, pages),
-            lambda: thread.submit(library.put, names, pages).result(),
-            lambda: wait(tier, tier.submit_store(names, pages)),
-        )
-        get = (
-            lambda: library.get(names, slots),
-            lambda: thread.submit(library.get, names, slots).result(),
-            lambda: wait(tier, tier.submit_load(names, slots)),
-        )
-        for _ in range(NUM_ROUNDS[size]):
-            puts.run(put, library.clear)
-            gets.run(get, lambda: None)
-            check = timed(lambda: check_pages(names, slots, [stride] * NUM_PAGES, lambda _: None))
-            checks.append(check.wall / gets.rounds[-1][2].wall)
+        for _ in range(max(1, NUM_ROUNDS[size] // (1 if len(batches) == 1 else 2))):
+            puts.run((put, lambda: thread.submit(put).result(), put_by_tier), library.clear)
+            gets.run((get, lambda: thread.submit(get).result(), get_by_tier), lambda: None)
+            checks.append(timed(check).wall / gets.rounds[-1][2].wall)
     tier.close(5)
 
 
-def measure(place: str, size: int) -> str:
+def measure(place: str, size: int, num_batches: int) -> str:
     """Return the ratios of put and get (library time over tier time), and MB per second of gets."""
-    memory = memoryview(bytearray(2 * NUM_PAGES * (PAYLOAD_START + size)))
+    num_pages = num_batches * NUM_PAGES
+    memory = memoryview(bytearray(2 * num_pages * (PAYLOAD_START + size)))
     puts, gets = Turns(), Turns()
     checks: list[float] = []
     for _ in range(NUM_CONNECTIONS):
         transfer(place, memory, size, puts, gets, checks)
-    rate = NUM_PAGES * size / median(each[2].wall for each in gets.rounds) / 1e6
+    rate = num_pages * size / median(each[2].wall for each in gets.rounds) / 1e6
     return f"put {puts}  get {gets}  checks {median(checks):.0%} of get  {rate:,.0f} MB/s got"
 
 
@@ -212,8 +242,9 @@ def main() -> None:
     try:
         with server(mooncake=parser.parse_args().mooncake) as place:
             print("the library's time over the tier's (on a thread, too), batches of 32 pages")
-            for size in NUM_ROUNDS:
-                print(f"{size >> 10:6,} KiB  {measure(place, size)}")
+            for size, num_at_once in NUM_AT_ONCE.items():
+                for count in (1, num_at_once):
+                    print(f"{size >> 10:6,} KiB, {count} at once  {measure(place, size, count)}")
     except KvcoreRuntimeError as error:
         sys.exit(f"benches.far: {error}")
 

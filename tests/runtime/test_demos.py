@@ -110,3 +110,4 @@ def test_a_server_that_is_left_is_seen() -> None:
     os.killpg(demo.pid, signal.SIGKILL)
     while left_over(demo):
         time.sleep(0.1)
+    demo.communicate(timeout=60)
