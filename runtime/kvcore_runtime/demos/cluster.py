@@ -155,7 +155,7 @@ def _show(*, tiny: bool, stay: bool, own_index: bool) -> int:
         cheap = BLOCK_SIZE + len(again) - len(story)
         checks = {
             "the index counted A's blocks": num_blocks >= len(story) // BLOCK_SIZE,
-            "A computed the second question alone": other["computed"] <= cheap,
+            "A computed the second question, not the text before it": other["computed"] <= cheap,
             "B computed less than a block": moved["computed"] <= BLOCK_SIZE,
             "B's tokens are A's": moved["tokens"] == reply["tokens"],
         }
