@@ -107,10 +107,8 @@ def _decode(engine: Engine, other: subprocess.Popen[str]) -> int:
     assert other.stdout is not None
     if other.stdout.readline() != "ready\n":
         return 1
-    print(
-        "seconds until the answering process has its first token, if it computes the prompt alone"
-    )
-    print("and if it fetches what the other process has computed; share: of the first the second")
+    print("until the answering process has its first token, if it computes the prompt itself, and")
+    print("if it fetches what the other process has computed; share: the second over the first")
     vocabulary = engine.model.config.vocab_size
     draw = torch.Generator().manual_seed(1)
     all_equal = True
