@@ -70,7 +70,7 @@ def make_runtime(
         dtype=model.dtype,
     )
     states = {
-        index: (groups.num_layers[index], *shape.state_shape)
+        index: (groups.num_layers[index], shape.state_parts(model.dtype))
         for index, each in enumerate(groups.kept)
         if each.is_state
     }

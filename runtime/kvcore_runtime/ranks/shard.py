@@ -20,9 +20,12 @@ def shard(model: Llama, rank: int, world: int, reduce: Reduce | None = None) -> 
 
     rank: 0 to world - 1. reduce: sums a tensor over all ranks, in place or not; see `Links.reduce`.
     Raises UnevenShard unless world divides the numbers of query and key-value heads and the inner
-    size.
+    size, and for a model with delta nets, which this does not split.
     """
     config = model.config
+    if config.delta is not None:
+        heads = config.delta.num_key_heads
+        raise UnevenShard(what="key heads of delta nets", size=heads, world=world)
     sizes = {
         "query heads": config.num_heads,
         "key-value heads": config.num_kv_heads,

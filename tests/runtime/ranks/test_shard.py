@@ -44,7 +44,7 @@ def test_each_layers_parts_add_up_to_the_layer(world: int) -> None:
         torch.testing.assert_close(sum(parts), whole._mlp(layer, x))
     sizes = [share.config.num_kv_heads for share in shares]
     assert sizes == [whole.config.num_kv_heads // world] * world
-    assert {share.config.state_shape[0] for share in shares} == set(sizes)
+    assert {share.config.state_parts(share.dtype)[0].shape[0] for share in shares} == set(sizes)
 
 
 def test_heads_of_zeros_change_no_answer() -> None:
