@@ -198,11 +198,15 @@ def check_lives(
     return happened
 
 
-def test_answers_from_blocks_are_those_of_states_that_never_moved(backend: Backend) -> None:
+@pytest.mark.parametrize("state_dtype", [..., pytest.param("float32", marks=pytest.mark.slow)])
+def test_answers_from_blocks_are_those_of_states_that_never_moved(
+    tmp_path: Path, state_dtype: Any, backend: Backend
+) -> None:
     """Four layers of a narrow model: what each keeps has the real shape, hits end every 8 tokens
-    in blocks of attention of 544, and states stay every 16.
+    in blocks of attention of 544 or more, and states stay every 16.
     """
-    shape, model = read_hybrid(QWEN, num_layers=PERIOD, hidden_size=32)
+    path = write(tmp_path, json.loads(QWEN.read_text()), mamba_ssm_dtype=state_dtype)
+    shape, model = read_hybrid(path, num_layers=PERIOD, hidden_size=32)
     llama = tiny_model(dtype=torch.bfloat16, invariant=True, config=shape)
     report = sized(model, 18, checkpoint_interval=16)
     happened = check_lives(llama, report, make_requests(SYSTEM[:17], 7), backend)
@@ -210,14 +214,10 @@ def test_answers_from_blocks_are_those_of_states_that_never_moved(backend: Backe
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("state_dtype", [..., "float32"])
-def test_eight_layers_of_the_real_width_answer_alike(
-    tmp_path: Path, state_dtype: Any, backend: Backend
-) -> None:
-    """The prompts are longer than a block of attention, after which a state stays as well."""
-    path = write(tmp_path, json.loads(QWEN.read_text()), mamba_ssm_dtype=state_dtype)
-    shape, model = read_hybrid(path, num_layers=2 * PERIOD)
+def test_eight_layers_of_the_real_width_answer_alike(backend: Backend) -> None:
+    """Prompts are longer than a block of attention, so hits end in the second one."""
+    shape, model = read_hybrid(QWEN, num_layers=2 * PERIOD)
     llama = tiny_model(dtype=torch.bfloat16, invariant=True, config=shape)
-    long = SYSTEM * 9
-    happened = check_lives(llama, sized(model, 18), make_requests(long[:546], 7), backend)
+    report = sized(model, 23, checkpoint_interval=16)
+    happened = check_lives(llama, report, make_requests((SYSTEM * 9)[:561], 7), backend)
     assert set(happened) == EVENTS
