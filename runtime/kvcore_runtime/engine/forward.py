@@ -85,7 +85,7 @@ def make_runtime(
         shared=shared,
     )
     longest = -(-(shape.max_model_len + config.num_preallocate_tokens) // min(groups.block_sizes))
-    if all(each.window is None for each in groups.kept):
+    if not any(each.is_state or each.window is not None for each in groups.kept):  # no null blocks
         longest = min(longest, config.num_usable_blocks)
     longest += max(each.draft_states for each in config.groups)
     tables = BlockTables(
