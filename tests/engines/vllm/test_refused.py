@@ -42,7 +42,7 @@ REPLAY = SlidingWindowMLASpec(sliding_window=6, bounded_replay=True, **SHAPE)
             replace(STATE, num_speculative_blocks=1),
             (
                 r"speculative tokens beside state-space layers \(num_speculative_blocks=1\), "
-                r"which layer layer1 needs: accepting one moves a state to another column .*append to theirs$"
+                r"which layer layer1 needs: accepting one moves a state .* append to theirs$"
             ),
         ),
         (

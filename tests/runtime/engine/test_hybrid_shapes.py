@@ -215,8 +215,16 @@ def test_answers_from_blocks_are_those_of_states_that_never_moved(
 
 @pytest.mark.slow
 def test_eight_layers_of_the_real_width_answer_alike(backend: Backend) -> None:
-    """Prompts are longer than a block of attention, so hits end in the second one."""
     shape, model = read_hybrid(QWEN, num_layers=2 * PERIOD)
+    llama = tiny_model(dtype=torch.bfloat16, invariant=True, config=shape)
+    report = sized(model, 18, checkpoint_interval=16)
+    happened = check_lives(llama, report, make_requests(SYSTEM[:17], 7), backend)
+    assert set(happened) == EVENTS
+
+
+@pytest.mark.slow
+def test_prompts_longer_than_a_block_of_attention_answer_alike(backend: Backend) -> None:
+    shape, model = read_hybrid(QWEN, num_layers=PERIOD, hidden_size=32)
     llama = tiny_model(dtype=torch.bfloat16, invariant=True, config=shape)
     report = sized(model, 23, checkpoint_interval=16)
     happened = check_lives(llama, report, make_requests((SYSTEM * 9)[:561], 7), backend)
