@@ -226,6 +226,6 @@ def test_eight_layers_of_the_real_width_answer_alike(backend: Backend) -> None:
 def test_prompts_longer_than_a_block_of_attention_answer_alike(backend: Backend) -> None:
     shape, model = read_hybrid(QWEN, num_layers=PERIOD, hidden_size=32)
     llama = tiny_model(dtype=torch.bfloat16, invariant=True, config=shape)
-    report = sized(model, 23, checkpoint_interval=16)
+    report = sized(model, 22, checkpoint_interval=16)
     happened = check_lives(llama, report, make_requests((SYSTEM * 9)[:561], 7), backend)
     assert set(happened) == EVENTS
