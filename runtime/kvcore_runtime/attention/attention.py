@@ -15,7 +15,7 @@ may be the null block.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Protocol
+from typing import Protocol, cast
 
 import torch
 from torch import Tensor
@@ -169,16 +169,12 @@ class GroupedAttention:
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """See `Attention`."""
         attention, place = self._places[layer]
-        found = self._attentions[attention]
-        assert isinstance(found, PagedAttention), f"layer {layer} keeps a state"
-        return found.attend(place, q, k, v)
+        return cast(PagedAttention, self._attentions[attention]).attend(place, q, k, v)
 
     def recur(self, layer: int, like: Tensor, rule: Rule) -> Tensor:
         """See `Attention`."""
         attention, place = self._places[layer]
-        found = self._attentions[attention]
-        assert isinstance(found, PagedStates), f"layer {layer} keeps no state"
-        return found.recur(place, like, rule)
+        return cast(PagedStates, self._attentions[attention]).recur(place, like, rule)
 
 
 def num_blocks_gathered(cache: BlockLayers) -> int:
