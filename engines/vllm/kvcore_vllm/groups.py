@@ -32,6 +32,11 @@ KINDS: dict[type[Any], Kind] = {
 }
 """Exactly these classes: a subclass follows different rules."""
 
+WHY_NO_DRAFTS = (
+    "accepting one moves a state to another column of kvcore's tables, and vLLM's workers only"
+    " append to theirs"
+)
+
 OFF: dict[str, Any] = {"pcp_world_size": 1, "metrics_collector": None}
 """Arguments of vLLM's manager without a counterpart, and their values if they are not used."""
 
@@ -45,9 +50,12 @@ def read_spec(group: Any) -> Any:
 
 
 def unserved_states(spec: Any, max_model_len: int, *, enable_caching: bool) -> str | None:
-    """Return what of a group's recurrent states is not served, or None."""
+    """Return what of a group's recurrent states is not served, and why after a colon if it is not
+    plain; or None.
+    """
     if spec.num_speculative_blocks:
-        return "speculative tokens beside state-space layers"
+        given = f"num_speculative_blocks={spec.num_speculative_blocks}"
+        return f"speculative tokens beside state-space layers ({given}): {WHY_NO_DRAFTS}"
     if spec.num_prefill_checkpoint_blocks:
         return "states inside a chunk"
     if spec.mamba_cache_mode == "align":
@@ -78,7 +86,8 @@ def read_group(
         layers = group.layer_names
         more = f" and {len(layers) - 1} others" if len(layers) > 1 else ""
         named = f"layer {layers[0]}{more}" if layers else "a group without layers"
-        raise NotServed(f"kvcore does not serve {what}, which {named} needs")
+        what, colon, why = (what or "").partition(": ")
+        raise NotServed(f"kvcore does not serve {what}, which {named} needs{colon}{why}")
     window = None
     if kind == "sliding_window":
         window = spec.sliding_window + spec.extra_retained_tokens

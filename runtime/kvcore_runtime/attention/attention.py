@@ -15,14 +15,14 @@ may be the null block.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Protocol
+from typing import Protocol, cast
 
 import torch
 from torch import Tensor
 
 from kvcore_runtime.attention.ragged import RaggedStep, heads_first
 from kvcore_runtime.attention.read_plan import ReadPlan
-from kvcore_runtime.attention.recurrence import PagedStates
+from kvcore_runtime.attention.recurrence import PagedStates, Rule
 from kvcore_runtime.attention.visibility import FULL, Visibility
 from kvcore_runtime.errors import ShapeMismatch
 
@@ -96,11 +96,8 @@ class PagedAttention:
         self._slots = (written, self._offsets)
         return self
 
-    def attend(
-        self, layer: int, q: Tensor, k: Tensor, v: Tensor, gates: Tensor | None = None
-    ) -> Tensor:
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Write k and v of the step to their slots of this layer, then attend. See `Attention`."""
-        del gates
         keys, values = self._cache.layer(layer)
         keys.index_put_(self._slots, k)
         values.index_put_(self._slots, v)
@@ -169,12 +166,15 @@ class GroupedAttention:
         for attention, tables in zip(self._attentions, block_tables, strict=True):
             attention.bind(tables)
 
-    def attend(
-        self, layer: int, q: Tensor, k: Tensor, v: Tensor, gates: Tensor | None = None
-    ) -> Tensor:
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """See `Attention`."""
         attention, place = self._places[layer]
-        return self._attentions[attention].attend(place, q, k, v, gates)
+        return cast(PagedAttention, self._attentions[attention]).attend(place, q, k, v)
+
+    def recur(self, layer: int, like: Tensor, rule: Rule) -> Tensor:
+        """See `Attention`."""
+        attention, place = self._places[layer]
+        return cast(PagedStates, self._attentions[attention]).recur(place, like, rule)
 
 
 def num_blocks_gathered(cache: BlockLayers) -> int:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from kvcore_runtime.cache.errors import GroupOutOfRange, InvalidLayout, InvalidSize, LayerOutOfRange
 from kvcore_runtime.cache.host_memory import allocate
-from kvcore_runtime.cache.layout import CacheLayout
+from kvcore_runtime.cache.layout import CacheLayout, StatePart
 
 
 @attrs.frozen(eq=False, kw_only=True)
@@ -74,10 +74,10 @@ class Cache:
 
     layout: of the blocks of group 0. num_blocks: device blocks, including the null block.
     num_host_blocks: 0 for no host tier. groups: (layers, tokens per block) of every group; default:
-    one group with all the layout's layers. states: the shape of what a block of a group of states
-    holds, by group: layers first, then the state of one, in float32, from the start of its page;
-    `groups` gives such a group the layout's own numbers. shared: on a CPU, share the memory with
-    processes forked later.
+    one group with all the layout's layers. states: by group of states, its number of layers and the
+    parts of the state of one, which lie layer by layer from the start of a page; `groups` gives
+    such a group the layout's own numbers. shared: on a CPU, share the memory with processes forked
+    later.
     Raises InvalidSize, InvalidLayout.
     """
 
@@ -90,7 +90,7 @@ class Cache:
         guard: bool = False,
         *,
         groups: Sequence[tuple[int, int]] = (),
-        states: Mapping[int, tuple[int, ...]] | None = None,
+        states: Mapping[int, tuple[int, Sequence[StatePart]]] | None = None,
         shared: bool = False,
     ) -> None:
         check_size("num_blocks", num_blocks)
@@ -109,7 +109,7 @@ class Cache:
         layouts = [layout.regrouped(*each) for each in shapes]
         self.groups = tuple(GroupLayers(self.blocks.data, each) for each in layouts)
         self.states = {
-            group_id: _view_states(self.blocks, shape) for group_id, shape in (states or {}).items()
+            group_id: _view_states(self.blocks, *each) for group_id, each in (states or {}).items()
         }
 
     @property
@@ -163,15 +163,27 @@ def _make_tier(
     return Tier(name=name, data=storage.permute(places), pieces=pieces)
 
 
-def _view_states(tier: Tier, shape: tuple[int, ...]) -> Tensor:
-    """Return the pages of a tier as states, [num_blocks, *shape] float32. Raises InvalidLayout."""
-    needed, page_bytes = math.prod(shape) * 4, tier.piece_size_bytes
-    if len(tier.pieces) > 1 or page_bytes % 4 or needed > page_bytes:
+def _view_states(tier: Tier, num_layers: int, parts: Sequence[StatePart]) -> tuple[Tensor, ...]:
+    """Return the pages of a tier as states, one tensor [num_blocks, num_layers, *part.shape] for
+    each part. Raises InvalidLayout.
+    """
+    sizes = [each.size_bytes for each in parts]
+    needed, page_bytes = num_layers * sum(sizes), tier.piece_size_bytes
+    starts = [sum(sizes[:place]) for place in range(len(parts))]
+    is_aligned = not any(
+        number % part.dtype.itemsize
+        for start, part in zip(starts, parts, strict=True)
+        for number in (start, sum(sizes), page_bytes)
+    )
+    if len(tier.pieces) > 1 or not is_aligned or needed > page_bytes:
         pages = f"{len(tier.pieces)} pieces of {page_bytes} bytes"
-        reason = f"{needed} bytes of float32 do not fit into pages of {pages}"
-        raise InvalidLayout(field="states", value=list(shape), reason=reason)
-    states: Tensor = tier.pieces[0].view(torch.float32)[:, : needed // 4].unflatten(1, shape)
-    return states
+        reason = f"{needed} bytes of {num_layers} layers do not fit into pages of {pages}"
+        raise InvalidLayout(field="states", value=[each.shape for each in parts], reason=reason)
+    layers = tier.pieces[0].view(torch.uint8)[:, :needed].unflatten(1, (num_layers, sum(sizes)))
+    return tuple(
+        layers[:, :, start : start + part.size_bytes].view(part.dtype).unflatten(2, part.shape)
+        for start, part in zip(starts, parts, strict=True)
+    )
 
 
 def check_size(name: str, value: int, least: int = 1) -> None:

@@ -145,8 +145,9 @@ class CacheGuard:
             if stale.numel():
                 reason = f"it has no owner, and is in row {seen.row}, group {seen.group_id}"
                 raise seen.stale(int(stale[0]), reason)
-            states = self._cache.states.get(seen.group_id)
-            if states is not None and states[seen.blocks[:1].to(states.device)].isnan().any():
+            block = seen.blocks[:1].to(self._cache.device)
+            parts = self._cache.states.get(seen.group_id, ())
+            if any(each[block].isnan().any() for each in parts):
                 reason = "its state holds NaN: neither zeros nor a copy came before the step"
                 raise seen.stale(int(seen.blocks[0]), reason)
 

@@ -29,6 +29,19 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 BLOCK_AXIS = 0
 
 
+@attrs.frozen
+class StatePart:
+    """One tensor of the state that a layer keeps for a sequence: its shape and element type."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype = torch.float32
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the tensor."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
 @attrs.frozen(kw_only=True)
 class CacheLayout:
     """The sizes of one page and its layout in memory.

@@ -70,7 +70,7 @@ def make_runtime(
         dtype=model.dtype,
     )
     states = {
-        index: (groups.num_layers[index], *shape.state_shape)
+        index: (groups.num_layers[index], shape.state_parts(model.dtype))
         for index, each in enumerate(groups.kept)
         if each.is_state
     }
@@ -85,7 +85,7 @@ def make_runtime(
         shared=shared,
     )
     longest = -(-(shape.max_model_len + config.num_preallocate_tokens) // min(groups.block_sizes))
-    if all(each.window is None for each in groups.kept):
+    if not any(each.is_state or each.window is not None for each in groups.kept):  # no null blocks
         longest = min(longest, config.num_usable_blocks)
     longest += max(each.draft_states for each in config.groups)
     tables = BlockTables(

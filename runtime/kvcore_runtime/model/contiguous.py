@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from kvcore_runtime.attention.ragged import RaggedStep, heads_first
-from kvcore_runtime.attention.recurrence import advance
+from kvcore_runtime.attention.recurrence import Rule
 from kvcore_runtime.attention.visibility import FULL
 from kvcore_runtime.errors import ShapeMismatch, TooLong
 from kvcore_runtime.model.model import Llama, LlamaConfig
@@ -39,7 +39,10 @@ class ContiguousCache:
         shape = (config.num_layers, 2, num_tokens_max, config.num_kv_heads, config.head_dim)
         self.tensor = torch.zeros(shape, dtype=dtype, device=device)
         self.states = {
-            layer: torch.zeros(config.state_shape, dtype=torch.float32, device=device)
+            layer: tuple(
+                torch.zeros(part.shape, dtype=part.dtype, device=device)
+                for part in config.state_parts(dtype)
+            )
             for layer, visibility in enumerate(self.visibilities)
             if visibility.is_state
         }
@@ -85,16 +88,8 @@ class ContiguousAttention:
         }
         self.step = self._steps[self._visibilities[0]]
 
-    def attend(
-        self, layer: int, q: Tensor, k: Tensor, v: Tensor, gates: Tensor | None = None
-    ) -> Tensor:
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Write k and v of the step to their requests' tensors, then attend. See `Attention`."""
-        if self._visibilities[layer].is_state:
-            states = torch.stack([cache.states[layer] for cache in self._caches])
-            seen = advance(states, q, k, v, gates, self.step.query_lens)
-            for cache, state in zip(self._caches, states, strict=True):
-                cache.states[layer] = state
-            return seen
         keys_values = []
         start = 0
         for cache, (query_len, seq_len) in zip(self._caches, self.step.pairs(), strict=True):
@@ -104,6 +99,16 @@ class ContiguousAttention:
             keys_values.append((heads_first(keys[:seq_len]), heads_first(values[:seq_len])))
             start += query_len
         return self._steps[self._visibilities[layer]].attend(q, keys_values)
+
+    def recur(self, layer: int, like: Tensor, rule: Rule) -> Tensor:
+        """Advance the states of the step's requests. See `Attention`."""
+        del like
+        held = zip(*(cache.states[layer] for cache in self._caches), strict=True)
+        states = tuple(torch.stack(parts) for parts in held)
+        seen = rule(states, self.step.query_lens, [0] * len(self._caches))
+        for index, cache in enumerate(self._caches):
+            cache.states[layer] = tuple(each[index] for each in states)
+        return seen
 
 
 @attrs.frozen(kw_only=True, eq=False)

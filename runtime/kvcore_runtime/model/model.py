@@ -12,6 +12,7 @@ row.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol, TypeAlias
 
 import attrs
@@ -19,8 +20,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from kvcore_runtime.attention.delta_rule import DeltaShape, advance_delta
+from kvcore_runtime.attention.recurrence import Rule, advance
 from kvcore_runtime.attention.visibility import FULL, Visibility
+from kvcore_runtime.cache.layout import StatePart
 from kvcore_runtime.errors import ShapeMismatch, TooLong, UnsupportedModelFile
+from kvcore_runtime.model.rope import rope_table, rotate
 
 ROW_TILE = 16
 """Rows of a matrix product are a multiple of this in invariant mode."""
@@ -31,16 +36,17 @@ Reduce: TypeAlias = Callable[[Tensor], Tensor]
 
 
 class Attention(Protocol):
-    """Writes and reads the keys and values of the sequences of one step."""
+    """Writes and reads the keys and values, or the states, of the sequences of one step."""
 
-    def attend(
-        self, layer: int, q: Tensor, k: Tensor, v: Tensor, gates: Tensor | None = None
-    ) -> Tensor:
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Write k and v of the step's tokens in this layer, then attend to all that q may see.
 
-        q: [T, num_heads, head_dim]; k, v: [T, num_kv_heads, head_dim]. gates: like k, of a layer
-        that keeps a state (recurrence.py). Returns a tensor like q.
+        q: [T, num_heads, head_dim]; k, v: [T, num_kv_heads, head_dim]. Returns a tensor like q.
         """
+        ...
+
+    def recur(self, layer: int, like: Tensor, rule: Rule) -> Tensor:
+        """Advance the sequences' states in this layer by a rule. like: of the result's shape."""
         ...
 
 
@@ -49,7 +55,7 @@ class LlamaConfig:
     """The shape of a model; sizes in elements, lengths in tokens.
 
     visibilities: of each layer, () for full attention in all; a layer of kind `state` is gated
-    linear attention. Raises UnsupportedModelFile.
+    linear attention, or a delta net of this shape (delta_rule.py). Raises UnsupportedModelFile.
     """
 
     num_layers: int
@@ -63,11 +69,12 @@ class LlamaConfig:
     rms_norm_eps: float = 1e-5
     max_model_len: int = 8192
     visibilities: tuple[Visibility, ...] = ()
+    delta: DeltaShape | None = None
 
     def __attrs_post_init__(self) -> None:
         for field in attrs.fields(LlamaConfig):
             value = getattr(self, field.name)
-            if field.name != "visibilities" and value <= 0:
+            if field.name not in ("visibilities", "delta") and value <= 0:
                 raise UnsupportedModelFile(
                     what=field.name, value=value, expected="a positive number"
                 )
@@ -91,17 +98,29 @@ class LlamaConfig:
         """The visibility of each layer."""
         return self.visibilities or (FULL,) * self.num_layers
 
-    @property
-    def state_shape(self) -> tuple[int, int, int]:
-        """Shape of the state of a layer that keeps one."""
-        return (self.num_kv_heads, self.head_dim, self.head_dim)
+    def state_parts(self, dtype: torch.dtype) -> tuple[StatePart, ...]:
+        """Return the parts of the state of a layer that keeps one. dtype: of the model."""
+        if self.delta is not None:
+            return self.delta.parts(dtype)
+        return (StatePart((self.num_kv_heads, self.head_dim, self.head_dim)),)
+
+    def delta_of(self, layer: int) -> DeltaShape | None:
+        """Return the shape of a layer that is a delta net, None for any other."""
+        return self.delta if self.layer_visibilities[layer].is_state else None
 
     def qkv_size(self, layer: int) -> int:
         """Return the width of a layer's joint projection to queries, keys, values and, if it keeps
-        a state, gates.
+        a state, gates; see `DeltaShape.projections`, too.
         """
+        if (delta := self.delta_of(layer)) is not None:
+            return sum(delta.projections)
         num_parts = 3 if self.layer_visibilities[layer].is_state else 2
         return (self.num_heads + num_parts * self.num_kv_heads) * self.head_dim
+
+    def output_size(self, layer: int) -> int:
+        """Return how many numbers a layer's attention or state gives for a token."""
+        delta = self.delta_of(layer)
+        return self.num_heads * self.head_dim if delta is None else delta.output_size
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -110,10 +129,20 @@ class LayerWeights:
 
     attention_norm: Tensor  # [hidden]
     qkv: Tensor  # [qkv_size, hidden]: queries, keys, values; of a state also gates
-    output: Tensor  # [hidden, num_heads * head_dim]
+    output: Tensor  # [hidden, output_size]
     mlp_norm: Tensor  # [hidden]
     gate_up: Tensor  # [2 * intermediate, hidden]: gate, then up
     down: Tensor  # [hidden, intermediate]
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class DeltaWeights(LayerWeights):
+    """A layer that is a delta net. qkv: its joint projection, see `DeltaShape.projections`."""
+
+    kernel: Tensor  # [kernel_size, inputs of the convolution]
+    decay_log: Tensor  # [num_value_heads]
+    decay_bias: Tensor  # [num_value_heads]
+    read_norm: Tensor  # [value_dim]
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -143,7 +172,9 @@ class Llama:
 
     def __attrs_post_init__(self) -> None:
         _check_shapes(self.config, self.weights)
-        object.__setattr__(self, "rope", _rope_table(self.config, self.weights.embedding))
+        config, like = self.config, self.weights.embedding
+        table = rope_table(config.head_dim, config.max_model_len, config.rope_theta, like)
+        object.__setattr__(self, "rope", table)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -179,7 +210,10 @@ class Llama:
         x = self._pad_rows(functional.embedding(token_ids, self.weights.embedding))
         cos, sin = self.rope.index_select(1, positions).unsqueeze(2)
         for index, layer in enumerate(self.weights.layers):
-            x = x + self._sum(self._attention(index, layer, x, cos, sin, attention))
+            if isinstance(layer, DeltaWeights):
+                x = x + self._sum(self._delta(index, layer, x, len(cos), attention))
+            else:
+                x = x + self._sum(self._attention(index, layer, x, cos, sin, attention))
             x = x + self._sum(self._mlp(layer, x))
         return self._norm(x, self.weights.norm)[:num_tokens]
 
@@ -201,8 +235,33 @@ class Llama:
         rotated = rotate(heads[:, :num_rotated], cos, sin)
         q, k = rotated.split_with_sizes((config.num_heads, config.num_kv_heads), dim=1)
         v, *gates = heads[:, num_rotated:].split(config.num_kv_heads, dim=1)
-        seen = to.attend(index, q, k, v, *gates)
+        if gates:
+            seen = to.recur(index, q, partial(advance, q=q, k=k, v=v, gates=gates[0]))
+        else:
+            seen = to.attend(index, q, k, v)
         return functional.linear(self._pad_rows(seen.reshape(num_tokens, -1)), layer.output)
+
+    def _delta(
+        self, index: int, layer: DeltaWeights, x: Tensor, num_tokens: int, to: Attention
+    ) -> Tensor:
+        shape = self.config.delta
+        assert shape is not None
+        joint = functional.linear(self._norm(x, layer.attention_norm), layer.qkv)[:num_tokens]
+        inputs, gates, rates, decays = joint.split_with_sizes(shape.projections, dim=1)
+        rule = partial(
+            advance_delta,
+            shape=shape,
+            inputs=inputs,
+            rates=rates,
+            decays=decays,
+            kernel=layer.kernel,
+            decay_log=layer.decay_log,
+            decay_bias=layer.decay_bias,
+        )
+        gates = gates.unflatten(1, (-1, shape.value_dim)).float()
+        read = self._norm(to.recur(index, gates, rule), layer.read_norm.float())
+        seen = (read * functional.silu(gates)).to(x.dtype)
+        return functional.linear(self._pad_rows(seen.flatten(1)), layer.output)
 
     def _mlp(self, layer: LayerWeights, x: Tensor) -> Tensor:
         gate, up = functional.linear(self._norm(x, layer.mlp_norm), layer.gate_up).chunk(2, dim=-1)
@@ -265,15 +324,16 @@ def tiny_model(
 
     def layer(index: int) -> LayerWeights:
         hidden, inner = shape.hidden_size, shape.intermediate_size
-        heads = shape.num_heads * shape.head_dim
-        return LayerWeights(
+        size, delta = shape.output_size(index), shape.delta_of(index)
+        drawn = LayerWeights(
             attention_norm=ones,
             qkv=draw(shape.qkv_size(index), hidden, 1.5 * hidden**-0.5),
-            output=draw(hidden, heads, heads**-0.5),
+            output=draw(hidden, size, size**-0.5),
             mlp_norm=ones,
             gate_up=draw(2 * inner, hidden, hidden**-0.5),
             down=draw(hidden, inner, inner**-0.5),
         )
+        return drawn if delta is None else _with_delta(drawn, delta, draw)
 
     embedding = draw(shape.vocab_size, shape.hidden_size, 0.5)
     layers = tuple(map(layer, range(shape.num_layers)))
@@ -282,22 +342,18 @@ def tiny_model(
     return Llama(config=shape, weights=weights, invariant=invariant)
 
 
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn each pair (i, i + head_dim / 2) of x [T, H, D] by its position's angle."""
-    return x * cos + x.roll(x.shape[-1] // 2, dims=-1) * sin
-
-
-def _rope_table(config: LlamaConfig, like: Tensor) -> Tensor:
-    """Return cosines and sines of all positions, [2, max_model_len, head_dim], computed in fp64.
-
-    The sines of the first half are negative: `rotate` multiplies the second half by them.
-    """
-    exponents = torch.arange(0, config.head_dim, 2, dtype=torch.float64) / config.head_dim
-    positions = torch.arange(config.max_model_len, dtype=torch.float64)
-    angles = torch.outer(positions, config.rope_theta**-exponents).repeat(1, 2)
-    sines = angles.sin()
-    sines[:, : config.head_dim // 2].neg_()
-    return torch.stack((angles.cos(), sines)).to(like.device, like.dtype)
+def _with_delta(
+    drawn: LayerWeights, shape: DeltaShape, draw: Callable[[int, int, float], Tensor]
+) -> DeltaWeights:
+    """Add the weights of a delta net to a layer; most decays are near 1, so that it remembers."""
+    heads = shape.num_value_heads
+    return DeltaWeights(
+        **attrs.asdict(drawn, recurse=False),
+        kernel=draw(shape.kernel_size, sum(shape.head_sizes), 1.0),
+        decay_log=draw(1, heads, 0.5)[0] - 3,
+        decay_bias=draw(1, heads, 0.5)[0],
+        read_norm=torch.ones_like(drawn.mlp_norm[:1]).repeat(shape.value_dim),
+    )
 
 
 def _check_shapes(config: LlamaConfig, weights: LlamaWeights) -> None:
@@ -305,7 +361,6 @@ def _check_shapes(config: LlamaConfig, weights: LlamaWeights) -> None:
     hidden, inner = config.hidden_size, config.intermediate_size
     layer_shapes = {
         "attention_norm": (hidden,),
-        "output": (hidden, config.num_heads * config.head_dim),
         "mlp_norm": (hidden,),
         "gate_up": (2 * inner, hidden),
         "down": (hidden, inner),
@@ -320,9 +375,21 @@ def _check_shapes(config: LlamaConfig, weights: LlamaWeights) -> None:
             name="layers", expected=(config.num_layers,), actual=(len(weights.layers),)
         )
     for index, layer in enumerate(weights.layers):
-        shapes = layer_shapes | {"qkv": (config.qkv_size(index), hidden)}
+        own = {
+            "qkv": (config.qkv_size(index), hidden),
+            "output": (hidden, config.output_size(index)),
+        }
+        shapes: dict[str, tuple[int, ...]] = layer_shapes | own
+        if (delta := config.delta_of(index)) is not None:
+            shapes |= {
+                "kernel": (delta.kernel_size, sum(delta.head_sizes)),
+                "decay_log": (delta.num_value_heads,),
+                "decay_bias": (delta.num_value_heads,),
+                "read_norm": (delta.value_dim,),
+            }
         for name, shape in shapes.items():
-            expected.append((f"layer {index} {name}", shape, getattr(layer, name)))
+            weight = getattr(layer, name, weights.embedding[:0, 0])
+            expected.append((f"layer {index} {name}", shape, weight))
     for name, shape, tensor in expected:
         if tuple(tensor.shape) != shape:
             raise ShapeMismatch(name=name, expected=shape, actual=tensor.shape)

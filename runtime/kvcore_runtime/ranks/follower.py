@@ -11,6 +11,7 @@ from torch import Tensor
 from kvcore import Config
 from kvcore.far.options import FarOptions
 from kvcore.far.tier import FarTier
+from kvcore_runtime.attention.recurrence import Rule
 from kvcore_runtime.cache.apply import Runtime
 from kvcore_runtime.engine.engine import EngineOptions
 from kvcore_runtime.engine.forward import Begun, Forward, make_runtime
@@ -30,12 +31,15 @@ _LOG = logging.getLogger("kvcore_runtime")
 class _NoAttention:
     """Attention to nothing."""
 
-    def attend(
-        self, layer: int, q: Tensor, k: Tensor, v: Tensor, gates: Tensor | None = None
-    ) -> Tensor:
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """See `Attention`."""
-        del layer, k, v, gates
+        del layer, k, v
         return torch.zeros_like(q)
+
+    def recur(self, layer: int, like: Tensor, rule: Rule) -> Tensor:
+        """See `Attention`."""
+        del layer, rule
+        return torch.zeros_like(like)
 
 
 class RankFollower:

@@ -11,6 +11,7 @@ import attrs
 import torch
 from torch import Tensor
 
+from kvcore_runtime.errors import UnsupportedModelFile
 from kvcore_runtime.model.model import LayerWeights, Llama, LlamaConfig, Reduce
 from kvcore_runtime.ranks.errors import UnevenShard
 
@@ -20,9 +21,10 @@ def shard(model: Llama, rank: int, world: int, reduce: Reduce | None = None) -> 
 
     rank: 0 to world - 1. reduce: sums a tensor over all ranks, in place or not; see `Links.reduce`.
     Raises UnevenShard unless world divides the numbers of query and key-value heads and the inner
-    size.
+    size; UnsupportedModelFile for a model with delta nets.
     """
     config = model.config
+    _refuse_delta(config)
     sizes = {
         "query heads": config.num_heads,
         "key-value heads": config.num_kv_heads,
@@ -58,9 +60,10 @@ def pad_heads(model: Llama, world: int) -> Llama:
     """Append heads of zeros until world divides the number of heads. Returns an equivalent model.
 
     A head of zeros adds nothing to any sum, but costs cache and time. If world divides the number
-    of heads already, this is the model itself.
+    of heads already, this is the model itself. Raises UnsupportedModelFile as `shard` does.
     """
     config = model.config
+    _refuse_delta(config)
     num_kv = -(-config.num_kv_heads // world) * world
     if num_kv == config.num_kv_heads:
         return model
@@ -80,6 +83,13 @@ def pad_heads(model: Llama, world: int) -> Llama:
     weights = attrs.evolve(model.weights, layers=tuple(map(pad, model.weights.layers)))
     shape = attrs.evolve(config, num_heads=num_heads, num_kv_heads=num_kv)
     return attrs.evolve(model, config=shape, weights=weights)
+
+
+def _refuse_delta(config: LlamaConfig) -> None:
+    """Raise UnsupportedModelFile for a model with delta nets, which ranks cannot share."""
+    if config.delta is not None:
+        expected = "None in a model that ranks share"
+        raise UnsupportedModelFile(what="delta", value=config.delta, expected=expected)
 
 
 def _split_qkv(qkv: Tensor, config: LlamaConfig) -> tuple[Tensor, ...]:

@@ -40,7 +40,10 @@ REPLAY = SlidingWindowMLASpec(sliding_window=6, bounded_replay=True, **SHAPE)
     [
         (
             replace(STATE, num_speculative_blocks=1),
-            "speculative tokens beside state-space layers, which layer layer1 needs",
+            (
+                r"speculative tokens beside state-space layers \(num_speculative_blocks=1\), "
+                r"which layer layer1 needs: accepting one moves a state .* append to theirs$"
+            ),
         ),
         (
             replace(STATE, num_prefill_checkpoint_blocks=1),

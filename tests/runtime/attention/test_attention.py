@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from kvcore_runtime.attention.attention import PagedAttention
+from kvcore_runtime.attention.attention import GroupedAttention, PagedAttention
 from kvcore_runtime.attention.ragged import RaggedStep, heads_first
 from kvcore_runtime.attention.read_plan import _parts, plan_reads
 from kvcore_runtime.attention.visibility import Visibility
@@ -79,7 +79,8 @@ def run_step(model: Llama, pool: Pool, work: list[tuple[Sequence, int]]) -> None
         width=width,
     )
     attention = PagedAttention(pool, plan, invariant=model.invariant).bind(tables)
-    logits = model.forward(torch.tensor(token_ids), attention.step.positions(), attention)
+    whole = GroupedAttention([attention], [(0, layer) for layer in range(model.config.num_layers)])
+    logits = model.forward(torch.tensor(token_ids), attention.step.positions(), whole)
     row = 0
     for sequence, n in work:
         for position in range(sequence.computed, sequence.computed + n):

@@ -23,6 +23,15 @@ def inputs(num_tokens: int, seed: int, dtype: torch.dtype = torch.float32) -> In
     return q.to(dtype), k.to(dtype), v.to(dtype), g.to(dtype)
 
 
+def run(
+    states: Tensor, given: Inputs, query_lens: list[int], num_drafts: list[int] | None = None
+) -> Tensor:
+    """Advance states over a step of these inputs."""
+    drafts = num_drafts or [0] * len(query_lens)
+    q, k, v, gates = given
+    return advance((states,), query_lens, drafts, q=q, k=k, v=v, gates=gates)
+
+
 def zeros(num_sequences: int) -> Tensor:
     return torch.zeros(num_sequences, KV_HEADS, SIZE, SIZE)
 
@@ -30,7 +39,7 @@ def zeros(num_sequences: int) -> Tensor:
 def test_a_token_decays_the_state_adds_its_own_and_reads_it() -> None:
     q, k, v, g = (each.double() for each in inputs(5, 0))
     states = zeros(1)
-    seen = advance(states, q, k, v, g, [5])
+    seen = run(states, (q, k, v, g), [5])
     for head in range(KV_HEADS):
         state = torch.zeros(SIZE, SIZE, dtype=torch.float64)
         for token in range(5):
@@ -49,7 +58,7 @@ def test_no_bit_depends_on_how_sequences_are_cut_and_batched(dtype: torch.dtype)
     given = [inputs(length, seed, dtype) for seed, length in enumerate(lengths)]
     whole = zeros(3)
     expected = [
-        advance(whole[index : index + 1], *each, [length])
+        run(whole[index : index + 1], each, [length])
         for index, (each, length) in enumerate(zip(given, lengths, strict=True))
     ]
     done, states = [0, 0, 0], zeros(3)
@@ -63,7 +72,7 @@ def test_no_bit_depends_on_how_sequences_are_cut_and_batched(dtype: torch.dtype)
             for part in range(4)
         )
         held = states[chosen]
-        seen = advance(held, q, k, v, g, counts).split(counts)
+        seen = run(held, (q, k, v, g), counts).split(counts)
         states[chosen] = held
         for index, count, span, each in zip(chosen, counts, spans, seen, strict=True):
             assert torch.equal(each, expected[index][span])
@@ -78,25 +87,18 @@ def test_each_draft_leaves_a_state_of_its_own(num_known: int) -> None:
     expected, whole, held = [], zeros(1), [zeros(1)]
     for token in range(num_known + 3):
         q, k, v, g = (each[token : token + 1] for each in given[0])
-        expected.append(advance(whole, q, k, v, g, [1]))
+        expected.append(run(whole, (q, k, v, g), [1]))
         held.append(whole.clone())
     other = zeros(1)
-    expected.append(advance(other, *given[1], [2]))
+    expected.append(run(other, given[1], [2]))
     states = torch.cat([zeros(1), torch.full_like(zeros(3), torch.nan), zeros(1)])
     q, k, v, g = (torch.cat(each) for each in zip(*given, strict=True))
-    seen = advance(states, q, k, v, g, [num_known + 3, 2], [3, 0])
+    seen = run(states, (q, k, v, g), [num_known + 3, 2], [3, 0])
     assert torch.equal(seen, torch.cat(expected))
     assert torch.equal(states, torch.cat([*held[num_known:], other]))
 
 
-def test_a_layer_with_a_state_needs_gates() -> None:
-    q, k, v, _ = inputs(1, 0)
-    with pytest.raises(ShapeMismatch, match="gates"):
-        advance(zeros(1), q, k, v, None, [1])
-
-
 def test_each_sequence_and_draft_needs_a_state() -> None:
-    q, k, v, g = inputs(2, 0)
     for num_states in (1, 3):
         with pytest.raises(ShapeMismatch, match="states"):
-            advance(zeros(num_states), q, k, v, g, [2], [1])
+            run(zeros(num_states), inputs(2, 0), [2], [1])

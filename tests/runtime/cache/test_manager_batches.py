@@ -18,7 +18,7 @@ from kvcore_runtime.attention.visibility import FULL, STATE, Visibility
 from kvcore_runtime.cache.apply import Runtime
 from kvcore_runtime.cache.cache import Cache
 from kvcore_runtime.cache.guard import Reads
-from kvcore_runtime.cache.layout import CacheLayout
+from kvcore_runtime.cache.layout import CacheLayout, StatePart
 from kvcore_runtime.cache.tables import BlockTables
 
 from kvcore import Config, Group, KVCacheManager, Refused, Request, Status
@@ -60,7 +60,7 @@ class Play:
         self.manager = KVCacheManager(config, backend=backend)
         layout = CacheLayout(num_layers=1, num_kv_heads=1, head_dim=1, block_size=BLOCK_SIZE)
         shapes = [(1, BLOCK_SIZE)] * len(kept)
-        states = {index: (1, 1) for index, each in enumerate(kept) if each is STATE}
+        states = {index: (1, [StatePart((1,))]) for index, each in enumerate(kept) if each is STATE}
         cache = Cache(
             layout, num_blocks, num_host_blocks, guard=guard, groups=shapes, states=states
         )
@@ -189,7 +189,7 @@ class Play:
 
     def _advance_states(self, group_id: int) -> None:
         """Find the state before the step, zero at first, where the state after it is written."""
-        states = self.runtime.cache.states[group_id]
+        (states,) = self.runtime.cache.states[group_id]
         for name, (start, count) in self.writes.items():
             last = start + count - 1
             block = self.runtime.tables.row_blocks(self.rows[name], group_id)[last // BLOCK_SIZE]

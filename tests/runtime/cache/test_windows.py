@@ -10,7 +10,7 @@ import random
 
 import pytest
 import torch
-from kvcore_runtime.attention.attention import PagedAttention
+from kvcore_runtime.attention.attention import GroupedAttention, PagedAttention
 from kvcore_runtime.attention.ragged import RaggedStep, heads_first
 from kvcore_runtime.attention.read_plan import plan_reads
 from kvcore_runtime.attention.visibility import FULL, Visibility
@@ -95,7 +95,9 @@ class Pool:
         attention.bind(torch.tensor(rows))
         self.num_read = plan.num_blocks
         positions = attention.positions
-        logits = self.model.forward(torch.tensor(token_ids), positions, attention)
+        places = [(0, layer) for layer in range(self.model.config.num_layers)]
+        whole = GroupedAttention([attention], places)
+        logits = self.model.forward(torch.tensor(token_ids), positions, whole)
         for (sequence, n), part in zip(
             work, torch.split(logits, [n for _, n in work]), strict=True
         ):

@@ -11,7 +11,7 @@ from collections import Counter
 import attrs
 import pytest
 import torch
-from kvcore_runtime.attention.visibility import FULL, STATE
+from kvcore_runtime.attention.visibility import FULL, STATE, Visibility
 from kvcore_runtime.cache import segments
 from kvcore_runtime.cache.errors import GroupsDoNotHoldModel, InvalidLayout, StaleRead
 from kvcore_runtime.cache.layer_groups import make_groups
@@ -207,16 +207,25 @@ def test_a_state_that_nothing_filled_is_found_by_the_guard(backend: Backend) -> 
             engine.run()
 
 
-def test_a_long_answer_holds_two_states_at_most(backend: Backend) -> None:
+@pytest.mark.parametrize(
+    ("layers", "groups"),
+    [
+        ((SLIDING, STATE), make_groups((SLIDING, STATE), 8)),
+        ((FULL, STATE), (Group(32), Group(4, kind="state"))),
+    ],
+    ids=["window", "full"],
+)
+def test_a_long_answer_holds_two_states_at_most(
+    backend: Backend, layers: tuple[Visibility, ...], groups: tuple[Group, ...]
+) -> None:
     """Its table is longer than the pool, since a window and a state leave null blocks behind."""
-    model = model_of((SLIDING, STATE))
+    model = model_of(layers)
     held: list[int] = []
 
     def count(engine: Engine, _batch: Batch) -> None:
         row = engine.scheduler.running[0].row
         held.append(sum(block != 0 for block in engine.runtime.tables.row_blocks(row, 1)))
 
-    groups = make_groups((SLIDING, STATE), 8)
     config = Config(14, groups=groups, max_num_batched_tokens=32)
     options = EngineOptions(backend=backend, token_budget=32, guard=True)
     engine = Engine(model, config, options, observe=count)

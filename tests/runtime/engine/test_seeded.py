@@ -62,13 +62,13 @@ SEEDED: dict[str, Seeded] = {
     ),
     "a state is not written back": (
         recurrence,
-        "        states.index_copy_(0, self._blocks, held)\n",
-        "",
+        "            part.index_copy_(0, self._blocks, each)\n",
+        "            pass\n",
         test_hybrid_engine.test_a_hit_needs_no_guard,
     ),
     "the guard does not look at states": (
         guard,
-        "states[seen.blocks[:1].to(states.device)].isnan().any()",
+        "any(each[block].isnan().any() for each in parts)",
         "False",
         test_hybrid_engine.test_a_state_that_nothing_filled_is_found_by_the_guard,
     ),

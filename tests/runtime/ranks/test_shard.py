@@ -8,9 +8,11 @@ from typing import Any
 import attrs
 import pytest
 import torch
+from kvcore_runtime.attention.delta_rule import DeltaShape
 from kvcore_runtime.attention.visibility import FULL, STATE
 from kvcore_runtime.engine.drafts import PromptLookup
 from kvcore_runtime.engine.engine import Engine, EngineOptions
+from kvcore_runtime.errors import UnsupportedModelFile
 from kvcore_runtime.model.contiguous import generate_reference
 from kvcore_runtime.model.model import Llama, tiny_config, tiny_model
 from kvcore_runtime.model.sampling import Sampling
@@ -44,7 +46,7 @@ def test_each_layers_parts_add_up_to_the_layer(world: int) -> None:
         torch.testing.assert_close(sum(parts), whole._mlp(layer, x))
     sizes = [share.config.num_kv_heads for share in shares]
     assert sizes == [whole.config.num_kv_heads // world] * world
-    assert {share.config.state_shape[0] for share in shares} == set(sizes)
+    assert {share.config.state_parts(share.dtype)[0].shape[0] for share in shares} == set(sizes)
 
 
 def test_heads_of_zeros_change_no_answer() -> None:
@@ -68,6 +70,16 @@ def test_heads_of_zeros_change_no_answer() -> None:
 def test_what_does_not_divide_is_refused(sizes: dict[str, int], world: int, reason: str) -> None:
     with pytest.raises(UnevenShard, match=reason):
         shard(model(**sizes), 0, world)
+
+
+def test_ranks_do_not_share_delta_nets() -> None:
+    delta = DeltaShape(num_key_heads=2, num_value_heads=2, key_dim=4, value_dim=4, kernel_size=2)
+    shape = attrs.evolve(tiny_config(visibilities=(FULL, STATE)), delta=delta)
+    whole = tiny_model(config=shape)
+    with pytest.raises(UnsupportedModelFile, match=r"delta is DeltaShape.* ranks share"):
+        shard(whole, 0, 2)
+    with pytest.raises(UnsupportedModelFile, match=r"delta is DeltaShape.* ranks share"):
+        pad_heads(whole, 3)
 
 
 def test_engines_that_others_cannot_follow_are_refused() -> None:
