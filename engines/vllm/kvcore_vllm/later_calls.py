@@ -18,19 +18,20 @@ class LaterCalls:
     """Notes the calls that vLLM's manager gets.
 
     own_nothing: its answer if it gives no block. block_size: a number of tokens that divides the
-    block size of every group. For a call for one token that took no block, the request is noted;
-    for any other call the request, the tokens, the lookahead (None if blocks are to be published)
-    and vLLM's answer.
+    block size of every group. decoded: requests of calls for one token that took no block. others:
+    any other call, as the number of those before it, the request, the tokens, the lookahead (None
+    if blocks are to be published) and vLLM's answer.
     """
 
     def __init__(self, own_nothing: Any, block_size: int) -> None:
-        self.noted: list[Any] = []
+        self.decoded: list[Any] = []
+        self.others: list[tuple[int, Any, int, int | None, Any]] = []
         self._own_nothing = own_nothing
         self._block_size = block_size
         self._publishes_from: dict[str, int] = {}  # a smaller count fills no block
 
     def __len__(self) -> int:
-        return len(self.noted)
+        return len(self.decoded) + len(self.others)
 
     def forget(self, request_id: str) -> None:
         """Note a request's next call that publishes, since another call may have changed it."""
@@ -41,37 +42,51 @@ class LaterCalls:
         one, or None.
 
         Each is its name, the request, vLLM's answer and kvcore's. An error of kvcore counts as its
-        answer, and ends the calls.
+        answer; no call may follow it.
         """
-        calls = self.noted[:]
-        self.noted.clear()
-        append, nothing = kvcore.compat.append, kvcore.compat.empty_kv_cache_blocks
-        is_short = kvcore.is_short
-        for call in calls:
-            name, answer, request = "allocate_slots", self._own_nothing, call
+        decoded, others = self.decoded[:], self.others[:]
+        self.decoded.clear()
+        self.others.clear()
+        start = 0
+        for place, request, count, num_lookahead, answer in others:
+            if start < place:
+                yield from self._append(kvcore, decoded[start:place])
+                start = place
+            name, other = "allocate_slots", kvcore.empty_kv_cache_blocks
             try:
-                if type(call) is not tuple:
-                    grown = append(call) if is_short else None
-                    if grown is nothing:
-                        continue
-                    if grown is None:
-                        other = kvcore.allocate_slots(call, 1)
-                    else:
-                        other = Blocks(grown.blocks, kvcore.block_pool.block)
-                else:
-                    request, count, num_lookahead, answer = call
-                    if num_lookahead is None:
-                        name = "cache_blocks"
-                        kvcore.cache_blocks(request, count)
-                        continue
-                    other = kvcore.allocate_slots(request, count, 0, None, num_lookahead)
-                    if is_same_block(answer, other):
-                        continue
+                if num_lookahead is None:
+                    name = "cache_blocks"
+                    kvcore.cache_blocks(request, count)
+                    continue
+                other = kvcore.allocate_slots(request, count, 0, None, num_lookahead)
+                if is_same_block(answer, other):
+                    continue
             except Exception as error:  # whatever it is, vLLM's answers stand
-                yield name, request, answer, error
-                return
+                other = error
             if other is not kvcore.empty_kv_cache_blocks or answer is not self._own_nothing:
                 yield name, request, answer, other
+        yield from self._append(kvcore, decoded[start:])
+
+    def _append(
+        self, kvcore: KVCacheManager, requests: list[Any]
+    ) -> Iterator[tuple[str, Any, Any, Any]]:
+        """Give each request a slot for one token. Yields those that got blocks."""
+        compat, is_short = kvcore.compat, kvcore.is_short
+        left = iter(requests)
+        while (request := compat.append_alike(left) if is_short else next(left, None)) is not None:
+            other: Any = None
+            try:
+                grown = compat.append(request) if is_short else None
+                if grown is compat.empty_kv_cache_blocks:
+                    continue
+                if grown is None:
+                    other = kvcore.allocate_slots(request, 1)
+                else:
+                    other = Blocks(grown.blocks, kvcore.block_pool.block)
+            except Exception as error:  # whatever it is, vLLM's answers stand
+                other = error
+            if other is not kvcore.empty_kv_cache_blocks:
+                yield "allocate_slots", request, self._own_nothing, other
 
     def noting(
         self, allocate: Callable[..., Any], publish: Callable[..., Any], whole: Callable[..., Any]
@@ -80,20 +95,25 @@ class LaterCalls:
 
         whole: `allocate_slots` for calls that are not noted.
         """
-        note, nothing = self.noted.append, self._own_nothing
+        decoded, note, nothing = self.decoded, self.others.append, self._own_nothing
+        note_decoded = decoded.append
         publishes_from, size = self._publishes_from, self._block_size
 
         def allocate_slots(
-            request: Any, count: int, *args: Any, num_lookahead_tokens: int = 0, **options: Any
+            request: Any,
+            count: int,
+            *args: Any,
+            num_lookahead_tokens: int = 0,
+            **options: Any,
         ) -> Any:
             if args or options:
                 given = options | {"num_lookahead_tokens": num_lookahead_tokens}
                 return whole(request, count, *args, **given)
             answer = allocate(request, count, 0, None, num_lookahead_tokens)
             if answer is nothing and count == 1 and not num_lookahead_tokens:
-                note(request)
+                note_decoded(request)
             else:
-                note((request, count, num_lookahead_tokens, answer))
+                note((len(decoded), request, count, num_lookahead_tokens, answer))
             return answer
 
         def cache_blocks(request: Any, num_computed_tokens: int) -> None:
@@ -101,7 +121,7 @@ class LaterCalls:
             if num_computed_tokens >= publishes_from.get(request.request_id, 0):
                 end = num_computed_tokens - num_computed_tokens % size + size
                 publishes_from[request.request_id] = end
-                note((request, num_computed_tokens, None, None))
+                note((len(decoded), request, num_computed_tokens, None, None))
 
         return {"allocate_slots": allocate_slots, "cache_blocks": cache_blocks}
 

@@ -141,18 +141,9 @@ class Shadow:
         **options: Any,
     ) -> Any:
         """Allocate slots in both. Returns vLLM's new blocks, or None."""
-        name, counts = request.request_id, (request, num_new_tokens, num_new_computed_tokens)
-
-        def theirs(*_: Any, **__: Any) -> Any:
-            found = self._hits.pop(name, None) if new_computed_blocks else None
-            hit = found and found[0]
-            if found and found[1] > num_new_computed_tokens:
-                hit = self.kvcore.truncate_computed_blocks(hit, num_new_computed_tokens)
-            return self.kvcore.allocate_slots(*counts, hit, *args, **options)
-
-        calls = self._same_blocks, self.own.allocate_slots, theirs
-        given = *counts, new_computed_blocks, *args
-        return self.compare_call("allocate_slots", name, *calls, *given, **options)
+        calls = self._same_blocks, self.own.allocate_slots, self._allocate_behind
+        given = request, num_new_tokens, num_new_computed_tokens, new_computed_blocks, *args
+        return self.compare_call("allocate_slots", request.request_id, *calls, *given, **options)
 
     def cache_blocks(self, request: Any, num_computed_tokens: int) -> None:
         """Publish a request's full blocks in both."""
@@ -228,7 +219,7 @@ class Shadow:
         tally, later, clock = self.tally, self._later, self._clock
         if tally.difference is not None:
             return mine(*args, **options)
-        if later.noted:
+        if later.decoded or later.others:
             self.catch_up()
         if request_id:
             later.forget(request_id)
@@ -291,7 +282,7 @@ class Shadow:
         own, tally, later = getattr(self.own, name), self.tally, self._later
 
         def both() -> Any:
-            if later.noted:
+            if later.decoded or later.others:
                 self.catch_up()
             answer = own()
             if tally.difference is None:
@@ -326,6 +317,16 @@ class Shadow:
 
         calls = same, getattr(self.own, name), theirs
         return self.compare_call(name, request.request_id, *calls, request, *args, **options)
+
+    def _allocate_behind(
+        self, request: Any, num_new: int, num_hit: int, blocks: Any, *args: Any, **options: Any
+    ) -> Any:
+        """Allocate slots in kvcore, which has its own blocks of the hit."""
+        found = self._hits.pop(request.request_id, None) if blocks else None
+        hit = found and found[0]
+        if found and found[1] > num_hit:
+            hit = self.kvcore.truncate_computed_blocks(hit, num_hit)
+        return self.kvcore.allocate_slots(request, num_new, num_hit, hit, *args, **options)
 
     def _same_blocks(self, mine: Any, theirs: Any) -> bool:
         """Return whether both are None or have equally many blocks in each group."""
