@@ -295,9 +295,11 @@ class KvcoreCache(PagedAttentionCache):
 
     def _answer(self, states: list[RequestState]) -> None:
         """Schedule a position for each request, and note which of them got it."""
-        refused = self._append(states)
-        self.answers |= dict.fromkeys([state.request_id for state in states], True)
-        self.answers |= dict.fromkeys([held.request_id for held in refused], False)
+        answers, refused = self.answers, self._append(states)
+        for state in states:
+            answers[state.request_id] = True
+        for held in refused:
+            answers[held.request_id] = False
 
     def _append(self, states: list[RequestState]) -> list[Held]:
         """Schedule a position for each request, in order, with its token or a placeholder.
@@ -305,8 +307,9 @@ class KvcoreCache(PagedAttentionCache):
         Returns the refused ones.
         """
         known, to_come, tokens, refused = [], [], array("I"), list[Held]()
+        requests = self.requests
         for state in states:
-            held = self.requests[state.request_id]
+            held = requests[state.request_id]
             generated = state.generated_tokens
             num_known = len(state.initial_tokens) + len(generated)
             if held.num_added == num_known:
@@ -327,22 +330,22 @@ class KvcoreCache(PagedAttentionCache):
 
     def _append_alike(self, requests: list[Held], tokens: array[int] | None) -> list[Held]:
         """Call `append`, and once more behind each refused request. Returns the refused ones."""
-        refused = []
-        rows, start = array("i", [held.row for held in requests]), 0
-        while start < len(rows):
-            rest = None if tokens is None else tokens[start:]
-            appended = self.manager.append(rows[start:], rest)
-            stop = start + appended.done
-            self.scheduled.update([held.request_id for held in requests[start:stop]])
+        refused, start = [], 0
+        while start < len(requests):
+            rest = requests[start:] if start else requests
+            rows = array("i", [held.row for held in rest])
+            appended = self.manager.append(rows, tokens[start:] if tokens and start else tokens)
+            done = rest if appended.refused is None else rest[: appended.done]
+            self.scheduled.update([held.request_id for held in done])
             if appended.columns:
                 for place, group, position, block in zip(*appended.grown, strict=True):
-                    held = requests[start + place]  # the refused one, too: its window was trimmed
+                    held = rest[place]  # the refused one, too: its window was trimmed
                     self._set(held.request_id, group, position, block)
             if appended.refused is not None:
-                held = requests[stop]
+                held = rest[appended.done]
                 self.missing[held.request_id] = appended.refused.needed
                 refused.append(held)
-            start = stop + 1
+            start += appended.done + 1
         return refused
 
     def _swap_in(self, state: RequestState, request_len: int) -> bool:
