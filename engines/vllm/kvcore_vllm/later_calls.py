@@ -8,6 +8,7 @@ cost half of what they cost when they alternate with vLLM's.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import Any
 
 from kvcore_vllm.blocks import Blocks
@@ -44,15 +45,17 @@ class LaterCalls:
         Each is its name, the request, vLLM's answer and kvcore's. An error of kvcore counts as its
         answer; no call may follow it.
         """
-        decoded, others = self.decoded[:], self.others[:]
+        decoded, others = iter(self.decoded[:]), self.others[:]
         self.decoded.clear()
         self.others.clear()
-        start = 0
+        is_short, nothing = kvcore.is_short, kvcore.empty_kv_cache_blocks
+        take, start = kvcore.compat.append_alike if is_short else next_or_none, 0
         for place, request, count, num_lookahead, answer in others:
-            if start < place:
-                yield from self._append(kvcore, decoded[start:place])
-                start = place
-            name, other = "allocate_slots", kvcore.empty_kv_cache_blocks
+            before, start = islice(decoded, place - start), place
+            if (first := take(before)) is not None:
+                yield from self._append(kvcore, first, before, take)
+            name = "allocate_slots"
+            other: Any = nothing
             try:
                 if num_lookahead is None:
                     name = "cache_blocks"
@@ -63,30 +66,36 @@ class LaterCalls:
                     continue
             except Exception as error:  # whatever it is, vLLM's answers stand
                 other = error
-            if other is not kvcore.empty_kv_cache_blocks or answer is not self._own_nothing:
+            if other is not nothing or answer is not self._own_nothing:
                 yield name, request, answer, other
-        yield from self._append(kvcore, decoded[start:])
+        yield from self._append(kvcore, take(decoded), decoded, take)
 
     def _append(
-        self, kvcore: KVCacheManager, requests: list[Any]
+        self,
+        kvcore: KVCacheManager,
+        request: Any,
+        requests: Iterator[Any],
+        take: Callable[[Iterator[Any]], Any],
     ) -> Iterator[tuple[str, Any, Any, Any]]:
-        """Give each request a slot for one token. Yields those that got blocks."""
+        """Give a request, and those behind it, a slot for one token each. Yields those that got
+        blocks.
+
+        take: returns the next request that `append` has to be called for, None at the end.
+        """
         compat, is_short = kvcore.compat, kvcore.is_short
-        left = iter(requests)
-        while (request := compat.append_alike(left) if is_short else next(left, None)) is not None:
-            other: Any = None
+        while request is not None:
+            other: Any = kvcore.empty_kv_cache_blocks
             try:
                 grown = compat.append(request) if is_short else None
-                if grown is compat.empty_kv_cache_blocks:
-                    continue
                 if grown is None:
                     other = kvcore.allocate_slots(request, 1)
-                else:
+                elif grown is not compat.empty_kv_cache_blocks:
                     other = Blocks(grown.blocks, kvcore.block_pool.block)
             except Exception as error:  # whatever it is, vLLM's answers stand
                 other = error
             if other is not kvcore.empty_kv_cache_blocks:
                 yield "allocate_slots", request, self._own_nothing, other
+            request = take(requests)
 
     def noting(
         self, allocate: Callable[..., Any], publish: Callable[..., Any], whole: Callable[..., Any]
@@ -132,3 +141,8 @@ def is_same_block(mine: Any, theirs: Blocks | None) -> bool:
         return False
     (blocks,), (ids,) = mine.blocks, theirs.ids
     return len(blocks) == len(ids) == 1 and blocks[0].block_id == ids[0]
+
+
+def next_or_none(requests: Iterator[Any]) -> Any:
+    """Return the next request, None if there is none."""
+    return next(requests, None)
