@@ -77,7 +77,13 @@ class Watch:
 
         def recorded(requests: Iterator[Any]) -> Any:
             given: list[Any] = []
-            rest = append_alike(given.append(each) or each for each in requests)
+
+            def noted() -> Iterator[Any]:
+                for each in requests:
+                    given.append(each)
+                    yield each
+
+            rest = append_alike(noted())
             for request in given if rest is None else given[:-1]:
                 self._allocate("allocate_slots", lambda _: compat.empty_kv_cache_blocks, request)
             return rest
