@@ -186,18 +186,20 @@ class Shadow:
         self.tally.num_calls += len(self._later)
         compares = self.tally.num_steps % self._every == 0
         started = clock()
-        for name, request, answer, other in self._later.compare(self.kvcore):
-            clock_start = clock()
-            spent["kvcore"] += clock_start - started
-            try:
-                same = not compares or self._same_blocks(answer, other)
-            except Exception as error:  # whatever it is, vLLM's answers stand
-                other, same = error, False
-            if not same or isinstance(other, Exception):
-                self.part(name, request.request_id, answer, other)
-                return
-            started = clock()
-            spent["comparing"] += started - clock_start
+        found = unknown = "allocate_slots", "", None
+        try:
+            for name, request, answer, other in self._later.compare(self.kvcore):
+                clock_start = clock()
+                spent["kvcore"] += clock_start - started
+                found = name, request.request_id, answer
+                is_error = isinstance(other, Exception)
+                if is_error or (compares and not self._same_blocks(answer, other)):
+                    self.part(*found, other)
+                    return
+                started, found = clock(), unknown
+                spent["comparing"] += started - clock_start
+        except Exception as error:  # whatever it is, vLLM's answers stand
+            self.part(*found, error)
         spent["kvcore"] += clock() - started
 
     def pop_blocks_for_free(self, request: Any) -> Any:

@@ -118,9 +118,10 @@ def test_two_managers_in_one_process_share_nothing() -> None:
 
 
 def test_after_new_weights_nothing_of_the_old_ones_is_found() -> None:
-    manager, seq = BlockManager(8, 2), Sequence(0, [1, 2, 3], 2)
+    manager = BlockManager(8, 2)
+    seq, other = Sequence(0, [1, 2, 3], 2), Sequence(1, [1, 2, 4], 2)
     start(manager, seq)
-    assert manager.can_allocate(other := Sequence(1, [1, 2, 4], 2)) == 1
+    assert manager.can_allocate(other) == 1
     assert not manager.manager.reset_prefix_cache(), "a sequence holds blocks"
     manager.manager.advance_epoch()
     assert manager.can_allocate(other) == 0
