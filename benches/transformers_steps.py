@@ -7,12 +7,14 @@ plans a step, makes no tensors, and returns tokens. So the figure is transformer
 and for reading the output, its scheduler's own loop included. Both sides take turns, a round each;
 the figures are medians over rounds, the ratio that of the ratios. It then measures kvcore in the
 shadow of transformers' cache: the time of kvcore's own calls, and of the rest of the shadow, as
-shares of transformers' step.
+shares of transformers' step. Last, the rest as a share of a whole step: the median of transformers'
+own loop with its tensors, its sampling and the forward pass of a model of 2 layers and 32 channels.
 """
 
 from __future__ import annotations
 
 import gc
+import itertools
 import os
 import random
 import statistics
@@ -20,6 +22,8 @@ import sys
 import time
 from types import SimpleNamespace
 from typing import Any
+
+import attrs
 
 from benches.engines.manager_calls import clocked
 from benches.peers import install
@@ -128,8 +132,23 @@ def compare(num_sequences: int) -> tuple[float, float, float]:
     return theirs, mine, statistics.median(own / other for other, own in pairs)
 
 
-def compare_shadow(num_sequences: int) -> tuple[float, float]:
-    """Return the shares of transformers' step of kvcore's own calls and the rest of the shadow."""
+@attrs.frozen
+class ShadowCost:
+    """What a shadow adds to a step, medians over rounds.
+
+    manager and besides: shares of transformers' step of kvcore's own calls and of the rest.
+    microseconds: of the rest.
+    """
+
+    manager: float
+    besides: float
+    microseconds: float
+
+
+def measure_shadow(num_sequences: int) -> ShadowCost:
+    """Serve the same requests without a shadow, in one, and by kvcore alone. Raises RuntimeError if
+    kvcore differs.
+    """
     import kvcore_transformers
 
     native = Loop(num_sequences, seed=1)
@@ -143,31 +162,51 @@ def compare_shadow(num_sequences: int) -> tuple[float, float]:
     ours.close = ours.cache.close_batch
     gc.collect()
     gc.freeze()
-    managers, besides = [], []
+    rounds = []
     for number in range(ROUNDS):
         own, both = (loop.serve(number, num_sequences) for loop in (native, shadow))
         before, steps = spent.total, ours.num_steps
         ours.serve(number, num_sequences)
         calls = 1e6 * (spent.total - before) / (ours.num_steps - steps)
-        managers.append(calls / own)
-        besides.append((both - calls) / own - 1)
+        rounds.append((calls / own, (both - calls) / own - 1, both - calls - own))
     difference = shadow.cache.shadow.difference
     if difference is not None:
         raise RuntimeError(difference)
-    return statistics.median(managers), statistics.median(besides)
+    return ShadowCost(*map(statistics.median, zip(*rounds, strict=True)))
+
+
+def measure_whole_step(num_sequences: int) -> float:
+    """Return the CPU microseconds of a step of transformers' own loop with the smallest model."""
+    from tests.engines.transformers.models import serve, tiny
+
+    chance, starts = random.Random(1), list[float]()
+    prompts = [[chance.randrange(128) for _ in range(PROMPT)] for _ in range(num_sequences)]
+    sizes: dict[str, Any] = {
+        "page_size": PAGE,
+        "num_blocks": 2 * num_sequences * -(-(PROMPT + NEW + 1) // PAGE),
+        "max_batch_tokens": max(512, num_sequences),
+        "max_requests_per_batch": num_sequences,
+    }
+    serve(tiny(), prompts, lambda _: starts.append(time.thread_time()), new=NEW, **sizes)
+    return 1e6 * statistics.median(end - start for start, end in itertools.pairwise(starts))
 
 
 def main(arguments: list[str]) -> int:
     """Print a line per number of sequences."""
+    print("us of CPU per step; the rest of the shadow also as a share of a whole step")
     print(
-        f"{'sequences':>9} {'transformers':>13} {'kvcore':>8} {'ratio':>6}   (us of CPU per step)"
-        f"{'shadow: manager':>18} {'besides':>8}"
+        f"{'sequences':>9}{'transformers':>14}{'kvcore':>8}{'ratio':>7}"
+        f"{'shadow: manager':>17}{'rest':>8}{'us':>6}{'whole step':>12}{'rest':>7}"
     )
     for number in [int(each) for each in arguments] or SEQUENCES:
         native, ours, ratio = compare(number)
-        manager, besides = compare_shadow(number)
-        row = f"{number:9} {native:13.1f} {ours:8.1f} {ratio:6.2f}{manager:39.1%} {besides:8.1%}"
-        print(row, flush=True)
+        cost, whole = measure_shadow(number), measure_whole_step(number)
+        print(
+            f"{number:9}{native:14.1f}{ours:8.1f}{ratio:7.2f}"
+            f"{cost.manager:17.1%}{cost.besides:8.1%}{cost.microseconds:6.1f}"
+            f"{whole:12,.0f}{cost.microseconds / whole:7.1%}",
+            flush=True,
+        )
     return 0
 
 

@@ -8,7 +8,7 @@ is explained only if the first call that differs shows this.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from itertools import zip_longest
 from typing import Any
 
@@ -73,8 +73,23 @@ class Watch:
 
     def watch_tokens(self, compat: Any) -> None:
         """Also record tokens that a shadow schedules by `append`, besides the manager's calls."""
-        append = compat.append
+        append, append_alike = compat.append, compat.append_alike
+
+        def recorded(requests: Iterator[Any]) -> Any:
+            given: list[Any] = []
+
+            def noted() -> Iterator[Any]:
+                for each in requests:
+                    given.append(each)
+                    yield each
+
+            rest = append_alike(noted())
+            for request in given if rest is None else given[:-1]:
+                self._allocate("allocate_slots", lambda _: compat.empty_kv_cache_blocks, request)
+            return rest
+
         compat.append = lambda request: self._allocate("allocate_slots", append, request)
+        compat.append_alike = recorded
 
     def keyed(self, blocks: Iterable[int]) -> set[int]:
         """Return those of the blocks that have a key."""

@@ -43,24 +43,20 @@ class BlockManager:
 
     def can_allocate(self, seq: Any) -> int:
         """Return the number of cached blocks of a sequence, or -1 if the others do not fit now."""
-        name = str(seq.seq_id)
+        name, size = str(seq.seq_id), self.block_size
         if name not in self._hits:
             self.manager.add_request(Request(name, seq.token_ids))
         hit = self._hits[name] = self.manager.get_computed_blocks(name)
-        num_slots = seq.num_blocks * self.block_size - hit.num_tokens
-        verdict = self.manager.can_allocate(
-            name, num_slots, hit, num_output_placeholders=self.block_size
-        )
-        return hit.num_tokens // self.block_size if verdict is Verdict.OK else -1
+        num_slots = seq.num_blocks * size - hit.num_tokens
+        fits = self.manager.can_allocate(name, num_slots, hit, num_output_placeholders=size)
+        return hit.num_tokens // size if fits is Verdict.OK else -1
 
     def allocate(self, seq: Any, num_cached_blocks: int) -> None:
         """Give a sequence its cached blocks, and new blocks for the rest."""
         hit = self._hits.get(str(seq.seq_id))
         if hit is None or hit.num_tokens != num_cached_blocks * self.block_size:
-            raise Unsupported(
-                f"sequence {seq.seq_id} gets {num_cached_blocks} cached blocks, which is not what "
-                f"can_allocate found last"
-            )
+            what = f"sequence {seq.seq_id} gets {num_cached_blocks} cached blocks"
+            raise Unsupported(f"{what}, which is not what can_allocate found last")
         new = self._grow(seq, seq.num_blocks * self.block_size - hit.num_tokens, hit)
         del self._hits[str(seq.seq_id)]
         seq.block_table.extend(hit.blocks.blocks[0] + new)
@@ -77,39 +73,32 @@ class BlockManager:
 
     def can_append(self, seq: Any) -> bool:
         """Return whether there is a slot for the last token of a sequence."""
-        if seq.num_tokens <= len(seq.block_table) * self.block_size:
-            return True
-        return self.manager.num_free_blocks > 0
+        has_slot = seq.num_tokens <= len(seq.block_table) * self.block_size
+        return has_slot or self.manager.num_free_blocks > 0
 
     def may_append(self, seq: Any) -> None:
         """Give a sequence a block for its last token if its other blocks are full."""
-        num_tokens = seq.num_tokens
-        if seq.num_cached_tokens != num_tokens - 1:
-            raise Unsupported(
-                f"sequence {seq.seq_id} is to decode with {seq.num_cached_tokens} of its "
-                f"{num_tokens} tokens computed: an earlier step did not finish"
-            )
+        computed, num_tokens = seq.num_cached_tokens, seq.num_tokens
+        if computed != num_tokens - 1:
+            what = f"sequence {seq.seq_id} is to decode with {computed} of its {num_tokens} tokens"
+            raise Unsupported(f"{what} computed: an earlier step did not finish")
         if num_tokens > len(seq.block_table) * self.block_size:
             seq.block_table.extend(self._grow(seq, self.block_size))
 
     def hash_blocks(self, seq: Any) -> None:
         """Publish the blocks that the step which just ran has filled."""
-        num_computed = seq.num_cached_tokens + seq.num_scheduled_tokens
+        end = seq.num_cached_tokens + seq.num_scheduled_tokens
         if seq.is_prefill:
-            self.manager.cache_blocks(str(seq.seq_id), num_computed)
-        elif num_computed % self.block_size == 0:
-            name = str(seq.seq_id)
-            num_known = self.manager.num_tokens(name)
-            self.manager.add_tokens(name, seq.token_ids[num_known:num_computed])
+            self.manager.cache_blocks(str(seq.seq_id), end)
+        elif end % self.block_size == 0:
+            known = self.manager.num_tokens(name := str(seq.seq_id))
+            self.manager.add_tokens(name, seq.token_ids[known:end])
 
     def _grow(self, seq: Any, num_slots: int, hit: Hit | None = None) -> tuple[int, ...]:
         """Schedule whole blocks, with placeholders behind the sequence's known tokens."""
+        name, size = str(seq.seq_id), self.block_size
         got = self.manager.allocate_slots(
-            str(seq.seq_id),
-            num_slots,
-            hit,
-            delay_cache_blocks=True,
-            num_output_placeholders=self.block_size,
+            name, num_slots, hit, delay_cache_blocks=True, num_output_placeholders=size
         )
         if not got:
             raise Unsupported(f"sequence {seq.seq_id} gets blocks that it was refused: {got}")

@@ -10,7 +10,7 @@ Windows can give blocks back at any token, so with them no token waits. Everythi
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from math import gcd
 from struct import Struct
 from typing import Any
@@ -114,6 +114,42 @@ class DecodedTokens:
             known.num_ahead = num_ahead + 1
         self.last_refusal = None
         return blocks
+
+    def append_alike(self, requests: Iterator[Any]) -> Any:
+        """Schedule the next token of one request after another, while each has to wait only.
+
+        Returns the first request that needs `append`, None if none does. The outcome is that of
+        `append`, in fewer instructions.
+        """
+        steps, size, limit = self._steps, self._block_divisor, self._length_limit
+        late = steps.waiting and not steps.tokens  # those have tokens to come
+        if steps.first is None or late or not (steps.are_reported and self._keeps_all):
+            return next(requests, None)
+        all_known, mark = self._known, steps.mark
+        wait, add_token = steps.waiting.append, steps.tokens.append
+        self.last_refusal = None
+        for request in requests:
+            try:
+                known, num_tokens = all_known[request.request_id], request.num_tokens
+                start, num_ahead = known.num_computed, known.num_ahead
+                if (
+                    request.num_computed_tokens != start
+                    or num_tokens - start + num_ahead != 1
+                    or not (start % size and num_tokens % size)  # begins or fills a block
+                    or num_ahead < 0
+                    or start >= limit
+                    or known.request is not request
+                    or known.batch is mark
+                    or known.is_read
+                ):
+                    return request
+            except (AttributeError, KeyError, TypeError):
+                return request
+            wait(known)
+            add_token(0)
+            known.batch, known.num_computed, known.decodes = mark, start + 1, True
+            known.last_token = None
+        return None
 
     def _read_hash(self, known: RegisteredRequest, num_full: int) -> bytes:
         """Return the request's own hash of its next full block; empty if the fast path does not

@@ -289,3 +289,57 @@ def test_the_short_way_leads_to_the_same(
         ]
         assert ways[0] == ways[1]
         assert ways[0] == ways[2]
+
+
+class InRuns(KVCacheManager):
+    """Schedules a token by `append_alike` wherever that suffices."""
+
+    num_alike = 0
+
+    def allocate_slots(self, request: Any, num_new_tokens: int, *args: Any, **options: Any) -> Any:
+        is_plain = num_new_tokens == 1 and not (args or options)
+        if is_plain and self.append_alike(iter([request])) is None:
+            self.num_alike += 1
+            return self.empty_kv_cache_blocks
+        return super().allocate_slots(request, num_new_tokens, *args, **options)
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["known", "late"])
+@pytest.mark.parametrize("kind", [EngineRequest, HashedRequest])
+@pytest.mark.parametrize("groups", GROUPS)
+def test_tokens_scheduled_in_runs_lead_to_the_same(
+    backend: Backend, groups: str, kind: type[EngineRequest], late: bool
+) -> None:
+    config = Config(40, groups=GROUPS[groups], hash_seed=b"unit")
+    options: dict[str, Any] = {"backend": backend, "ends_steps": True, "keep_tokens": False}
+    num_runs, num_steps = NUM_RUNS[backend]
+    for seed in range(num_runs):
+        plain_way, runs = KVCacheManager(config, **options), InRuns(config, **options)
+        seen = [
+            serve(each, kind, seed, late=late, num_steps=num_steps) for each in (plain_way, runs)
+        ]
+        assert seen[0] == seen[1]
+        suffices = kind is HashedRequest and groups != "window"
+        assert (runs.num_alike > 0) is suffices
+
+
+def test_a_run_stops_at_the_request_that_needs_more(backend: Backend) -> None:
+    config = Config(60, SIZE, hash_seed=b"unit")
+    manager = KVCacheManager(config, backend=backend, keep_tokens=False, ends_steps=True)
+    manager.new_step_starts()
+    requests = [HashedRequest(f"{n}", list(range(count))) for n, count in enumerate((5, 6, 7, 5))]
+    for request in requests:
+        assert manager.allocate_slots(request, request.num_tokens) is not None
+        request.num_computed_tokens = request.num_tokens
+        request.output.append(9)
+    manager.new_step_starts()
+    left = iter([*requests, HashedRequest("new", [1])])
+    assert manager.append_alike(left) is requests[0], "it begins the step"
+    assert manager.append(requests[0]) is manager.empty_kv_cache_blocks
+    assert manager.append_alike(left) is requests[2], "its token fills a block"
+    assert manager.append(requests[2]) is manager.empty_kv_cache_blocks
+    rest = manager.append_alike(left)
+    assert (rest.request_id, next(left, None)) == ("new", None), "the manager does not know it"
+    assert manager.append_alike(iter(requests[3:])) is requests[3], "it has its token of this step"
+    assert manager.append_alike(iter([])) is None
+    assert [manager.core.num_computed_tokens(each.request_id) for each in requests] == [6, 7, 8, 6]

@@ -196,6 +196,28 @@ def test_what_no_rule_explains_has_none() -> None:
         assert unexplained_keys(own, ours, 5) == {4}
 
 
+def test_tokens_that_a_shadow_schedules_in_runs_are_recorded() -> None:
+    manager, watch = watched([1], [2])
+    requests = [SimpleNamespace(request_id=name, num_computed_tokens=3) for name in ("r", "s")]
+    for request in requests:
+        manager.allocate_slots(request, 3)
+    watch.begin()
+    empty = SimpleNamespace(get_block_ids=lambda: ([],))
+
+    def stops_at_the_second(given: Any) -> Any:
+        return next(each for each in given if each is requests[1])
+
+    compat = SimpleNamespace(
+        append=lambda _: empty, append_alike=stops_at_the_second, empty_kv_cache_blocks=empty
+    )
+    watch.watch_tokens(compat)
+    assert compat.append_alike(iter(requests)) is requests[1]
+    assert watch.calls == [("allocate_slots", "r", [1])], "the second is left to `append`"
+    compat.append(requests[1])
+    assert watch.calls[1:] == [("allocate_slots", "s", [2])]
+    assert watch.scheduled == watch.ends == {"r", "s"}
+
+
 class Shadowed:
     """Both managers of a shadow, as far as `FirstDifference` reads them; no answer is compared.
 
@@ -204,7 +226,7 @@ class Shadowed:
 
     def __init__(self, theirs: list[int], mine: list[int]) -> None:
         self.own, (self.kvcore, watch) = Table(theirs), watched([1, 2], mine, withdraws=(2,))
-        self.kvcore.compat = SimpleNamespace(append=None)
+        self.kvcore.compat = SimpleNamespace(append=None, append_alike=None)
         self.reported: list[str] = []
         self.first_difference = FirstDifference(self, watch)
         first = SimpleNamespace(request_id="r", num_computed_tokens=0)

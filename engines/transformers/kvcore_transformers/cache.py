@@ -55,7 +55,7 @@ class KvcoreCache(PagedAttentionCache):
         self.use_host(None, None)
 
     def begin(self, parts: list[Any]) -> None:
-        """Begin without requests. parts: allocators, or other objects with their block tables."""
+        """Begin without requests. parts: the allocators whose block tables are filled in."""
         self.statistics = self.of_installation
         self.parts = parts
         self.requests: dict[str, Held] = {}
@@ -287,18 +287,31 @@ class KvcoreCache(PagedAttentionCache):
     def _decode(self, state: RequestState) -> bool:
         """Schedule all expected requests at once. Returns whether this one got its slot."""
         if self.expected:
-            self._append(self.expected)
+            self._answer(self.expected)
             self.expected = []
         if state.request_id not in self.answers:
-            self._append([state])
+            self._answer([state])
         return self.answers.pop(state.request_id)
 
-    def _append(self, states: list[RequestState]) -> None:
-        """Schedule a position for each request, in order, with its token or a placeholder."""
-        known, to_come, tokens = [], [], array("I")
+    def _answer(self, states: list[RequestState]) -> None:
+        """Schedule a position for each request, and note which of them got it."""
+        answers, refused = self.answers, self._append(states)
         for state in states:
-            held = self.requests[state.request_id]
-            num_known = len(state.initial_tokens) + len(state.generated_tokens)
+            answers[state.request_id] = True
+        for held in refused:
+            answers[held.request_id] = False
+
+    def _append(self, states: list[RequestState]) -> list[Held]:
+        """Schedule a position for each request, in order, with its token or a placeholder.
+
+        Returns the refused ones.
+        """
+        known, to_come, tokens, refused = [], [], array("I"), list[Held]()
+        requests = self.requests
+        for state in states:
+            held = requests[state.request_id]
+            generated = state.generated_tokens
+            num_known = len(state.initial_tokens) + len(generated)
             if held.num_added == num_known:
                 to_come.append(held)
                 continue
@@ -306,34 +319,33 @@ class KvcoreCache(PagedAttentionCache):
                 self._add_tokens(state, held, num_known - 1)
             held.num_added = num_known
             known.append(held)
-            tokens.append(state.generated_tokens[-1])
+            tokens.append(generated[-1])
         if known:
-            for held in self._append_alike(known, tokens):
+            refused = self._append_alike(known, tokens)
+            for held in refused:
                 held.num_added -= 1
         if to_come:
-            self._append_alike(to_come, None)
+            refused += self._append_alike(to_come, None)
+        return refused
 
     def _append_alike(self, requests: list[Held], tokens: array[int] | None) -> list[Held]:
         """Call `append`, and once more behind each refused request. Returns the refused ones."""
-        refused = []
-        rows, start = array("i", [held.row for held in requests]), 0
-        while start < len(rows):
-            rest = None if tokens is None else tokens[start:]
-            appended = self.manager.append(rows[start:], rest)
-            stop = start + appended.done
-            names = [held.request_id for held in requests[start:stop]]
-            self.answers |= dict.fromkeys(names, True)
-            self.scheduled.update(names)
+        refused, start = [], 0
+        while start < len(requests):
+            rest = requests[start:] if start else requests
+            rows = array("i", [held.row for held in rest])
+            appended = self.manager.append(rows, tokens[start:] if tokens and start else tokens)
+            done = rest if appended.refused is None else rest[: appended.done]
+            self.scheduled.update([held.request_id for held in done])
             if appended.columns:
                 for place, group, position, block in zip(*appended.grown, strict=True):
-                    held = requests[start + place]  # the refused one, too: its window was trimmed
-                    self._set(held.request_id, self.parts[group], position, block)
+                    held = rest[place]  # the refused one, too: its window was trimmed
+                    self._set(held.request_id, group, position, block)
             if appended.refused is not None:
-                held = requests[stop]
-                self.answers[held.request_id] = False
+                held = rest[appended.done]
                 self.missing[held.request_id] = appended.refused.needed
                 refused.append(held)
-            start = stop + 1
+            start += appended.done + 1
         return refused
 
     def _swap_in(self, state: RequestState, request_len: int) -> bool:
@@ -359,8 +371,9 @@ class KvcoreCache(PagedAttentionCache):
         for each, new in zip(self.parts, blocks, strict=True):
             each.block_table[request_id] += within(each, new)
 
-    def _set(self, request_id: str, allocator: Any, position: int, block: int) -> None:
+    def _set(self, request_id: str, group: int, position: int, block: int) -> None:
         """Put a block at a position of a request's table, or at its end."""
+        allocator = self.parts[group]
         n = allocator.blocks_per_sector
         place = slice(position * n, (position + 1) * n)
         allocator.block_table[request_id][place] = within(allocator, [block])

@@ -14,12 +14,11 @@ from __future__ import annotations
 
 import operator
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from time import perf_counter_ns
 from typing import Any, ClassVar
 
-from attrs import define, field
 from transformers.generation.continuous_batching.cache import PagedAttentionCache
 from transformers.generation.continuous_batching.requests import RequestState, RequestStatus
 from transformers.generation.continuous_batching.utils import logger
@@ -36,16 +35,8 @@ can_store = PagedAttentionCache.can_store_request_tokens
 """Looked up once, since every token of a step makes this call."""
 
 
-@define
-class Tables:
-    """The block tables of an allocator, without its tensor."""
-
-    blocks_per_sector: int
-    block_table: dict[str, list[int]] = field(factory=dict)
-
-
 class Behind(KvcoreCache):
-    """The decisions of `KvcoreCache` without tensors, copies and a host tier.
+    """The decisions of `KvcoreCache` without tensors, block tables, copies and a host tier.
 
     A request that transformers moves to the host is forgotten, and looked up again when it returns.
     """
@@ -55,7 +46,7 @@ class Behind(KvcoreCache):
         self.num_sectors, self.use_prefix_sharing = own.num_sectors, own.allow_block_sharing
         allocators = own.cache_allocators.values()
         self.engine_shares = own.use_prefix_sharing
-        self.begin([Tables(each.blocks_per_sector) for each in allocators])
+        self.begin([])
         self.manager = self.make_manager(tuple(map(group_of, allocators)))
         self.total, self.statistics = self.statistics, Statistics()
         self.num_hits = self.num_evictions = 0
@@ -83,10 +74,9 @@ class Behind(KvcoreCache):
             self._count(max(0, hit - past), len(tokens) if is_compared else 0)
         return granted and self.can_store_request_tokens(state, request_len)
 
-    def decode_as(self, states: list[RequestState]) -> list[bool]:
-        """Schedule the token that the engine granted each request. Returns whether each fits."""
-        self._append(states)
-        return [self.answers.pop(state.request_id) for state in states]
+    def decode_as(self, states: list[RequestState]) -> list[str]:
+        """Schedule the token that the engine granted each request. Returns those without room."""
+        return [held.request_id for held in self._append(states)]
 
     def close_batch(self) -> None:
         """Take the open batch; there is nothing to copy."""
@@ -98,6 +88,14 @@ class Behind(KvcoreCache):
             self.num_evictions += kinds.count(Evict.kind)
             self.total.evictions += kinds.count(Evict.kind)
             self.total.copies += kinds.count(CopyOnWrite.kind)
+
+    def _extend(self, request_id: str, blocks: Iterable[Iterable[int]]) -> None:
+        """Note that a request got blocks."""
+        del blocks
+        self.scheduled.add(request_id)
+
+    def _set(self, request_id: str, group: int, position: int, block: int) -> None:
+        """Do nothing: `decode_as` notes that the request got a slot."""
 
     def _count(self, num_hits: int, num_queries: int) -> None:
         """Count the tokens that were found, and those that were looked up for the first time."""
@@ -138,6 +136,7 @@ class Shadow:
         self.num_timed = 1
         self.known: Mapping[str, Held] = {}
         self.later: list[RequestState] = []
+        self.note = self.later.append
         self._started = perf_counter_ns()
         try:
             self.kvcore = Behind(own)
@@ -189,17 +188,17 @@ class Shadow:
 
     def catch_up(self, own: ShadowCache) -> None:
         """Make the calls for decoding requests to kvcore, all at once, and compare the answers."""
-        states, self.later = self.later, []
+        states, self.later[:] = self.later[:], []
         self.num_calls += len(states)
-        call, state = "can_store_request_tokens", states[0]
+        call, first = "can_store_request_tokens", states[0].request_id
         try:
             started = self.clock()
-            fit = self.kvcore.decode_as(states) if self.kvcore else []
+            refused = self.kvcore.decode_as(states) if self.kvcore else []
             self.nanoseconds["kvcore"] += self.clock() - started
-            if self.num_steps % self.every == 0 and not all(fit):
-                self.part(own, call, states[fit.index(False)].request_id, True, False)
+            if refused and self.num_steps % self.every == 0:
+                self.part(own, call, refused[0], True, False)
         except Exception as error:  # whatever it is, transformers' answers stand
-            self.part(own, call, state.request_id, True, error)
+            self.part(own, call, first, True, error)
 
     def step(self) -> None:
         """Count a planned step, and choose whether the next one is timed."""
@@ -275,7 +274,7 @@ class ShadowCache(PagedAttentionCache):
     ) -> bool:
         """Return transformers' answer; kvcore schedules what was granted, except in a dry run."""
         shadow = self.shadow
-        if state._status is DECODING and state.request_id in shadow.known and not dry_run:
+        if not dry_run and state._status is DECODING and state.request_id in shadow.known:
             if (clock := shadow.clock) is stopped:
                 is_granted: bool = can_store(self, state, request_len)
             else:
@@ -283,7 +282,7 @@ class ShadowCache(PagedAttentionCache):
                 is_granted = can_store(self, state, request_len)
                 shadow.nanoseconds["transformers"] += clock() - started
             if is_granted:
-                shadow.later.append(state)
+                shadow.note(state)
             else:
                 shadow.num_refused += 1
             return is_granted

@@ -8,6 +8,7 @@ cost half of what they cost when they alternate with vLLM's.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import Any
 
 from kvcore_vllm.blocks import Blocks
@@ -18,19 +19,20 @@ class LaterCalls:
     """Notes the calls that vLLM's manager gets.
 
     own_nothing: its answer if it gives no block. block_size: a number of tokens that divides the
-    block size of every group. For a call for one token that took no block, the request is noted;
-    for any other call the request, the tokens, the lookahead (None if blocks are to be published)
-    and vLLM's answer.
+    block size of every group. decoded: requests of calls for one token that took no block. others:
+    any other call, as the number of those before it, the request, the tokens, the lookahead (None
+    if blocks are to be published) and vLLM's answer.
     """
 
     def __init__(self, own_nothing: Any, block_size: int) -> None:
-        self.noted: list[Any] = []
+        self.decoded: list[Any] = []
+        self.others: list[tuple[int, Any, int, int | None, Any]] = []
         self._own_nothing = own_nothing
         self._block_size = block_size
         self._publishes_from: dict[str, int] = {}  # a smaller count fills no block
 
     def __len__(self) -> int:
-        return len(self.noted)
+        return len(self.decoded) + len(self.others)
 
     def forget(self, request_id: str) -> None:
         """Note a request's next call that publishes, since another call may have changed it."""
@@ -41,37 +43,59 @@ class LaterCalls:
         one, or None.
 
         Each is its name, the request, vLLM's answer and kvcore's. An error of kvcore counts as its
-        answer, and ends the calls.
+        answer; no call may follow it.
         """
-        calls = self.noted[:]
-        self.noted.clear()
-        append, nothing = kvcore.compat.append, kvcore.compat.empty_kv_cache_blocks
-        is_short = kvcore.is_short
-        for call in calls:
-            name, answer, request = "allocate_slots", self._own_nothing, call
+        decoded, others = iter(self.decoded[:]), self.others[:]
+        self.decoded.clear()
+        self.others.clear()
+        is_short, nothing = kvcore.is_short, kvcore.empty_kv_cache_blocks
+        take, start = kvcore.compat.append_alike if is_short else next_or_none, 0
+        for place, request, count, num_lookahead, answer in others:
+            before, start = islice(decoded, place - start), place
+            if (first := take(before)) is not None:
+                yield from self._append(kvcore, first, before, take)
+            name = "allocate_slots"
+            other: Any = nothing
             try:
-                if type(call) is not tuple:
-                    grown = append(call) if is_short else None
-                    if grown is nothing:
-                        continue
-                    if grown is None:
-                        other = kvcore.allocate_slots(call, 1)
-                    else:
-                        other = Blocks(grown.blocks, kvcore.block_pool.block)
-                else:
-                    request, count, num_lookahead, answer = call
-                    if num_lookahead is None:
-                        name = "cache_blocks"
-                        kvcore.cache_blocks(request, count)
-                        continue
-                    other = kvcore.allocate_slots(request, count, 0, None, num_lookahead)
-                    if is_same_block(answer, other):
-                        continue
+                if num_lookahead is None:
+                    name = "cache_blocks"
+                    kvcore.cache_blocks(request, count)
+                    continue
+                other = kvcore.allocate_slots(request, count, 0, None, num_lookahead)
+                if is_same_block(answer, other):
+                    continue
             except Exception as error:  # whatever it is, vLLM's answers stand
-                yield name, request, answer, error
-                return
-            if other is not kvcore.empty_kv_cache_blocks or answer is not self._own_nothing:
+                other = error
+            if other is not nothing or answer is not self._own_nothing:
                 yield name, request, answer, other
+        yield from self._append(kvcore, take(decoded), decoded, take)
+
+    def _append(
+        self,
+        kvcore: KVCacheManager,
+        request: Any,
+        requests: Iterator[Any],
+        take: Callable[[Iterator[Any]], Any],
+    ) -> Iterator[tuple[str, Any, Any, Any]]:
+        """Give a request, and those behind it, a slot for one token each. Yields those that got
+        blocks.
+
+        take: returns the next request that `append` has to be called for, None at the end.
+        """
+        compat, is_short = kvcore.compat, kvcore.is_short
+        while request is not None:
+            other: Any = kvcore.empty_kv_cache_blocks
+            try:
+                grown = compat.append(request) if is_short else None
+                if grown is None:
+                    other = kvcore.allocate_slots(request, 1)
+                elif grown is not compat.empty_kv_cache_blocks:
+                    other = Blocks(grown.blocks, kvcore.block_pool.block)
+            except Exception as error:  # whatever it is, vLLM's answers stand
+                other = error
+            if other is not kvcore.empty_kv_cache_blocks:
+                yield "allocate_slots", request, self._own_nothing, other
+            request = take(requests)
 
     def noting(
         self, allocate: Callable[..., Any], publish: Callable[..., Any], whole: Callable[..., Any]
@@ -80,20 +104,25 @@ class LaterCalls:
 
         whole: `allocate_slots` for calls that are not noted.
         """
-        note, nothing = self.noted.append, self._own_nothing
+        decoded, note, nothing = self.decoded, self.others.append, self._own_nothing
+        note_decoded = decoded.append
         publishes_from, size = self._publishes_from, self._block_size
 
         def allocate_slots(
-            request: Any, count: int, *args: Any, num_lookahead_tokens: int = 0, **options: Any
+            request: Any,
+            count: int,
+            *args: Any,
+            num_lookahead_tokens: int = 0,
+            **options: Any,
         ) -> Any:
             if args or options:
                 given = options | {"num_lookahead_tokens": num_lookahead_tokens}
                 return whole(request, count, *args, **given)
             answer = allocate(request, count, 0, None, num_lookahead_tokens)
             if answer is nothing and count == 1 and not num_lookahead_tokens:
-                note(request)
+                note_decoded(request)
             else:
-                note((request, count, num_lookahead_tokens, answer))
+                note((len(decoded), request, count, num_lookahead_tokens, answer))
             return answer
 
         def cache_blocks(request: Any, num_computed_tokens: int) -> None:
@@ -101,7 +130,7 @@ class LaterCalls:
             if num_computed_tokens >= publishes_from.get(request.request_id, 0):
                 end = num_computed_tokens - num_computed_tokens % size + size
                 publishes_from[request.request_id] = end
-                note((request, num_computed_tokens, None, None))
+                note((len(decoded), request, num_computed_tokens, None, None))
 
         return {"allocate_slots": allocate_slots, "cache_blocks": cache_blocks}
 
@@ -112,3 +141,8 @@ def is_same_block(mine: Any, theirs: Blocks | None) -> bool:
         return False
     (blocks,), (ids,) = mine.blocks, theirs.ids
     return len(blocks) == len(ids) == 1 and blocks[0].block_id == ids[0]
+
+
+def next_or_none(requests: Iterator[Any]) -> Any:
+    """Return the next request, None if there is none."""
+    return next(requests, None)

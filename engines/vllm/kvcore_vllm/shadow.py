@@ -141,18 +141,9 @@ class Shadow:
         **options: Any,
     ) -> Any:
         """Allocate slots in both. Returns vLLM's new blocks, or None."""
-        name, counts = request.request_id, (request, num_new_tokens, num_new_computed_tokens)
-
-        def theirs(*_: Any, **__: Any) -> Any:
-            found = self._hits.pop(name, None) if new_computed_blocks else None
-            hit = found and found[0]
-            if found and found[1] > num_new_computed_tokens:
-                hit = self.kvcore.truncate_computed_blocks(hit, num_new_computed_tokens)
-            return self.kvcore.allocate_slots(*counts, hit, *args, **options)
-
-        calls = self._same_blocks, self.own.allocate_slots, theirs
-        given = *counts, new_computed_blocks, *args
-        return self.compare_call("allocate_slots", name, *calls, *given, **options)
+        calls = self._same_blocks, self.own.allocate_slots, self._allocate_behind
+        given = request, num_new_tokens, num_new_computed_tokens, new_computed_blocks, *args
+        return self.compare_call("allocate_slots", request.request_id, *calls, *given, **options)
 
     def cache_blocks(self, request: Any, num_computed_tokens: int) -> None:
         """Publish a request's full blocks in both."""
@@ -195,18 +186,20 @@ class Shadow:
         self.tally.num_calls += len(self._later)
         compares = self.tally.num_steps % self._every == 0
         started = clock()
-        for name, request, answer, other in self._later.compare(self.kvcore):
-            clock_start = clock()
-            spent["kvcore"] += clock_start - started
-            try:
-                same = not compares or self._same_blocks(answer, other)
-            except Exception as error:  # whatever it is, vLLM's answers stand
-                other, same = error, False
-            if not same or isinstance(other, Exception):
-                self.part(name, request.request_id, answer, other)
-                return
-            started = clock()
-            spent["comparing"] += started - clock_start
+        found = unknown = "allocate_slots", "", None
+        try:
+            for name, request, answer, other in self._later.compare(self.kvcore):
+                clock_start = clock()
+                spent["kvcore"] += clock_start - started
+                found = name, request.request_id, answer
+                is_error = isinstance(other, Exception)
+                if is_error or (compares and not self._same_blocks(answer, other)):
+                    self.part(*found, other)
+                    return
+                started, found = clock(), unknown
+                spent["comparing"] += started - clock_start
+        except Exception as error:  # whatever it is, vLLM's answers stand
+            self.part(*found, error)
         spent["kvcore"] += clock() - started
 
     def pop_blocks_for_free(self, request: Any) -> Any:
@@ -228,7 +221,7 @@ class Shadow:
         tally, later, clock = self.tally, self._later, self._clock
         if tally.difference is not None:
             return mine(*args, **options)
-        if later.noted:
+        if later.decoded or later.others:
             self.catch_up()
         if request_id:
             later.forget(request_id)
@@ -291,7 +284,7 @@ class Shadow:
         own, tally, later = getattr(self.own, name), self.tally, self._later
 
         def both() -> Any:
-            if later.noted:
+            if later.decoded or later.others:
                 self.catch_up()
             answer = own()
             if tally.difference is None:
@@ -326,6 +319,16 @@ class Shadow:
 
         calls = same, getattr(self.own, name), theirs
         return self.compare_call(name, request.request_id, *calls, request, *args, **options)
+
+    def _allocate_behind(
+        self, request: Any, num_new: int, num_hit: int, blocks: Any, *args: Any, **options: Any
+    ) -> Any:
+        """Allocate slots in kvcore, which has its own blocks of the hit."""
+        found = self._hits.pop(request.request_id, None) if blocks else None
+        hit = found and found[0]
+        if found and found[1] > num_hit:
+            hit = self.kvcore.truncate_computed_blocks(hit, num_hit)
+        return self.kvcore.allocate_slots(request, num_new, num_hit, hit, *args, **options)
 
     def _same_blocks(self, mine: Any, theirs: Any) -> bool:
         """Return whether both are None or have equally many blocks in each group."""

@@ -49,12 +49,20 @@ def count_evictions(shadow: Any) -> None:
     """Let both managers count the cached blocks that they evict."""
     pool, core = shadow.own.block_pool, shadow.kvcore.compat.core
     numbers = shadow.tally.num_evictions
-    drop, take = pool._maybe_evict_cached_block, core.take_batch
+    drop, announce, take = (
+        pool._maybe_evict_cached_block,
+        pool._emit_block_removed_events,
+        core.take_batch,
+    )
 
     def dropped(block: Any) -> bool:
         done: bool = drop(block)
         numbers["vLLM"] += done
         return done
+
+    def announced(block_hashes: Any) -> None:
+        numbers["vLLM"] += 1
+        announce(block_hashes)
 
     def taken() -> Batch:
         batch: Batch = take()
@@ -62,5 +70,8 @@ def count_evictions(shadow: Any) -> None:
         numbers["kvcore"] += batch.buffer.count(Evict.kind, 0, end)
         return batch
 
-    pool._maybe_evict_cached_block = dropped
+    if shadow.kvcore.parts is None:
+        pool._emit_block_removed_events = announced  # once for each block that loses its keys
+    else:  # blocks also lose the keys of their parts, without being evicted
+        pool._maybe_evict_cached_block = dropped
     setattr(core, "take_batch", taken)  # noqa: B010 # mypy takes no method by assignment

@@ -117,6 +117,26 @@ def test_two_managers_in_one_process_share_nothing() -> None:
     assert other.can_allocate(Sequence(1, [1, 2, 3], 2)) == 0
 
 
+def test_after_new_weights_nothing_of_the_old_ones_is_found() -> None:
+    manager = BlockManager(8, 2)
+    seq, other = Sequence(0, [1, 2, 3], 2), Sequence(1, [1, 2, 4], 2)
+    start(manager, seq)
+    assert manager.can_allocate(other) == 1
+    assert not manager.manager.reset_prefix_cache(), "a sequence holds blocks"
+    manager.manager.advance_epoch()
+    assert manager.can_allocate(other) == 0
+    seq.append_token(5)
+    manager.may_append(seq)
+    for each in (seq, other):
+        manager.deallocate(each)
+    start(manager, again := Sequence(2, [1, 2, 3], 2))
+    assert manager.can_allocate(Sequence(3, [1, 2, 4], 2)) == 1
+    manager.deallocate(again)
+    manager.deallocate(Sequence(3, [], 2))
+    assert manager.manager.reset_prefix_cache()
+    assert manager.can_allocate(Sequence(4, [1, 2, 4], 2)) == 0
+
+
 def test_blocks_that_were_not_asked_about_are_refused() -> None:
     manager, seq = BlockManager(4, 2), Sequence(5, [1, 2, 3], 2)
     with pytest.raises(Unsupported, match="sequence 5 gets 0 cached blocks, which is not what"):

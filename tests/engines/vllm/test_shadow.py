@@ -139,6 +139,22 @@ def test_an_error_of_kvcore_between_timed_steps_reaches_no_request(
     assert "RuntimeError('a defect') with kvcore" in reported
 
 
+def test_an_error_of_kvcore_in_a_run_of_tokens_reaches_no_request(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    scheduler, manager = make_shadow()
+
+    def fails(_: Any) -> Any:
+        raise RuntimeError("a defect")
+
+    monkeypatch.setattr(manager.kvcore.compat, "append_alike", fails)
+    assert run(scheduler, PROMPTS) == dict.fromkeys(PROMPTS, 3)
+    reported = manager.tally.difference
+    assert reported is not None
+    assert "allocate_slots gave None with vLLM's manager" in reported
+    assert "RuntimeError('a defect') with kvcore" in reported
+
+
 def test_copies_that_kvcore_does_not_make_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     scheduler, manager = make_shadow()
     assert manager.take_kv_cache_block_copies() == ([], [])
