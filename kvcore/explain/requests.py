@@ -36,7 +36,7 @@ class KnownRequest:
     from them. computed: the manager's count. step, before: the last batch that scheduled it, and
     its count before that. held: its blocks, in table order unless is_odd (copied, swapped, cut).
     places, states: blocks by place (group, position), when all of its table was looked at last, and
-    the newest states.
+    the newest states. has_moved: the places alone tell which blocks it holds.
     published: blocks per group that need no further check. epoch: the epoch in which its count
     began.
     """
@@ -58,14 +58,26 @@ class KnownRequest:
     epoch: int = 0
     loading: set[int] = attrs.field(factory=set)
     load_start: int = 0
-    held: list[int] = attrs.field(factory=list)
     places: dict[tuple[int, int], int] = attrs.field(factory=dict)
     states: dict[tuple[int, int], int] = attrs.field(factory=dict)
     published: list[int] = attrs.field(init=False)
+    has_moved: bool = False
+    _held: list[int] = attrs.field(factory=list)
     _on_edge: tuple[Edge, int, int] | None = None
 
     def __attrs_post_init__(self) -> None:
         self.published = [0] * len(self.sizes)
+
+    @property
+    def held(self) -> list[int]:
+        """The blocks that it holds."""
+        if self.has_moved:
+            self.held = list(self.places.values())
+        return self._held
+
+    @held.setter
+    def held(self, blocks: list[int]) -> None:
+        self._held, self.has_moved = blocks, False
 
     @property
     def labels(self) -> bytearray:

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import attrs
+from msgspec import Struct
 
 from kvcore.manager import KVCacheManager
 from kvcore.replay.records.filled import HASHED, NONE, Filled, give_hashes, with_larger_blocks
@@ -45,8 +46,7 @@ class Tally:
     dropped: int = 0
 
 
-@attrs.frozen
-class Made:
+class Made(Struct, frozen=True):
     """A recorded call of one request, or of none.
 
     target: computed tokens of the request after the recorded call. value: its value or error. keys:

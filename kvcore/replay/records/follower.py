@@ -17,7 +17,7 @@ A queued request makes at most one step of its own in a batch, as in an engine.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import attrs
@@ -134,10 +134,12 @@ class Follower(Counterpart):
                 self._go_on()
         self.tally.in_place += in_place
 
-    def follow_append(self, made: Made, request_ids: list[str], tokens: list[int] | None) -> None:
+    def follow_append(
+        self, made: Made, request_ids: list[str], tokens: Sequence[int] | None
+    ) -> None:
         """Give requests their next tokens. Waiting requests get theirs later."""
         self.num_compared += 1
-        now, in_place = [], True
+        now, in_place = [*range(len(request_ids))], True
 
         def one(place: int) -> Made:
             request_id = request_ids[place]
@@ -148,14 +150,18 @@ class Follower(Counterpart):
             arguments = {"requests": [request_id], "tokens": token}
             return Made(made.number, "append", arguments, filled=filled)
 
-        for place, request_id in enumerate(request_ids):
-            if request_id in self.queues or request_id in self.gone:
-                in_place &= self._follow(one(place))
-            else:
-                now.append(place)
+        if self.queues or self.gone:
+            now = []
+            for place, request_id in enumerate(request_ids):
+                if request_id in self.queues or request_id in self.gone:
+                    in_place &= self._follow(one(place))
+                else:
+                    now.append(place)
         while now:
-            mine = None if tokens is None else [tokens[place] for place in now]
-            named = {"requests": [request_ids[place] for place in now], "tokens": mine}
+            named = {"requests": request_ids, "tokens": tokens}
+            if len(now) < len(request_ids):
+                mine = None if tokens is None else [tokens[place] for place in now]
+                named = {"requests": [request_ids[place] for place in now], "tokens": mine}
             try:
                 value = self.call("append", named, made.filled)
             except KvcoreError:
@@ -273,6 +279,8 @@ class Follower(Counterpart):
         all_of_them: also try a request whose last refusal needed more blocks than are free now, if
         no more are free than then.
         """
+        if not self.queues:
+            return
         for request_id in [*filter(self.queues.__contains__, self.running), *self.queues]:
             if request_id not in self.queues or request_id in self.unborn:
                 continue
