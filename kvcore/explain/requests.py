@@ -103,8 +103,10 @@ class KnownRequest:
 
     def schedule(self, step: int) -> None:
         """Note that the open batch computes tokens of it; to be called before its count rises."""
-        before = self.before if self.step == step else self.computed
-        self.step, self.before = step, min(before, self.computed)  # a load may have failed
+        if self.step != step:
+            self.step, self.before = step, self.computed
+        elif self.computed < self.before:  # a load has failed
+            self.before = self.computed
 
     def settle(self, step: int, epoch: int) -> None:
         """Note what was computed of it for good, without what the open batch would compute."""
