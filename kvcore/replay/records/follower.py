@@ -42,6 +42,7 @@ class Follower(Counterpart):
     def __init__(self, manager: KVCacheManager, running: Iterable[str], *, same: bool) -> None:
         super().__init__(manager, running, same=same)
         self.parted_at: int | None = None
+        self.most_in_flight = manager.config.max_in_flight
         self.num_compared = self.appended = self.num_taken = 0
         self.queues: dict[str, deque[Made]] = {}
         """The delayed requests, oldest first, each with its queued calls."""
@@ -176,6 +177,12 @@ class Follower(Counterpart):
             now, in_place = now[value.done + 1 :], False
         self.tally.in_place += in_place
 
+    def follow_batch(self, call: Made) -> None:
+        """Take a batch where one was taken."""
+        self._take_batch()
+        self.first_batch = call.value.number - self.num_taken + 1
+        self.num_compared, self.tally.in_place = self.num_compared + 1, self.tally.in_place + 1
+
     def finish(self) -> None:
         """Take batches until no request is delayed; requests without remaining calls leave."""
         while self.queues:
@@ -202,10 +209,6 @@ class Follower(Counterpart):
                 self.unborn.add(child)
                 self.queues[child] = deque()
             return False
-        if call.name == "take_batch":
-            self._take_batch()
-            self.first_batch = call.value.number - self.num_taken + 1
-            return True
         return self._do(call, request_id)
 
     def _wait(self, request_id: str, call: Made, refused: Refused) -> None:
@@ -232,18 +235,21 @@ class Follower(Counterpart):
         """Close the batch; return whether it has content. It is empty only if no request is
         delayed, or none can be preempted.
         """
-        self._go_on(all_of_them=self.is_idle)
+        if self.queues:
+            self._go_on(all_of_them=self.is_idle)
         while self.is_idle and self.queues and self._make_room():
             self._go_on(all_of_them=True)
         is_idle, self.is_idle = self.is_idle, True
-        running, most = self.manager.in_flight, self.manager.config.max_in_flight
-        if running and len(running) >= most:  # what would have completed it was misuse here
+        running = self.manager.in_flight if self.most_in_flight else ()
+        if running and len(running) >= self.most_in_flight:
+            # What would have completed it was misuse here.
             self.perform(Made(0, "complete", {"batch": running[0] + self.first_batch}))
         batch = self.manager.take_batch()
         self.num_taken = batch.number + 1
         self.note("take_batch", {}, batch, 0)
         self.stepped.clear()
-        self._go_on()
+        if self.queues:
+            self._go_on()
         return not is_idle
 
     def _make_room(self) -> bool:
@@ -279,8 +285,6 @@ class Follower(Counterpart):
         all_of_them: also try a request whose last refusal needed more blocks than are free now, if
         no more are free than then.
         """
-        if not self.queues:
-            return
         for request_id in [*filter(self.queues.__contains__, self.running), *self.queues]:
             if request_id not in self.queues or request_id in self.unborn:
                 continue

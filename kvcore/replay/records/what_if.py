@@ -111,6 +111,8 @@ def what_if(
                 names, tokens = _read_append(made, rows, each.appended)
                 each.appended = 0
                 each.follow_append(made, names, tokens)
+            elif call.name == "take_batch" and not wrong:
+                each.follow_batch(made)
             elif not wrong and call.name != LOOK_UP:
                 parts = parts or list(_split(made, room_for_others))
                 each.follow(parts)

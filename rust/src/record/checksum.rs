@@ -22,11 +22,8 @@ const CHUNK: usize = 256;
 /// The checksum of these bytes behind others, which have this checksum.
 pub(crate) fn crc32c(before: u32, bytes: &[u8]) -> u32 {
     #[cfg(target_arch = "x86_64")]
-    if bytes.len() >= CHUNK
-        && let Some(folding) = Folding::detect()
-    {
-        let (chunks, rest) = bytes.as_chunks();
-        return crc32c::crc32c_append(folding.sum(before, chunks), rest);
+    if let Some(folding) = Folding::detect() {
+        return folding.sum(before, bytes);
     }
     crc32c::crc32c_append(before, bytes)
 }
@@ -42,8 +39,8 @@ pub(crate) fn crc32c_of_copy(before: u32, places: &mut [u8], bytes: &[u8]) -> u3
         let (chunks, last_bytes) = bytes.as_chunks();
         first.copy_from_slice(first_bytes);
         last.copy_from_slice(last_bytes);
-        let sum = crc32c::crc32c_append(before, first_bytes);
-        return crc32c::crc32c_append(folding.sum_of_copy(sum, places, chunks), last_bytes);
+        let sum = folding.sum(before, first_bytes);
+        return folding.sum(folding.sum_of_copy(sum, places, chunks), last_bytes);
     }
     let sum = crc32c::crc32c_append(before, bytes);
     copy(places, bytes);
@@ -53,9 +50,9 @@ pub(crate) fn crc32c_of_copy(before: u32, places: &mut [u8], bytes: &[u8]) -> u3
 #[cfg(target_arch = "x86_64")]
 mod folded {
     use std::arch::x86_64::{
-        __m128i, __m512i, _mm_clmulepi64_si128, _mm_crc32_u64, _mm_cvtsi32_si128,
-        _mm_cvtsi128_si64, _mm_extract_epi64, _mm_set_epi64x, _mm_sfence, _mm_xor_si128,
-        _mm512_broadcast_i32x4, _mm512_clmulepi64_epi128, _mm512_extracti32x4_epi32,
+        __m128i, __m512i, _mm_clmulepi64_si128, _mm_crc32_u8, _mm_crc32_u64,
+        _mm_cvtsi32_si128, _mm_cvtsi128_si64, _mm_extract_epi64, _mm_set_epi64x, _mm_sfence,
+        _mm_xor_si128, _mm512_broadcast_i32x4, _mm512_clmulepi64_epi128, _mm512_extracti32x4_epi32,
         _mm512_loadu_si512, _mm512_stream_si512, _mm512_ternarylogic_epi64, _mm512_xor_si512,
         _mm512_zextsi128_si512,
     };
@@ -103,13 +100,20 @@ mod folded {
             detected.then_some(Folding(()))
         }
 
-        /// The checksum of chunks behind bytes of this checksum.
-        pub(super) fn sum(self, before: u32, chunks: &[[u8; CHUNK]]) -> u32 {
+        /// The checksum of bytes behind others of this checksum.
+        #[inline]
+        pub(super) fn sum(self, before: u32, bytes: &[u8]) -> u32 {
+            let (chunks, rest) = bytes.as_chunks();
+            let mut sum = before;
+            if !chunks.is_empty() {
+                // SAFETY: the instructions were detected.
+                sum = unsafe { fold::<false>(sum, &mut [], chunks) };
+            }
             // SAFETY: the instructions were detected.
-            unsafe { fold::<false>(before, &mut [], chunks) }
+            unsafe { of_few(sum, rest) }
         }
 
-        /// The same, and copy the chunks to as many, which begin at a line.
+        /// The checksum of chunks, which are copied to as many that begin at a line.
         pub(super) fn sum_of_copy(
             self,
             before: u32,
@@ -121,6 +125,18 @@ mod folded {
             // SAFETY: the instructions were detected.
             unsafe { fold::<true>(before, places, chunks) }
         }
+    }
+
+    /// The checksum of some bytes, 8 at once.
+    #[inline]
+    #[target_feature(enable = "sse4.2")]
+    fn of_few(before: u32, bytes: &[u8]) -> u32 {
+        let (words, rest) = bytes.as_chunks();
+        let mut sum = u64::from(!before);
+        for &word in words {
+            sum = _mm_crc32_u64(sum, u64::from_le_bytes(word));
+        }
+        !rest.iter().fold(sum as u32, |sum, &byte| _mm_crc32_u8(sum, byte))
     }
 
     #[target_feature(enable = "avx512f,vpclmulqdq,pclmulqdq,sse4.2")]
