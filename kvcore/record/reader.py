@@ -22,7 +22,7 @@ from kvcore.record.segment import HEADER_SIZE, KEYS, MAGIC, Segment, read_header
 from kvcore.types.keys import HASH_SIZE
 
 
-class RecordedCall(Struct, frozen=True):
+class RecordedCall(Struct, frozen=True, gc=False):
     """A call as it was recorded.
 
     number: counted from 0 at the start of the record. outcome: its bytes, and what they mean; b""

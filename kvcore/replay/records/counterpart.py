@@ -46,7 +46,7 @@ class Tally:
     dropped: int = 0
 
 
-class Made(Struct, frozen=True):
+class Made(Struct, frozen=True, gc=False):
     """A recorded call of one request, or of none.
 
     target: computed tokens of the request after the recorded call. value: its value or error. keys:
