@@ -219,7 +219,6 @@ def _leave_all() -> None:
     STARTED.clear()
 
 
-@atexit.register
 def _stop_all() -> None:
     """End the records that go on when the process ends, so that their files take no spare room."""
     for recorder in [*STARTED]:
@@ -227,6 +226,7 @@ def _stop_all() -> None:
             recorder.stop()
 
 
+atexit.register(_stop_all)
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_leave_all)
 

@@ -16,9 +16,6 @@ use folded::Folding;
 
 use crate::record::streamed::copy;
 
-/// How many bytes are folded at once.
-const CHUNK: usize = 256;
-
 /// The checksum of these bytes behind others, which have this checksum.
 pub(crate) fn crc32c(before: u32, bytes: &[u8]) -> u32 {
     #[cfg(target_arch = "x86_64")]
@@ -50,17 +47,17 @@ pub(crate) fn crc32c_of_copy(before: u32, places: &mut [u8], bytes: &[u8]) -> u3
 #[cfg(target_arch = "x86_64")]
 mod folded {
     use std::arch::x86_64::{
-        __m128i, __m512i, _mm_clmulepi64_si128, _mm_crc32_u8, _mm_crc32_u64,
-        _mm_cvtsi32_si128, _mm_cvtsi128_si64, _mm_extract_epi64, _mm_set_epi64x, _mm_sfence,
-        _mm_xor_si128, _mm512_broadcast_i32x4, _mm512_clmulepi64_epi128, _mm512_extracti32x4_epi32,
+        __m128i, __m512i, _mm_clmulepi64_si128, _mm_crc32_u8, _mm_crc32_u64, _mm_cvtsi32_si128,
+        _mm_cvtsi128_si64, _mm_extract_epi64, _mm_set_epi64x, _mm_sfence, _mm_xor_si128,
+        _mm512_broadcast_i32x4, _mm512_clmulepi64_epi128, _mm512_extracti32x4_epi32,
         _mm512_loadu_si512, _mm512_stream_si512, _mm512_ternarylogic_epi64, _mm512_xor_si512,
         _mm512_zextsi128_si512,
     };
 
-    use super::CHUNK;
-
     /// Castagnoli's polynomial, bits reversed.
     const POLYNOMIAL: u32 = 0x82f6_3b78;
+    /// How many bytes are folded at once.
+    const CHUNK: usize = 256;
     /// The bytes of a register.
     pub(super) const LINE: usize = 64;
     const NUM_LINES: usize = CHUNK / LINE;
@@ -74,7 +71,7 @@ mod folded {
     const fn power(exponent: u32) -> u32 {
         let (mut value, mut step) = (1_u32 << 31, 0);
         while step < exponent {
-            value = value >> 1 ^ POLYNOMIAL * (value & 1);
+            value = (value >> 1) ^ (POLYNOMIAL * (value & 1));
             step += 1;
         }
         value
