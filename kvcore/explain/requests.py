@@ -23,8 +23,9 @@ from kvcore.types.values import Request
 
 def to_bytes(tokens: Any) -> bytes:
     """Encode tokens as labels of 4 bytes."""
-    if isinstance(tokens, array) and tokens.typecode == "I":
-        return tokens.tobytes()
+    is_plain = isinstance(tokens, array) and tokens.typecode == "I"
+    if is_plain or (isinstance(tokens, memoryview) and tokens.format == "I"):
+        return bytes(tokens.tobytes())
     return array("I", read_tokens(tokens, signed=True)).tobytes()
 
 
