@@ -293,7 +293,12 @@ class Recordable:
             if manager is not None:
                 manager._core.leave_recording()
 
-        recorder.start(rotate, leave, one_way=self.config.hashing != "xxh3")
+        def stop() -> None:
+            manager = this()
+            if manager is not None:
+                manager._core.stop_recording()
+
+        recorder.start(rotate, leave, stop, one_way=self.config.hashing != "xxh3")
         self._core.start_recording(recorder)
 
     def stop_recording(self) -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol, TypeVar, cast
 
 M = TypeVar("M")
@@ -25,9 +26,15 @@ class _Observed:
         self._manager, self._observer = manager, observer
 
     def __getattr__(self, name: str) -> Any:
-        method = getattr(self._manager, name)
-        if not self._observer.notes(name):
-            return method
+        there = getattr(self._manager, name)
+        if not callable(there):
+            return there
+        made = self._noted(name, there) if self._observer.notes(name) else there
+        setattr(self, name, made)  # found directly from now on
+        return made
+
+    def _noted(self, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a method that also reports its calls."""
         note = self._observer.note
 
         def call(*args: Any, **options: Any) -> Any:
@@ -35,7 +42,6 @@ class _Observed:
             note(name, outcome, *args, **options)
             return outcome
 
-        setattr(self, name, call)  # found directly from now on
         return call
 
 

@@ -310,8 +310,8 @@ class AdmissionObserver:
         """Note that a request no longer holds anything."""
         request.holds, request.computed, request.step = False, 0, -1
         request.loading.clear()
-        request.places, request.states = {}, {}
         self._contents.release(request.held)
+        request.places, request.states = {}, {}
 
 
 _WITHDRAWING = (

@@ -80,7 +80,7 @@ class PartTables(Tables):
         """
         if request.is_odd:
             self.rewrite(request, "decode")
-        elif moved or any(self._may_stay(block) for block in request.states.values()):
+        elif moved or self._may_stay(request.states.values()):
             tables, before = self._manager.get_blocks(request.name).blocks, request.states
             request.states = dict(self._held_states(tables))
             for block in before.values():
@@ -91,9 +91,10 @@ class PartTables(Tables):
                 request.held += set(request.states.values()).difference(request.held)
             self._lose(request, "decode", request.states, before)
 
-    def _may_stay(self, block: int) -> bool:
-        """Return whether a state's block may have been kept, and replaced by a copy."""
-        return bool(self.contents.of[block]) or block in self._owed
+    def _may_stay(self, blocks: Iterable[int]) -> bool:
+        """Return whether a block of these states may have been kept, and replaced by a copy."""
+        of, owed = self.contents.of, self._owed
+        return any(of[block] or block in owed for block in blocks)
 
     def rewrite(self, request: KnownRequest, kind: str) -> None:
         """Note the blocks that a call gave to a request, and the keys that its write ends."""
@@ -144,11 +145,19 @@ class PartTables(Tables):
             size, first = self.config.groups[g].block_size, request.published[g]
             is_whole = self._sizes[g] == size  # its keys are those of whole blocks
             end = known // size if is_whole else len(table)
+            unit, start, own = self._sizes[g], -1, list[int]()
             for position, block in enumerate(table[first:end], first):
                 is_done = not block and self.config.null_block
-                if not is_done:
-                    look = self._look_whole if is_whole else self._look
-                    is_done, lacks_key = look(request, g, position, block)
+                if not is_done and is_whole:
+                    is_done = self._look_whole(request, g, position, block)
+                    waits |= not is_done and not self.config.groups[g].is_state
+                elif not is_done:
+                    if start < 0:
+                        start = position * size
+                        own = self._core.prefix_keys(request.name, g, start, end * size)
+                    at = (position * size - start) // unit
+                    keys = own[at : at + size // unit]
+                    is_done, lacks_key = self._look(request, g, position, block, keys)
                     waits |= lacks_key and not self.config.groups[g].is_state
                 if is_done and (is_whole or not is_open) and request.published[g] == position:
                     request.published[g] = position + 1
@@ -193,29 +202,32 @@ class PartTables(Tables):
                 if table[position]:
                     yield (g, position), table[position]
 
-    def _look(self, request: KnownRequest, g: int, position: int, block: int) -> tuple[bool, bool]:
+    def _look(
+        self, request: KnownRequest, g: int, position: int, block: int, own: Sequence[int]
+    ) -> tuple[bool, bool]:
         """Note the keys of one block. Returns whether it is full and has its own key, and whether a
-        key is to come.
+        key is to come. own: the keys of what the request has there.
         """
         size, unit = self.config.groups[g].block_size, self._sizes[g]
-        start, there = position * size, self._core.block_keys(block)
+        start, there = position * size, set(self._core.block_keys(block))
         known = min(request.computed, len(request.labels) // LABEL, start + size) // unit * unit
         if not there and known <= start:
             return False, False
-        own = self._core.prefix_keys(request.name, g, start, start + size)
-        for number, key in enumerate(own):
-            if key in there:
-                self.contents.add(block, key, request.content(g, start // unit + number))
+        noted = self.contents.of[block]
+        (content, end), at = request.run_from(g, start // unit), start // unit
+        for place, key in enumerate(own, start // unit):
+            if key in there and key not in noted:
+                if place >= end:
+                    (content, end), at = request.run_from(g, place), place
+                self.contents.add(block, key, (content[0], g, content[2] + place - at))
         num_known = (known - start) // unit
-        lacks_key = num_known > 0 and own[num_known - 1 : num_known] not in [[key] for key in there]
+        lacks_key = num_known > 0 and not there.intersection(own[num_known - 1 : num_known])
         comes = self.config.publish == "completed" or known == start + size
         return len(own) * unit == size and own[-1] in there, lacks_key and comes
 
-    def _look_whole(
-        self, request: KnownRequest, g: int, position: int, block: int
-    ) -> tuple[bool, bool]:
-        """Do the same for a full block whose only key is its own."""
+    def _look_whole(self, request: KnownRequest, g: int, position: int, block: int) -> bool:
+        """Note the key of a full block whose only key is its own. Returns whether it has one."""
         for key in self._core.block_keys(block):
             self.contents.add(block, key, request.content(g, position))
-            return True, False
-        return False, True
+            return True
+        return False

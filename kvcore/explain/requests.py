@@ -23,8 +23,9 @@ from kvcore.types.values import Request
 
 def to_bytes(tokens: Any) -> bytes:
     """Encode tokens as labels of 4 bytes."""
-    if isinstance(tokens, array) and tokens.typecode == "I":
-        return tokens.tobytes()
+    is_plain = isinstance(tokens, array) and tokens.typecode == "I"
+    if is_plain or (isinstance(tokens, memoryview) and tokens.format == "I"):
+        return bytes(tokens.tobytes())
     return array("I", read_tokens(tokens, signed=True)).tobytes()
 
 
@@ -36,7 +37,7 @@ class KnownRequest:
     from them. computed: the manager's count. step, before: the last batch that scheduled it, and
     its count before that. held: its blocks, in table order unless is_odd (copied, swapped, cut).
     places, states: blocks by place (group, position), when all of its table was looked at last, and
-    the newest states.
+    the newest states. has_moved: the places alone tell which blocks it holds.
     published: blocks per group that need no further check. epoch: the epoch in which its count
     began.
     """
@@ -58,14 +59,26 @@ class KnownRequest:
     epoch: int = 0
     loading: set[int] = attrs.field(factory=set)
     load_start: int = 0
-    held: list[int] = attrs.field(factory=list)
     places: dict[tuple[int, int], int] = attrs.field(factory=dict)
     states: dict[tuple[int, int], int] = attrs.field(factory=dict)
     published: list[int] = attrs.field(init=False)
+    has_moved: bool = False
+    _held: list[int] = attrs.field(factory=list)
     _on_edge: tuple[Edge, int, int] | None = None
 
     def __attrs_post_init__(self) -> None:
         self.published = [0] * len(self.sizes)
+
+    @property
+    def held(self) -> list[int]:
+        """The blocks that it holds."""
+        if self.has_moved:
+            self.held = list(self.places.values())
+        return self._held
+
+    @held.setter
+    def held(self, blocks: list[int]) -> None:
+        self._held, self.has_moved = blocks, False
 
     @property
     def labels(self) -> bytearray:
@@ -91,8 +104,10 @@ class KnownRequest:
 
     def schedule(self, step: int) -> None:
         """Note that the open batch computes tokens of it; to be called before its count rises."""
-        before = self.before if self.step == step else self.computed
-        self.step, self.before = step, min(before, self.computed)  # a load may have failed
+        if self.step != step:
+            self.step, self.before = step, self.computed
+        elif self.computed < self.before:  # a load has failed
+            self.before = self.computed
 
     def settle(self, step: int, epoch: int) -> None:
         """Note what was computed of it for good, without what the open batch would compute."""

@@ -4,12 +4,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import repeat
 from typing import Any
 
 from kvcore.explain.contents import Contents
 from kvcore.explain.known_tokens import LABEL
 from kvcore.explain.lengths import mark_sizes
 from kvcore.explain.requests import KnownRequest
+from kvcore.state.state import NULL_BLOCK
 
 
 class Tables:
@@ -41,8 +43,9 @@ class Tables:
     def grow(self, request: KnownRequest, place: tuple[int, int], block: int) -> None:
         """Note a block that `append` put at a place (group, position) of a request's table."""
         self.contents.take(request.name, [block], "decode")
-        request.held.append(block)
         request.places[place] = block
+        if not request.has_moved:
+            request.held.append(block)
 
     def step(self, request: KnownRequest, *, moved: bool) -> None:
         """Note what else `append` did to a request's table. moved: places of it were set."""
@@ -53,13 +56,17 @@ class Tables:
     def hold(self, request: KnownRequest) -> None:
         """Note all blocks of a request as held, and those that left its table as released."""
         held = request.held
-        request.places = {
-            (g, position): block
-            for g, table in enumerate(self._manager.get_blocks(request.name).blocks)
-            for position, block in enumerate(table)
-            if block or not self.config.null_block
-        }
-        request.held = list(request.places.values())
+        places: dict[tuple[int, int], int] = {}
+        request.places = places
+        for g, table in enumerate(self._manager.get_blocks(request.name).blocks):
+            first = table.count(NULL_BLOCK) if self.config.null_block else 0
+            blocks = table[first:]  # mostly those that left a window are the first ones
+            named: Iterable[tuple[tuple[int, int], int]]
+            named = zip(zip(repeat(g), range(first, len(table)), strict=False), blocks, strict=True)
+            if first and NULL_BLOCK in blocks:
+                named = (((g, place), each) for place, each in enumerate(table) if each)
+            places.update(named)
+        request.held = list(places.values())
         self.contents.release(set(held).difference(request.held))
 
     def rewrite(self, request: KnownRequest, kind: str) -> None:
@@ -75,7 +82,7 @@ class Tables:
             left = None if block else request.places.pop((group_id, position), None)
             if left is not None:
                 self.contents.release([left])
-                request.held.remove(left)
+                request.has_moved = True
 
     def publish(self, request: KnownRequest, kind: str = "unknown") -> None:
         """Note which full blocks of a request now have a key; none if it is of an older epoch.
@@ -85,14 +92,15 @@ class Tables:
         if request.epoch != self.epoch:
             return
         known = min(request.computed, len(request.labels) // LABEL)
-        waits = False
+        waits, tables = False, None
         for g in self._groups:
             first, full = request.published[g], known // self._sizes[g]
             if full <= first:
                 continue
             table: Any = request.held
             if not self._is_plain or request.is_odd:
-                table = self._manager.get_blocks(request.name).blocks[g]
+                tables = tables or self._manager.get_blocks(request.name).blocks
+                table = tables[g]
             request.join()
             full = min(full, len(table))
             request.published[g] = self._publish(request, g, table, range(first, full), kind)

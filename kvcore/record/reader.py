@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import attrs
+from msgspec import Struct
 
 from kvcore.codec.decode import decode
 from kvcore.record.calls import read_call
@@ -21,8 +22,7 @@ from kvcore.record.segment import HEADER_SIZE, KEYS, MAGIC, Segment, read_header
 from kvcore.types.keys import HASH_SIZE
 
 
-@attrs.frozen
-class RecordedCall:
+class RecordedCall(Struct, frozen=True, gc=False):
     """A call as it was recorded.
 
     number: counted from 0 at the start of the record. outcome: its bytes, and what they mean; b""

@@ -8,6 +8,7 @@ the files ends the record with one warning; the manager goes on.
 
 from __future__ import annotations
 
+import atexit
 import os
 import warnings
 from collections.abc import Callable
@@ -65,6 +66,7 @@ class Recorder:
         self.rotates, self.sync, self.by_keys = rotate, sync, tokens == "keys"
         self._rotate: Callable[[], object] | None = None
         self._leave: Callable[[], object] | None = None
+        self._stop: Callable[[], object] | None = None
         self._number = 0
         self._file = -1
         self._map: mmap | None = None
@@ -80,16 +82,27 @@ class Recorder:
             self._rotate()
 
     def start(
-        self, rotate: Callable[[], object], leave: Callable[[], object], *, one_way: bool
+        self,
+        rotate: Callable[[], object],
+        leave: Callable[[], object],
+        stop: Callable[[], object],
+        *,
+        one_way: bool,
     ) -> None:
-        """Attach to a manager. leave: makes it forget the record. one_way: whether tokens cannot be
-        found from its hashes. Raises AlreadyRecording, InvalidRecorder.
+        """Attach to a manager. leave: makes it forget the record. stop: makes it end the record.
+        one_way: whether tokens cannot be found from its hashes. Raises AlreadyRecording,
+        InvalidRecorder.
         """
         if self._rotate is not None or self._number:
             raise AlreadyRecording(what=f"recorder {self.folder}", reason="create a new one")
         self._check_hashing(one_way)
-        self._rotate, self._leave = rotate, leave
+        self._rotate, self._leave, self._stop = rotate, leave, stop
         STARTED.add(self)
+
+    def stop(self) -> None:
+        """End the record, if it goes on."""
+        if self._file >= 0 and self._stop is not None:
+            self._stop()
 
     def leave(self) -> None:
         """End the record in a forked process, without a change: the parent goes on writing it."""
@@ -206,6 +219,14 @@ def _leave_all() -> None:
     STARTED.clear()
 
 
+def _stop_all() -> None:
+    """End the records that go on when the process ends, so that their files take no spare room."""
+    for recorder in [*STARTED]:
+        with suppress(Exception):  # another thread may be in a call: what it committed stays
+            recorder.stop()
+
+
+atexit.register(_stop_all)
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_leave_all)
 

@@ -333,10 +333,11 @@ class Loop:
 
     def _release(self, sequence_id: str) -> None:
         """Free an ended sequence, and note which of its blocks stay cached without an owner."""
-        manager, held = self._manager, self._manager.get_blocks(sequence_id)
+        num_owners, has_key = self._manager.num_owners, self._manager.has_key
+        held = self._manager.get_blocks(sequence_id)
         self._metered.free(sequence_id)
-        freed = (b for ids in held.blocks for b in ids if not manager.num_owners(b))
-        self.record.freed(block for block in freed if manager.has_key(block))
+        freed = (block for ids in held.blocks for block in ids if not num_owners(block))
+        self.record.freed(block for block in freed if has_key(block))
         self._metered.remove_request(sequence_id)
 
     def _sample(self) -> Sample:

@@ -27,7 +27,7 @@ from kvcore.record.errors import (
 )
 from kvcore.record.reader import RecordedCall, read_calls, segment_files
 from kvcore.record.recorder import Recorder
-from kvcore.record.segment import HEADER_SIZE, read_segment
+from kvcore.record.segment import HEADER_SIZE, padded, read_segment
 from kvcore.replay.records.rerun import rerun
 from kvcore.trace.calls import Call, perform_on
 from kvcore.types.errors import WrongArgument
@@ -173,6 +173,17 @@ def test_what_was_recorded_survives_a_kill(tmp_path: Path, backend: Backend) -> 
     done = rerun(tmp_path, [backend])
     assert (done.num_calls, done.has_tail, done.died_in) == (4, True, None)
     assert done.difference is None
+
+
+def test_a_record_ends_with_its_process(tmp_path: Path, backend: Backend) -> None:
+    program = KILLED.format(folder=str(tmp_path), backend=backend, death="sys.exit(5)", reads=0)
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 5
+    segment = read_segment(tmp_path / FIRST)
+    assert (segment.has_tail, segment.dropped_bytes) == (False, 0)
+    offset, data = segment.frames[-1]
+    assert (tmp_path / FIRST).stat().st_size == padded(offset + len(data))
+    done = rerun(tmp_path, [backend])
+    assert (done.num_calls, done.has_tail, done.difference) == (4, False, None)
 
 
 def test_the_call_that_killed_the_process_is_the_last_one(tmp_path: Path) -> None:

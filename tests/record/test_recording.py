@@ -6,6 +6,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -131,6 +132,37 @@ def test_the_checksum_is_castagnolis(backend: Backend) -> None:
     assert made(b"123456789") == 0xE3069283
     assert made(bytes(32)) == 0x8A9136AA
     assert made(bytearray(range(32))) == 0x46DD794E
+
+
+def test_the_twins_checksum_is_the_tables_at_any_size_and_place() -> None:
+    need_twin()
+    data = Random(1).randbytes(1_400)
+    for start, sizes in (
+        (0, range(1_100)),
+        (1, (0, 7, 255, 256, 257, 1_024)),
+        (5, range(500, 530)),
+    ):
+        for part in (data[start : start + size] for size in sizes):
+            assert _twin.crc32c(part) == crc32c_by_table(part)
+
+
+def test_a_long_prompt_is_recorded_whole_wherever_it_begins(tmp_path: Path) -> None:
+    need_twin()
+    random, manager = Random(2), KVCacheManager(CONFIG, "rust")
+    manager.start_recording(Recorder(tmp_path))
+    prompts = {
+        "a" * (1 + place): [random.randrange(1 << 31) for _ in range(1_000 + 29 * place)]
+        for place in range(70)  # so that they begin and end anywhere in a line of the cache
+    }
+    for name, tokens in prompts.items():
+        manager.add_request(Request(name, tokens))
+    manager.stop_recording()
+    (file,) = segment_files(tmp_path)
+    segment, data = read_segment(file), file.read_bytes()
+    for start, frame in segment.frames:
+        assert crc32c_by_table(frame) == int.from_bytes(data[start - 4 : start], "little")
+    requests = [call.arguments["request"] for call in read_calls(segment)]
+    assert {each.request_id: list(each.tokens) for each in requests} == prompts
 
 
 def test_a_manager_that_does_not_record_has_the_methods_it_always_had(

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import attrs
+from msgspec import Struct
 
 from kvcore.manager import KVCacheManager
 from kvcore.replay.records.filled import HASHED, NONE, Filled, give_hashes, with_larger_blocks
@@ -45,8 +46,7 @@ class Tally:
     dropped: int = 0
 
 
-@attrs.frozen
-class Made:
+class Made(Struct, frozen=True, gc=False):
     """A recorded call of one request, or of none.
 
     target: computed tokens of the request after the recorded call. value: its value or error. keys:
@@ -234,14 +234,17 @@ class Counterpart:
         tally = self.tally
         if isinstance(value, Refused):
             return
-        request_id = arguments.get("request_id", "")
-        self.is_idle &= name not in STEPS or (name == "append" and not value.done)
         if name == "append":
             tally.computed_tokens += value.done
-        elif name == "take_batch":
+            self.is_idle &= not value.done
+            return
+        if name == "take_batch":
             if value.buffer:
                 tally.evictions += value.column("kind").tolist().count(Evict.kind)
-        elif name == "get_computed_blocks":
+            return
+        request_id = arguments.get("request_id", "")
+        self.is_idle &= name not in STEPS
+        if name == "get_computed_blocks":
             self.hits[request_id] = value
         elif name in ("allocate_slots", "load"):
             hit = arguments.get("hit")

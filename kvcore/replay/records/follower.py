@@ -17,7 +17,7 @@ A queued request makes at most one step of its own in a batch, as in an engine.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import attrs
@@ -42,6 +42,7 @@ class Follower(Counterpart):
     def __init__(self, manager: KVCacheManager, running: Iterable[str], *, same: bool) -> None:
         super().__init__(manager, running, same=same)
         self.parted_at: int | None = None
+        self.most_in_flight = manager.config.max_in_flight
         self.num_compared = self.appended = self.num_taken = 0
         self.queues: dict[str, deque[Made]] = {}
         """The delayed requests, oldest first, each with its queued calls."""
@@ -134,10 +135,12 @@ class Follower(Counterpart):
                 self._go_on()
         self.tally.in_place += in_place
 
-    def follow_append(self, made: Made, request_ids: list[str], tokens: list[int] | None) -> None:
+    def follow_append(
+        self, made: Made, request_ids: list[str], tokens: Sequence[int] | None
+    ) -> None:
         """Give requests their next tokens. Waiting requests get theirs later."""
         self.num_compared += 1
-        now, in_place = [], True
+        now, in_place = [*range(len(request_ids))], True
 
         def one(place: int) -> Made:
             request_id = request_ids[place]
@@ -148,14 +151,18 @@ class Follower(Counterpart):
             arguments = {"requests": [request_id], "tokens": token}
             return Made(made.number, "append", arguments, filled=filled)
 
-        for place, request_id in enumerate(request_ids):
-            if request_id in self.queues or request_id in self.gone:
-                in_place &= self._follow(one(place))
-            else:
-                now.append(place)
+        if self.queues or self.gone:
+            now = []
+            for place, request_id in enumerate(request_ids):
+                if request_id in self.queues or request_id in self.gone:
+                    in_place &= self._follow(one(place))
+                else:
+                    now.append(place)
         while now:
-            mine = None if tokens is None else [tokens[place] for place in now]
-            named = {"requests": [request_ids[place] for place in now], "tokens": mine}
+            named = {"requests": request_ids, "tokens": tokens}
+            if len(now) < len(request_ids):
+                mine = None if tokens is None else [tokens[place] for place in now]
+                named = {"requests": [request_ids[place] for place in now], "tokens": mine}
             try:
                 value = self.call("append", named, made.filled)
             except KvcoreError:
@@ -169,6 +176,12 @@ class Follower(Counterpart):
             self._wait(request_ids[place], one(place), value.refused)
             now, in_place = now[value.done + 1 :], False
         self.tally.in_place += in_place
+
+    def follow_batch(self, call: Made) -> None:
+        """Take a batch where one was taken."""
+        self._take_batch()
+        self.first_batch = call.value.number - self.num_taken + 1
+        self.num_compared, self.tally.in_place = self.num_compared + 1, self.tally.in_place + 1
 
     def finish(self) -> None:
         """Take batches until no request is delayed; requests without remaining calls leave."""
@@ -196,10 +209,6 @@ class Follower(Counterpart):
                 self.unborn.add(child)
                 self.queues[child] = deque()
             return False
-        if call.name == "take_batch":
-            self._take_batch()
-            self.first_batch = call.value.number - self.num_taken + 1
-            return True
         return self._do(call, request_id)
 
     def _wait(self, request_id: str, call: Made, refused: Refused) -> None:
@@ -226,18 +235,21 @@ class Follower(Counterpart):
         """Close the batch; return whether it has content. It is empty only if no request is
         delayed, or none can be preempted.
         """
-        self._go_on(all_of_them=self.is_idle)
+        if self.queues:
+            self._go_on(all_of_them=self.is_idle)
         while self.is_idle and self.queues and self._make_room():
             self._go_on(all_of_them=True)
         is_idle, self.is_idle = self.is_idle, True
-        running, most = self.manager.in_flight, self.manager.config.max_in_flight
-        if running and len(running) >= most:  # what would have completed it was misuse here
+        running = self.manager.in_flight if self.most_in_flight else ()
+        if running and len(running) >= self.most_in_flight:
+            # What would have completed it was misuse here.
             self.perform(Made(0, "complete", {"batch": running[0] + self.first_batch}))
         batch = self.manager.take_batch()
         self.num_taken = batch.number + 1
         self.note("take_batch", {}, batch, 0)
         self.stepped.clear()
-        self._go_on()
+        if self.queues:
+            self._go_on()
         return not is_idle
 
     def _make_room(self) -> bool:

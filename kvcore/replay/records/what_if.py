@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import attrs
+from msgspec.structs import replace
 
 from kvcore.codec.decode import decode
 from kvcore.manager import KVCacheManager
@@ -110,6 +111,8 @@ def what_if(
                 names, tokens = _read_append(made, rows, each.appended)
                 each.appended = 0
                 each.follow_append(made, names, tokens)
+            elif call.name == "take_batch" and not wrong:
+                each.follow_batch(made)
             elif not wrong and call.name != LOOK_UP:
                 parts = parts or list(_split(made, room_for_others))
                 each.follow(parts)
@@ -255,13 +258,13 @@ def _added(made: Made) -> str:
 
 def _read_append(
     made: Made, rows: Mapping[int, str], start: int
-) -> tuple[list[str], list[int] | None]:
+) -> tuple[list[str], Sequence[int] | None]:
     """Return the requests of an `append`, from `start` to the last appended one, and their
     tokens.
     """
     named, tokens = made.arguments["requests"], made.arguments.get("tokens")
     names = _names(named[start : made.value.done], rows)
-    return names, None if tokens is None else list(tokens[start : made.value.done])
+    return names, None if tokens is None else tokens[start : made.value.done]
 
 
 def _names(named: Any, rows: Mapping[int, str]) -> list[str]:
@@ -276,7 +279,10 @@ def _split(made: Made, room_for_others: set[tuple[int, str]]) -> Iterator[Made]:
         avoided = (made.number, request_id) in room_for_others
         if several is not None:
             arguments = arguments | {"request_ids": [request_id]}
-        yield attrs.evolve(made, arguments=arguments, value=AVOIDED if avoided else made.value)
+        elif not avoided:
+            yield made
+            continue
+        yield replace(made, arguments=arguments, value=AVOIDED if avoided else made.value)
 
 
 def _with_room_for_others(

@@ -11,6 +11,7 @@ use crate::bindings::errors::{CallError, Given, raise};
 use crate::bindings::manager::Manager;
 use crate::bindings::tape::Tape;
 use crate::record::calls::Call;
+use crate::record::checksum;
 use crate::record::outcomes::{INVALID_TOKEN, Named, Outcome};
 use crate::state::state::State;
 
@@ -18,7 +19,7 @@ use crate::state::state::State;
 #[pyfunction]
 #[pyo3(signature = (data, /))]
 pub(crate) fn crc32c(data: PyBackedBytes) -> u32 {
-    ::crc32c::crc32c(&data)
+    checksum::crc32c(0, &data)
 }
 
 impl Named for CallError {

@@ -159,11 +159,16 @@ impl Tape {
     }
 
     /// Record the outcome of a call that never ended, since it panicked: another exception.
+    #[inline]
     fn end_panicked(&mut self, py: Python<'_>) -> PyResult<()> {
-        if self.running.take().is_some() {
-            self.put(py, |pen, _| put_error(pen, "a panic"))?;
-            self.num_calls += 1;
-        }
+        if self.running.is_some() { self.put_panic(py) } else { Ok(()) }
+    }
+
+    #[cold]
+    fn put_panic(&mut self, py: Python<'_>) -> PyResult<()> {
+        self.running = None;
+        self.put(py, |pen, _| put_error(pen, "a panic"))?;
+        self.num_calls += 1;
         Ok(())
     }
 

@@ -18,7 +18,7 @@ use crate::state::state::State;
 use crate::transitions::append::Requests;
 use crate::types::keys::BlockHash;
 use crate::types::retention::Piece;
-use crate::types::slot_request::{NUM_OPTIONS, RequestedHit, SlotOption, SlotRequest};
+use crate::types::slot_request::{RequestedHit, SlotOption, SlotRequest};
 use crate::types::values::{Hit, Request};
 
 macro_rules! opcodes {
@@ -182,29 +182,41 @@ impl<'a> Call<'a> {
                 other => other.write(out, known, || None),
             }
         }
-        let options = match self.options {
-            Options::Given([]) => return (self.opcode, row),
-            Options::Given(options) => options,
-            Options::Slots(slots) => &slot_options(slots),
-        };
-        let bit = |bits, option: &Option<_>| bits << 1 | u64::from(option.is_some());
-        out.put_varint(options.iter().rev().fold(0, bit));
-        for option in options.iter().flatten() {
-            option.write(out, known, || row.and_then(&last_hit));
+        match self.options {
+            Options::Given([]) => {}
+            Options::Given(options) => {
+                let bit = |bits, option: &Option<_>| bits << 1 | u64::from(option.is_some());
+                out.put_varint(options.iter().rev().fold(0, bit));
+                let last_hit = || row.and_then(&last_hit);
+                options.iter().flatten().for_each(|option| option.write(out, known, last_hit));
+            }
+            Options::Slots(slots) => put_slots(out, slots, || row.and_then(&last_hit)),
         }
         (self.opcode, row)
     }
 }
 
-fn slot_options(slots: &SlotRequest) -> [Option<Argument<'_>>; 1 + NUM_OPTIONS] {
-    let mut all = [None; 1 + NUM_OPTIONS];
-    all[0] = slots.hit.as_ref().map(Argument::Hit);
+/// Write the options of an allocation, of which the hit is the first.
+fn put_slots<'h>(
+    out: &mut Pen<'_>,
+    slots: &SlotRequest,
+    last_hit: impl FnOnce() -> Option<&'h Hit>,
+) {
     let mut own = SlotRequest { hit: None, ..*slots };
-    for (option, (_, given)) in all[1..].iter_mut().zip(own.options()) {
-        *option = match given {
-            SlotOption::Count(count) => Argument::count(*count),
-            SlotOption::Flag(flag) => Argument::flag(*flag),
-        };
+    let counts = own.options().map(|(_, option)| match option {
+        SlotOption::Count(count) => (*count, true),
+        SlotOption::Flag(flag) => (i64::from(*flag), false),
+    });
+    let bit = |bits, &(value, _): &_| bits << 1 | u64::from(value != 0);
+    let bits = counts.iter().rev().fold(0, bit);
+    out.put_varint(bits << 1 | u64::from(slots.hit.is_some()));
+    if let Some(hit) = &slots.hit {
+        put_hit(out, hit, last_hit());
     }
-    all
+    if bits == 0 {
+        return;
+    }
+    for (count, _) in counts.into_iter().filter(|&(count, is_count)| is_count && count != 0) {
+        put_number(out, count);
+    }
 }

@@ -3,6 +3,7 @@
 //! mapped file is in `bindings/tape.rs`.
 
 pub(crate) mod calls;
+pub(crate) mod checksum;
 pub(crate) mod fields;
 pub(crate) mod names;
 pub(crate) mod new_request;

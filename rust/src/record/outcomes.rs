@@ -7,6 +7,7 @@
 //! more: misuse, by its place in ERRORS. 255: another exception. An error keeps its place.
 //! Twin: kvcore/record/outcomes.py.
 
+use crate::record::checksum::crc32c;
 use crate::record::pen::Pen;
 use crate::types::commands::Batch;
 use crate::types::errors::Error;
@@ -153,7 +154,7 @@ impl Outcome for &Batch {
         let parts = [self.buffer.as_flattened(), &self.keys];
         let filled = parts.into_iter().filter(|part| !part.is_empty()); // in most steps none
         out.put(DONE);
-        out.put_all(&filled.fold(0, crc32c::crc32c_append).to_le_bytes());
+        out.put_all(&filled.fold(0, crc32c).to_le_bytes());
     }
 }
 

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What writes a call: straight into the room that a file has, and past its end it only counts.
 
-use crate::record::streamed::{MANY_BYTES, bytes_of, copy};
+use crate::record::checksum::{crc32c, crc32c_of_copy};
+use crate::record::streamed::{MANY_BYTES, bytes_of};
 
 /// The checksum of a frame's bytes up to a place.
 #[derive(Clone, Copy, Default)]
@@ -13,7 +14,7 @@ pub(crate) struct Sum {
 impl Sum {
     /// The checksum of these bytes of the frame.
     pub(crate) fn of(self, frame: &[u8]) -> u32 {
-        crc32c::crc32c_append(self.value, &frame[self.end..])
+        crc32c(self.value, &frame[self.end..])
     }
 }
 
@@ -59,7 +60,7 @@ impl<'a> Pen<'a> {
         }
     }
 
-    /// Write many bytes, of which the checksum is computed while the cache has them.
+    /// Write many bytes, of which the checksum is computed while they are copied.
     #[cold]
     fn put_many(&mut self, bytes: &[u8]) {
         let start = self.size;
@@ -68,8 +69,8 @@ impl<'a> Pen<'a> {
             return;
         }
         let before = self.sum.of(&self.room[..start]);
-        self.sum = Sum { value: crc32c::crc32c_append(before, bytes), end: self.size };
-        copy(&mut self.room[start..self.size], bytes);
+        let value = crc32c_of_copy(before, &mut self.room[start..self.size], bytes);
+        self.sum = Sum { value, end: self.size };
     }
 
     /// Write numbers of 4 bytes each.
