@@ -128,6 +128,15 @@ STATES: dict[str, Profile] = {
         13157,
         not_shown=NEVER_REFUSED,
     ),
+    "states-fork-flight": Profile(
+        "recurrent states, forks, a batch in flight",
+        world(4, 2, 3, 2, max_in_flight=1, without=("free", *LEFT), **ALONE),
+        5477,
+        14427,
+        not_shown=dict.fromkeys(
+            ("command Touch", "goal quarantine", "goal abort in flight"), "no request is freed"
+        ),
+    ),
     "states-completed": Profile(
         "recurrent states, a batch in flight that publishes at its end",
         world(4, 1, 3, 3, max_in_flight=1, publish="completed", without=("fork",), **ALONE),
