@@ -41,6 +41,13 @@ STATES: dict[str, Profile] = {
         3600,
         not_shown=NEVER_REFUSED,
     ),
+    "states-pairs": Profile(
+        "recurrent states of two requests, each call by itself, two in a batch",
+        world(5, 2, 4, 4, moves="calls", moves_per_batch=2, without=("fork",), **ALONE),
+        2306,
+        153626,
+        backend="rust",
+    ),
     "states-swap": Profile(
         "recurrent states, swapped to and fro",
         world(
