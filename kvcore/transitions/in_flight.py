@@ -3,9 +3,9 @@
 
 Invariants: a batch has an entry for each request that it changes, in the order of the first change.
 An entry is kept when the request leaves the open batch, and dropped when the request is removed.
-Nothing is kept if taking a batch completes it. Beside states a cancel restores the count from before
-the batch or none, since inside a step there is no state. `state/table_edit.py`, which changes
-tables, notes the blocks in use. Twin: rust/src/transitions/in_flight.rs.
+Nothing is kept if taking a batch completes it. Beside states a cancel restores the count from
+before the batch or none, since inside a step there is no state. `state/table_edit.py`, which
+changes tables, notes the blocks in use. Twin: rust/src/transitions/in_flight.rs.
 """
 
 from __future__ import annotations

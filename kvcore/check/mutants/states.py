@@ -9,6 +9,7 @@ from typing import Any
 from msgspec.structs import replace
 from pyrsistent import pvector
 
+from kvcore.check.mutants import worlds
 from kvcore.check.mutants.seeding import Patcher, mutant, without
 from kvcore.pool.block_pool import PoolTransaction
 from kvcore.state.open_batch import OpenBatch
@@ -244,6 +245,26 @@ def m_fork_shares_what_is_written(patcher: Patcher) -> None:
 def m_cancel_keeps_state_count(patcher: Patcher) -> None:
     """A cancel takes a request back to a state that its step overwrote in place."""
     patcher.replace(states, "note_request", lambda *_, **__: None)
+
+
+@mutant(
+    worlds.STATES_PINNED,
+    "STATE-READ",
+    unnamed="worlds of pins and chunks beside states are large",
+)
+def m_cancel_ends_inside_a_step(patcher: Patcher) -> None:
+    """A cancel takes a request back to the start of a block that its step copied, where it has no
+    state.
+    """
+
+    @patcher.around(allocate, "note_request")
+    def restorable(
+        note: Any, tx: Transaction, name: str, before: int, restore: int, **publishes: bool
+    ) -> None:
+        note(tx, name, before, restore, **publishes)
+        if 0 < restore < before:
+            made = replace(tx.entries[name], restore=restore)
+            tx.entries = tx.entries.set(name, made)
 
 
 @mutant("states-flight", "STATE-READ")

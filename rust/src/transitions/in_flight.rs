@@ -3,9 +3,10 @@
 //!
 //! Invariants: a batch has an entry for each request that it changes, in the order of the first
 //! change. An entry is kept when the request leaves the open batch, and dropped when the request is
-//! removed. Nothing is kept if batches finish as they are taken. Beside states a cancel restores the
-//! count from before the batch or none, since inside a step there is no state. Blocks in use are
-//! noted by the code that changes tables, `state/table_edit.rs`. Twin: kvcore/transitions/in_flight.py.
+//! removed. Nothing is kept if batches finish as they are taken. Beside states a cancel restores
+//! the count from before the batch or none, since inside a step there is no state. Blocks in use
+//! are noted by the code that changes tables, `state/table_edit.rs`. Twin:
+//! kvcore/transitions/in_flight.py.
 
 use std::sync::Arc;
 
