@@ -250,12 +250,16 @@ def _same_prefix(
     """Return whether two requests have one prefix, as far as both count tokens of a block.
 
     Equal hashes of the engine's own mean equal content, whatever the tokens are. Tokens after the
-    last block that both have hashed are then not compared.
+    last block that both have hashed are then not compared. A state that both have left behind may
+    be the one after the first token of its block.
     """
-    if state.config.groups[group_id].is_cross:
+    group = state.config.groups[group_id]
+    if group.is_cross:
         return True
     size = state.config.hash_block_size
-    end = (position + 1) * state.config.groups[group_id].block_size
+    end = (position + 1) * group.block_size
+    if group.is_state and min(one.state_count, other.state_count) > end:
+        end = position * group.block_size + 1
     end = min(end, one.num_accepted, other.num_accepted)
     if one.own_hashes or other.own_hashes:
         last = min(end // size, len(one.block_hashes), len(other.block_hashes)) - 1

@@ -3,8 +3,9 @@
 
 Invariants: a batch has an entry for each request that it changes, in the order of the first change.
 An entry is kept when the request leaves the open batch, and dropped when the request is removed.
-Nothing is kept if taking a batch completes it. `state/table_edit.py`, which changes tables, notes
-the blocks in use. Twin: rust/src/transitions/in_flight.rs.
+Nothing is kept if taking a batch completes it. Beside states a cancel restores the count from
+before the batch or none, since inside a step there is no state. `state/table_edit.py`, which
+changes tables, notes the blocks in use. Twin: rust/src/transitions/in_flight.rs.
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ def note_request(
             restore=min(known.restore, restore),
             publishes=known.publishes if publishes is None else publishes,
         )
+    if tx.config.has_states and made.restore < made.before:
+        made = replace(made, restore=0)
     tx.entries = tx.entries.set(request_id, made)
 
 
@@ -56,7 +59,10 @@ def lower_restored(tx: Transaction, request_id: str, num_tokens: int) -> None:
     """Limit what cancelling the batch just taken restores of a request."""
     if tx.in_flight and request_id in tx.in_flight[-1].entries:
         known = tx.in_flight[-1].entries[request_id]
-        made = replace(known, restore=min(known.restore, num_tokens))
+        restore = min(known.restore, num_tokens)
+        if tx.config.has_states and restore < known.before:
+            restore = 0
+        made = replace(known, restore=restore)
         entries = tx.in_flight[-1].entries.set(request_id, made)
         tx.in_flight[-1] = replace(tx.in_flight[-1], entries=entries)
 

@@ -91,7 +91,8 @@ def add_tokens(
     become findable.
 
     num_rejected: number of the last positions to come that are dropped first, at most all; beside
-    state groups the request then begins again. batch: the one that sampled the tokens. Raises
+    state groups the request then begins again, and output of later batches is out of date. batch:
+    the one that sampled the tokens. Raises
     UnknownRequest, EmptyTokens, InvalidToken, UnsupportedBuffer, InvalidCount, DraftsPending,
     InOpenBatch, BatchNotTaken, StaleOutput, OutputOutOfOrder, HitInOpenBatch.
     """
@@ -108,7 +109,7 @@ def add_tokens(
         if len(values) > 1:
             check_surplus(tx, request, number, len(values), rejected)
         if dropped and tx.config.has_states:
-            request, to_come = _begin_anew(tx, request), 0
+            request, to_come, number = _begin_anew(tx, request), 0, None
         elif dropped:
             shift_starts(tx, request_id, num_known, dropped)
         request = drop_positions(request, rejected)
@@ -237,13 +238,13 @@ def check_no_placeholders(request: RequestState) -> None:
 
 
 def _begin_anew(tx: Transaction, request: RequestState) -> RequestState:
-    """Return the request without blocks: its states include rejected tokens. Raises
-    HitInOpenBatch.
+    """Return the request without blocks, whose states include rejected tokens, and without output
+    to come, which was sampled behind them. Raises HitInOpenBatch.
     """
     check_leaving(tx, [request])
     leave_open_batch(tx, request)
     cut_tables(tx, tx.request(request.request_id), 0)
-    return tx.request(request.request_id)
+    return tx.request(request.request_id).awaiting_none(tx.batch.number)
 
 
 def is_text(request_id: str) -> bool:

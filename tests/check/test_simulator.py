@@ -38,6 +38,10 @@ REACHED = (
     "add_block_hashes",
 )
 REACHED_BY_STATES = ("checkpoint_stop", "state marked", "state hit")
+REACHED_BY_DRAFTS = (
+    *("accept", "cancel", "free", "swap_out", "truncate", "StaleOutput"),
+    *("token to come", "draft to come beside states", "begun anew"),
+)
 FOUND = {
     "m_no_cow": {"CACHE-KEY", "DRAFT", "KV-READ", "NO-ALIAS", "WRITE-EXCL"},
     "m_cow_no_copy": {"KV-READ", "ZEROED"},
@@ -69,6 +73,17 @@ STATEFUL = Fixed(
         15, groups=(Group(2), Group(4, kind="state")), hash_seed=b"simulate", max_in_flight=1
     ),
 )
+DRAFTING = Fixed(
+    num_requests=4,
+    further=("ahead",),
+    config=Config(
+        20,
+        groups=(Group(2), Group(4, kind="state", draft_states=3)),
+        hash_seed=b"simulate",
+        max_in_flight=2,
+        num_host_blocks=8,
+    ),
+)
 INSIDE = Fixed(
     num_requests=4,
     config=Config(
@@ -94,6 +109,13 @@ FOUND_OF_STATES = {
     "m_cancel_keeps_state_count": {"STATE-READ"},
 }
 """The same, if the engines' models have recurrent states."""
+FOUND_OF_DRAFTS = {
+    "m_accept_keeps_running_state": {"STATE-READ"},
+    "m_accept_keeps_last_draft_state": {"STATE-READ"},
+    "m_rejected_states_stay": {"STATE-LIVE", "STATE-READ"},
+    "m_draft_states_cost_nothing": {"NOCRASH"},
+}
+"""The same, if the engines' drafts have states, too."""
 
 
 def first_failure(fixed: Fixed = PLAIN) -> Run | None:
@@ -117,6 +139,37 @@ def test_engines_whose_models_have_states_hold_in_both_cores() -> None:
     for seed in range(6):
         goals += held(simulate(seed, NUM_STEPS, backend=BACKEND, fixed=STATEFUL, every=5))
     assert [name for name in REACHED_BY_STATES if not goals[name]] == []
+
+
+def test_engines_whose_drafts_have_states_hold_in_both_cores() -> None:
+    goals: Counter[str] = Counter()
+    for seed in range(examples(8)):
+        goals += held(simulate(seed, NUM_STEPS, backend=BACKEND, fixed=DRAFTING, every=5))
+    assert [name for name in REACHED_BY_DRAFTS if not goals[name]] == []
+
+
+@pytest.mark.parametrize("name", FOUND_OF_DRAFTS)
+def test_only_runs_whose_drafts_have_states_find_a_seeded_bug_of_these(name: str) -> None:
+    mutant = next(each for each in MUTANTS if each.name == name)
+    with Patcher() as patcher:
+        mutant.patch(patcher)
+        run = first_failure(DRAFTING)
+        other = first_failure(STATEFUL)
+    assert run is not None
+    assert run.failure is not None
+    assert run.failure.name in FOUND_OF_DRAFTS[name]
+    assert other is None
+
+
+def test_short_runs_find_output_that_was_sampled_behind_a_rejected_draft() -> None:
+    with Patcher() as patcher:
+        patcher.during(
+            requests, "_begin_anew", RequestState, "awaiting_none", lambda request, _: request
+        )
+        run = first_failure(DRAFTING)
+    assert run is not None
+    assert run.failure is not None
+    assert run.failure.name == "OUTPUT-ONCE"
 
 
 def test_engines_whose_hits_end_inside_blocks_hold_in_both_cores() -> None:

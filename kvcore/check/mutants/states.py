@@ -7,18 +7,32 @@ from collections.abc import Callable
 from typing import Any
 
 from msgspec.structs import replace
+from pyrsistent import pvector
 
+from kvcore.check.mutants import worlds
 from kvcore.check.mutants.seeding import Patcher, mutant, without
 from kvcore.pool.block_pool import PoolTransaction
 from kvcore.state.open_batch import OpenBatch
 from kvcore.state.plan_records import StateStep
-from kvcore.state.state import RequestState
+from kvcore.state.state import NULL_BLOCK, RequestState, Table
+from kvcore.state.table_edit import TableEdit
 from kvcore.state.transaction import Transaction
-from kvcore.transitions import allocate, append, checkpoints, free, plan, states, swap
+from kvcore.transitions import (
+    allocate,
+    append,
+    checkpoints,
+    fork,
+    free,
+    plan,
+    states,
+    swap,
+    truncate,
+)
 from kvcore.transitions.publish import stored
 from kvcore.transitions.requests import extend
 from kvcore.types import config
 from kvcore.types.commands import CopyOnWrite, Zero
+from kvcore.types.groups import Group
 from kvcore.types.slot_request import SlotRequest
 
 
@@ -187,6 +201,40 @@ def m_truncate_keeps_state(patcher: Patcher) -> None:
     patcher.replace(Transaction, "resumable", lambda _self, _request, num_tokens: num_tokens)
 
 
+@mutant("states-drafts-chunks", "STATE-READ")
+def m_truncate_resumes_by_position(patcher: Patcher) -> None:
+    """A request that is cut to the end of a block goes on with the state that its last step began
+    from, if that stands in this block, though it may be one inside it.
+    """
+    resumable = Transaction.resumable
+
+    def by_position(tx: Transaction, request: RequestState, num_tokens: int) -> int:
+        ends = all(num_tokens % group.block_size == 0 for group in tx.config.groups)
+        if ends and tx._keeps_state(request, num_tokens):
+            return num_tokens
+        return resumable(tx, request, num_tokens)
+
+    patcher.during(truncate, "cut_tables", Transaction, "resumable", by_position)
+
+
+@mutant("states-fork-flight", "STATE-READ")
+def m_fork_shares_the_last_state_alone(patcher: Patcher) -> None:
+    """A child has no part in the state that a cancel takes its parent back to."""
+
+    @patcher.around(TableEdit, "share")
+    def share_last(share: Any, edit: TableEdit, group_id: int, blocks: Table) -> None:
+        if edit.tx.config.groups[group_id].is_state and blocks:
+            blocks = pvector([*[NULL_BLOCK] * (len(blocks) - 1), blocks[-1]])
+        share(edit, group_id, blocks)
+
+    @patcher.around(fork, "num_cached_after")
+    def behind_nulls(
+        count: Any, request: RequestState, group_id: int, group: Group, num_tokens: int
+    ) -> int:
+        found: int = count(request, group_id, group, num_tokens)
+        return max(0, num_tokens - 1) // group.block_size if group.is_state else found
+
+
 @mutant("states-fork", "STATE-READ")
 def m_fork_shares_what_is_written(patcher: Patcher) -> None:
     """A child shares the state that the open batch overwrites."""
@@ -197,6 +245,26 @@ def m_fork_shares_what_is_written(patcher: Patcher) -> None:
 def m_cancel_keeps_state_count(patcher: Patcher) -> None:
     """A cancel takes a request back to a state that its step overwrote in place."""
     patcher.replace(states, "note_request", lambda *_, **__: None)
+
+
+@mutant(
+    worlds.STATES_PINNED,
+    "STATE-READ",
+    unnamed="worlds of pins and chunks beside states are large",
+)
+def m_cancel_ends_inside_a_step(patcher: Patcher) -> None:
+    """A cancel takes a request back to the start of a block that its step copied, where it has no
+    state.
+    """
+
+    @patcher.around(allocate, "note_request")
+    def restorable(
+        note: Any, tx: Transaction, name: str, before: int, restore: int, **publishes: bool
+    ) -> None:
+        note(tx, name, before, restore, **publishes)
+        if 0 < restore < before:
+            made = replace(tx.entries[name], restore=restore)
+            tx.entries = tx.entries.set(name, made)
 
 
 @mutant("states-flight", "STATE-READ")

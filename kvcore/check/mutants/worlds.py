@@ -12,7 +12,16 @@ from typing import Any
 
 from kvcore.check.profiles import profile
 from kvcore.check.profiles.features import KINDS
-from kvcore.check.profiles.profile import FLYING_SLOTS, FULL, SHARING, SLOT, STAYING, SWAPS, WINDOW
+from kvcore.check.profiles.profile import (
+    FLYING_SLOTS,
+    FULL,
+    SHARING,
+    SLOT,
+    STATE,
+    STAYING,
+    SWAPS,
+    WINDOW,
+)
 from kvcore.check.world.world import World, by_row
 from kvcore.state.state import State
 from kvcore.trace.calls import Call
@@ -109,6 +118,26 @@ def forked(world: World, state: State) -> Iterator[Call]:
 DRAFTED: dict[str, Any] = {"num_output_placeholders": 2, "max_in_flight": 1, "moves": forked}
 AHEAD_COPIED = world(4, 2, 3, num_letters=1, publish="completed", **DRAFTED)
 AHEAD_REJECTED = world(3, 1, 4, **DRAFTED)
+
+
+def pinned(_: World, state: State) -> Iterator[Call]:
+    """Yield the calls of an engine with one request, in chunks, whose second block is pinned."""
+    if not state.requests:
+        yield Call("add_request", (Request("0", [0] * 5),))
+    for request in by_row(state):
+        if request.num_computed < 3:
+            yield Call("allocate_slots", ("0", 3))
+        elif request.num_computed == 3:
+            yield Call("allocate_slots", ("0", 2))
+            if not state.device.pins:
+                yield Call("pin", ([request.tables[0][1]],))
+        else:
+            yield Call("free", ("0",))
+
+
+STATES_PINNED = world(
+    9, 1, 5, "pin", groups=(FULL, STATE), num_letters=1, max_in_flight=1, moves=pinned
+)
 
 
 def swapped(_: World, state: State) -> Iterator[Call]:

@@ -41,6 +41,13 @@ STATES: dict[str, Profile] = {
         3600,
         not_shown=NEVER_REFUSED,
     ),
+    "states-pairs": Profile(
+        "recurrent states of two requests, each call by itself, two in a batch",
+        world(5, 2, 4, 4, moves="calls", moves_per_batch=2, without=("fork",), **ALONE),
+        2306,
+        153626,
+        backend="rust",
+    ),
     "states-swap": Profile(
         "recurrent states, swapped to and fro",
         world(
@@ -127,6 +134,15 @@ STATES: dict[str, Profile] = {
         4164,
         13157,
         not_shown=NEVER_REFUSED,
+    ),
+    "states-fork-flight": Profile(
+        "recurrent states, forks, a batch in flight",
+        world(4, 2, 3, 2, max_in_flight=1, without=("free", *LEFT), **ALONE),
+        5477,
+        14427,
+        not_shown=dict.fromkeys(
+            ("command Touch", "goal quarantine", "goal abort in flight"), "no request is freed"
+        ),
     ),
     "states-completed": Profile(
         "recurrent states, a batch in flight that publishes at its end",

@@ -196,6 +196,20 @@ TAILS: dict[str, Profile] = {
         backend="rust",
         shows=SHOWS,
     ),
+    "tails-states-cut": Profile(
+        "recurrent states and tails, kept at any token, cut, two calls in a batch",
+        world(
+            *(5, 1, 4, 4, "truncate"),
+            groups=(FULL, STATE),
+            moves_per_batch=2,
+            without=("fork",),
+            **MARKED,
+        ),
+        *(2699, 145008),
+        backend="rust",
+        shows=SHOWS,
+        not_shown=NEVER_REFUSED,
+    ),
     "tails-states-fork": Profile(
         "recurrent states of four tokens and tails, forks",
         world(

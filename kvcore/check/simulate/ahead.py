@@ -51,7 +51,7 @@ def ahead(play: Play, names: Sequence[str], tokens: Sequence[int], follow: bool)
 def foresee(play: Play, name: str, tokens: Sequence[int], num_rejected: int) -> Any:
     """Give a request slots for a token to come, accepted drafts after it, and rejected ones."""
     count = len(tokens) + num_rejected
-    if count < 2 or not can_run_ahead(play, name) or play.config.has_states:
+    if count < 2 or play.config.has_states or not can_run_ahead(play, name):
         return None
     known = play.known[name]
     value = play.call("allocate_slots", name, count, num_output_placeholders=count)
@@ -64,6 +64,23 @@ def foresee(play: Play, name: str, tokens: Sequence[int], num_rejected: int) -> 
     known.future += [(token, None) for token in tokens[1:]]
     _schedule(play, known, len(tokens), num_rejected)
     play.goals["drafts to come"] += 1
+    return value
+
+
+def foresee_draft(play: Play, name: str, draft: int, right: bool) -> Any:
+    """Give a request beside states slots for its last known tokens and for a draft to come behind
+    them. right: whether the draft will be accepted.
+    """
+    if not can_foresee_draft(play, name):
+        return None
+    known, count = play.known[name], play.left(name) + 1
+    value = play.call("allocate_slots", name, count, num_output_placeholders=1)
+    if isinstance(value, Misuse | Refused):
+        return value
+    known.future.append((draft, None))
+    known.guesses.append(Guess(len(known.tokens), 1, 0, wrong=not right))
+    _schedule(play, known, count, 0)
+    play.goals["draft to come beside states"] += 1
     return value
 
 
@@ -83,6 +100,8 @@ def receive(play: Play, name: str, more: int, named: bool) -> Any:
         sampler, rejected = guess.batch, guess.rejected
         tokens = [token for token, _ in known.future[: guess.accepted + 1]]
         tokens += [more] * (guess.accepted + 1 - len(tokens))
+        if guess.wrong:
+            tokens, rejected = [tokens[0] + 1], 1
         if sampler is None:
             return None
     else:
@@ -95,12 +114,20 @@ def receive(play: Play, name: str, more: int, named: bool) -> Any:
     if named and sampler is not None:
         options["batch"] = sampler
     count = play.manager.num_computed_tokens(name) - rejected
-    value = play.call("add_tokens", name, tokens, **options)
+    anew = play.config.has_states and rejected > 0
+    value = (play.careful if anew else play.call)("add_tokens", name, tokens, **options)
     if isinstance(value, Misuse):
+        if anew and value.error == "HitInOpenBatch":
+            return value
         raise InvariantViolation("OUTPUT-ONCE", f"{play.calls[-1]} gives {value}")
     if known.guesses and not num_plain(play, name):
         known.guesses.pop(0)
     play.prefixes.grow(known, tokens)
+    if anew:
+        later = [each for each in known.future if each[1] not in (None, sampler)]
+        play.leave([name])
+        known.dropped, count = later[0] if later else None, 0
+        play.goals["begun anew"] += 1
     del known.future[: len(tokens)]
     _check_taken(play, known, count)
     if "batch" in options:
@@ -112,7 +139,7 @@ def receive(play: Play, name: str, more: int, named: bool) -> Any:
 
 
 def repeat(play: Play, name: str) -> Any:
-    """Hand in output from before a cut, which must be refused."""
+    """Hand in output from before a cut or from behind a rejected draft, which must be refused."""
     known = play.known.get(name)
     if known is None or known.dropped is None:
         return None
@@ -120,7 +147,7 @@ def repeat(play: Play, name: str) -> Any:
     known.dropped = None
     value = play.careful("add_tokens", name, [token], batch=sampler)
     if not isinstance(value, Misuse):
-        raise InvariantViolation("OUTPUT-ONCE", f"{name!r} takes output from before a cut")
+        raise InvariantViolation("OUTPUT-ONCE", f"{name!r} takes output that is none of its own")
     return value
 
 
@@ -136,6 +163,16 @@ def can_run_ahead(play: Play, name: str) -> bool:
     is_open = any(each.request_id == name for each in play.passes)
     room = count + 4 < play.config.length_limit
     return caught_up and room and not (known.drafts or is_open) and known.sampler is not None
+
+
+def can_foresee_draft(play: Play, name: str) -> bool:
+    """Return whether a request beside states has known tokens to compute and none to come."""
+    known = play.known.get(name)
+    if known is None or play.status(name) is not Status.RUNNING or play.loading(name):
+        return False
+    count, waits = play.manager.num_computed_tokens(name), known.drafts or known.future
+    room = len(known.tokens) + 4 < play.config.length_limit
+    return 0 < count < len(known.tokens) and room and play.config.has_states and not waits
 
 
 def num_plain(play: Play, name: str) -> int:

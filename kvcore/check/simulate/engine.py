@@ -18,7 +18,7 @@ from typing import Any
 from kvcore.check.simulate.further import LETTERS, Further
 from kvcore.check.simulate.play import Move, Play
 from kvcore.check.simulate.prefixes import KINDS
-from kvcore.check.simulate.setting import Setting
+from kvcore.check.simulate.setting import Setting, most_drafts
 from kvcore.trace.calls import Misuse
 from kvcore.types.errors import InvariantViolation
 from kvcore.types.values import Appended, Reason, Refused, Status, Swapped
@@ -155,9 +155,18 @@ class Engine:
             case "extend" if not known.drafts:
                 self._make("extend", name, [random.randrange(LETTERS)] * random.randint(1, 3))
             case "guess" if not self._play.left(name):
-                drafts = [random.randrange(LETTERS) for _ in range(random.randint(1, 4))]
-                self._make("guess", name, drafts)
-                self._schedule(name, len(drafts))
+                self._guess(name)
+
+    def _guess(self, name: str) -> None:
+        """Give a request drafts and schedule them; beside states also with a token before them."""
+        random, tokens = self._random, 0
+        if self._play.config.has_states and random.random() < 0.5:
+            self._make("extend", name, [random.randrange(LETTERS)])
+            tokens = 1
+        count = random.randint(1, most_drafts(self._play.config))
+        drafts = [random.randrange(LETTERS) for _ in range(count)]
+        self._make("guess", name, drafts)
+        self._schedule(name, tokens + len(drafts))
 
     def _name(self) -> str:
         self._made += 1

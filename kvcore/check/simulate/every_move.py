@@ -18,7 +18,7 @@ OF_BLOCKS = (
     *(moves.load, moves.finish, moves.cache, moves.trim, moves.reset, moves.drain, moves.fail),
 )
 OF_BATCHES = (batches.shorten, batches.take, batches.execute, batches.complete, batches.cancel)
-AHEAD = (ahead.ahead, ahead.foresee, ahead.receive, ahead.repeat)
+AHEAD = (ahead.ahead, ahead.foresee, ahead.foresee_draft, ahead.receive, ahead.repeat)
 KEPT = (kept.advance, kept.tick, kept.wish, kept.pin_prefix, kept.unpin_prefix)
 MOVES: dict[str, Callable[..., Any]] = {
     each.__name__: each for each in (*OF_REQUESTS, *OF_BLOCKS, *OF_BATCHES, *AHEAD, *KEPT)

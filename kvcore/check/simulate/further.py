@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from random import Random
 from typing import Any
 
-from kvcore.check.simulate.ahead import can_run_ahead, num_plain
+from kvcore.check.simulate.ahead import can_foresee_draft, can_run_ahead, num_plain
 from kvcore.check.simulate.play import Play
 
 FURTHER: dict[str, dict[str, float]] = {
@@ -75,7 +75,11 @@ class Further:
         """Schedule positions to come of some running requests."""
         random = self._random
         able = [name for name in running if can_run_ahead(self._play, name)]
-        if able and self.happens("foresee"):
+        behind = [name for name in running if can_foresee_draft(self._play, name)]
+        if behind and self.happens("foresee"):
+            right = random.random() < 0.5
+            self._make("foresee_draft", random.choice(behind), random.randrange(LETTERS), right)
+        if able and not self._play.config.has_states and self.happens("foresee"):
             name = random.choice(able)
             able.remove(name)
             tokens = self._tokens(random.randint(1, 3))

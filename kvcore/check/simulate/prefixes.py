@@ -40,13 +40,15 @@ class Guess:
     """Drafts that were scheduled before any token there was known.
 
     offset: position of the first. accepted, rejected: how many are. batch: which one computes them,
-    None if it is open.
+    None if it is open. wrong: the only draft, which stands beside states, will be rejected; until
+    then it counts as accepted, since everything behind it is computed from the state after it.
     """
 
     offset: int
     accepted: int
     rejected: int
     batch: int | None = None
+    wrong: bool = False
 
 
 @attrs.define

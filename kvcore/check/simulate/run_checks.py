@@ -137,15 +137,20 @@ def _check_contents(play: Play, state: State, memory: ContentOracle) -> None:
 def _check_states(
     config: Config, memory: ContentOracle, tables: Sequence[Sequence[TierBlock]], counted: Pass
 ) -> None:
-    """Check that each state group holds the state after what a request counts."""
+    """Check that each state group holds the states after what a request counts, and after each of
+    its drafts.
+    """
+    num_known = counted.end - counted.num_drafts
     for index, group in enumerate(config.groups):
         if not group.is_state:
             continue
-        place = block_at(tables[index], (counted.end - 1) // group.block_size)
-        held, wanted = memory.get(place)[0], (counted.nodes[counted.end - 1], index)
-        if held != wanted:
-            detail = f"{place} holds {held}, not {wanted} of request {counted.request_id!r}"
-            raise InvariantViolation("STATE-READ", detail)
+        last = (num_known - 1) // group.block_size
+        for at, node in enumerate(counted.nodes[num_known - 1 : counted.end], last):
+            place = block_at(tables[index], at)
+            held, wanted = memory.get(place)[0], (node, index)
+            if held != wanted:
+                detail = f"{place} holds {held}, not {wanted} of request {counted.request_id!r}"
+                raise InvariantViolation("STATE-READ", detail)
 
 
 def _check_owners(state: State, memory: ContentOracle) -> None:

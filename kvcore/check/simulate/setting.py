@@ -27,6 +27,8 @@ SHARE = 0.35
 STATES = 0.2
 """Chance of groups of recurrent states beside the others."""
 TRIES = 100
+MOST_DRAFTS = 4
+"""Drafts at a time."""
 
 
 @attrs.frozen(kw_only=True)
@@ -91,7 +93,7 @@ def draw_setting(random: Random, more: Random, fixed: Fixed) -> Setting:
     }
     if config.has_states:
         rates |= {name: random.choice([0.0, 0.2, 0.9]) for name in OF_STATES}
-        rates["guess"] = 0.0
+        rates["guess"] *= most_drafts(config) > 0
     return Setting(
         config=config,
         num_requests=num_requests,
@@ -133,9 +135,13 @@ RATES = {
 }
 """Events besides a request's normal life, with the chance of each in one step."""
 OF_STATES = ("advise", "mark")
-"""What a call does for checkpoints: it ends where `checkpoint_stop` says, or marks its end. A model
-with states has no drafts.
-"""
+"""What a call does for checkpoints: it ends where `checkpoint_stop` says, or marks its end."""
+
+
+def most_drafts(config: Config) -> int:
+    """Return how many drafts a step may compute; none if one of its states has no place."""
+    places = (group.draft_states for group in config.groups if group.is_state)
+    return min((MOST_DRAFTS, *places))
 
 
 def _draw_config(random: Random, fixed: Fixed) -> Config:
@@ -158,7 +164,17 @@ def _with_further(config: Config, more: Random, names: tuple[str, ...]) -> Confi
         if units and config.enable_caching:
             changes["hash_block_size"] = more.choice(units)
             changes["eviction"] = more.choice(["lru", "uncached_first"])
+    if config.has_states:
+        most = more.choice([0, 1, 2, 4])
+        changes["groups"] = tuple(_with_drafts(group, most) for group in config.groups)
     return attrs.evolve(config, **changes)
+
+
+def _with_drafts(group: Group, most: int) -> Group:
+    """Return a group with states after at most this many drafts, if it keeps states."""
+    if not group.is_state:
+        return group
+    return attrs.evolve(group, draft_states=min(most, group.block_size - 1))
 
 
 def _draw_options(random: Random, fixed: Fixed) -> dict[str, Any]:

@@ -306,7 +306,8 @@ fn has_its_hashes(state: &State, request: &RequestState, known: &mut KnownHashes
 /// Whether two requests have one prefix, as far as both count tokens of a block.
 ///
 /// Equal hashes of the engine's own mean equal content, whatever the tokens are. Tokens after the
-/// last block that both have hashed are then not compared.
+/// last block that both have hashed are then not compared. A state that both have left behind may
+/// be the one after the first token of its block.
 fn same_prefix(
     state: &State,
     one: &RequestState,
@@ -318,8 +319,11 @@ fn same_prefix(
     if group.is_cross() || std::ptr::eq(one, other) {
         return true;
     }
-    let counted = one.num_accepted().min(other.num_accepted());
-    let end = counted.min((position + 1).saturating_mul(group.block_size));
+    let mut end = (position + 1).saturating_mul(group.block_size);
+    if group.is_state() && one.state_count().min(other.state_count()) > end {
+        end = position * group.block_size + 1;
+    }
+    end = end.min(one.num_accepted()).min(other.num_accepted());
     let size = state.hash_block_size;
     if one.own_hashes || other.own_hashes {
         let last = (end / size) as usize;

@@ -3,8 +3,10 @@
 //!
 //! Invariants: a batch has an entry for each request that it changes, in the order of the first
 //! change. An entry is kept when the request leaves the open batch, and dropped when the request is
-//! removed. Nothing is kept if batches finish as they are taken. Blocks in use are noted by the
-//! code that changes tables, `state/table_edit.rs`. Twin: kvcore/transitions/in_flight.py.
+//! removed. Nothing is kept if batches finish as they are taken. Beside states a cancel restores
+//! the count from before the batch or none, since inside a step there is no state. Blocks in use
+//! are noted by the code that changes tables, `state/table_edit.rs`. Twin:
+//! kvcore/transitions/in_flight.py.
 
 use std::sync::Arc;
 
@@ -29,16 +31,24 @@ pub(crate) fn note_request(
     if !state.config.tracks_batches() {
         return;
     }
+    let has_states = state.has_states;
     let entries = &mut state.batch.entries;
     if let Some(known) = entries.rows.get_mut(row) {
         known.before = known.before.min(before);
-        known.restore = known.restore.min(restore);
+        known.restore = restored(has_states, known.before, known.restore.min(restore));
         known.publishes = publishes.unwrap_or(known.publishes);
         return;
     }
     let publishes = publishes.unwrap_or(false);
     let order = next_order(entries);
+    let restore = restored(has_states, before, restore);
     entries.insert_new(row, RequestEntry { order, before, restore, publishes });
+}
+
+/// Return the count that a cancel restores: beside states none inside what the batch computes.
+#[inline(always)] // of each request in each step
+fn restored(has_states: bool, before: u32, restore: u32) -> u32 {
+    if has_states && restore < before { 0 } else { restore }
 }
 
 /// Note in the open batch one more token of a request; a state that does not move on to a new
@@ -71,12 +81,13 @@ pub(crate) fn note_left_batch(state: &mut State, row: Row) {
 
 /// Limit what cancelling the batch just taken restores of a request.
 pub(crate) fn lower_restored(state: &mut State, row: Row, num_tokens: u32) {
+    let has_states = state.has_states;
     let Some(taken) = state.in_flight.last_mut() else { return };
     if taken.entries.get(row).is_none_or(|known| known.restore <= num_tokens) {
         return;
     }
     if let Some(known) = Arc::make_mut(taken).entries.rows.get_mut(row) {
-        known.restore = num_tokens;
+        known.restore = restored(has_states, known.before, num_tokens);
     }
 }
 

@@ -70,7 +70,7 @@ pub fn add_tokens<'a>(
     output: impl Into<Output<'a>>,
 ) -> Result<(), Error> {
     let row = state.request(request_id)?;
-    let Output { tokens, num_rejected, batch } = output.into();
+    let Output { tokens, num_rejected, mut batch } = output.into();
     let tokens = tokens.unwrap_or(&[]);
     check_tokens(request_id, tokens)?;
     check_count("num_rejected", num_rejected, 0)?;
@@ -89,7 +89,7 @@ pub fn add_tokens<'a>(
     if rejected > 0 {
         if to_come > 0 && state.has_states {
             begin_anew(state, row)?;
-            to_come = 0;
+            (to_come, batch) = (0, None);
         }
         shift_starts(state, row, num_known, rejected.min(to_come));
         drop_positions(state, row, rejected);
@@ -106,12 +106,14 @@ pub fn add_tokens<'a>(
     Ok(())
 }
 
-/// Give back all blocks of a request: its states include rejected tokens. Fails with
-/// HitInOpenBatch.
+/// Give back all blocks of a request, whose states include rejected tokens; its output to come was
+/// sampled behind them, and is out of date. Fails with HitInOpenBatch.
 fn begin_anew(state: &mut State, row: Row) -> Result<(), Error> {
     check_leaving(state, &[row])?;
     leave_open_batch(state, row);
     cut_tables(state, row, 0, 0);
+    let open = state.batch.number;
+    state[row].await_none(open);
     Ok(())
 }
 

@@ -61,6 +61,8 @@ def drafting(backend: Backend) -> KVCacheManager:
     return manager
 
 
+PENDING = DraftsPending(request="taken", num_drafts=1)
+
 ROWS: list[Row] = [
     bad(
         drafting,
@@ -73,8 +75,13 @@ ROWS: list[Row] = [
         *("allocate_slots", "most", 1),
         checkpoint=True,
     ),
-    bad(drafting, DraftsPending(request="taken", num_drafts=1), "allocate_slots", "taken", 1),
-    bad(drafting, DraftsPending(request="taken", num_drafts=1), "fork", "taken", "child"),
+    bad(drafting, PENDING, "allocate_slots", "taken", 1),
+    bad(drafting, PENDING, "fork", "taken", "child"),
+    bad(drafting, PENDING, "append", ["taken"], [13]),
+    bad(drafting, PENDING, "append", ["taken"]),
+    bad(drafting, PENDING, "add_tokens", "taken", [13]),
+    bad(drafting, PENDING, "add_drafts", "taken", [14]),
+    bad(drafting, PENDING, "unschedule", "taken", 3),
     bad(
         drafting,
         BeyondDrafts(request="taken", num_scheduled=1, requested=2),
