@@ -2,14 +2,17 @@
 """Older versions of engines: what is needed for the worlds in `found`, and where it is installed.
 
 Run: python -m tests.sanitizer.old.versions. It clones each engine once per commit, from a folder of
-Git repositories named by KVCORE_OLD_CHECKOUTS, or else from where the engine is published.
+Git repositories named by KVCORE_OLD_CHECKOUTS, or else from where the engine is published. vLLM's
+releases come from the registry; only the sources of their schedulers are kept.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 from kvcore.sanitizer import UnsupportedEngine
@@ -20,6 +23,7 @@ PUBLISHED = {
     "mini-sglang": "https://github.com/sgl-project/mini-sglang",
     "nano-vllm": "https://github.com/GeeeekExplorer/nano-vllm",
 }
+KEPT = ("block.py", "sequence.py", "core", "v1")
 
 
 def needed() -> list[str]:
@@ -35,12 +39,18 @@ def folder(version: str) -> Path:
 
 def adapter(version: str) -> str:
     """Return the adapter for a version, as `module:Class`."""
-    return f"tests.sanitizer.old.{version.split()[0].replace('-', '_')}:Adapter"
+    engine, number = version.split()
+    module = engine.replace("-", "_")
+    if engine == "vllm":
+        module = "vllm_v0" if number < "0.6" else "vllm_v1"
+    return f"tests.sanitizer.old.{module}:Adapter"
 
 
 def environment(version: str) -> dict[str, str]:
     """Return the environment variables with which the adapter runs this version."""
-    return {str(KNOWN[version.split()[0]].checkout): str(folder(version))}
+    engine = version.split()[0]
+    variable = KNOWN[engine].checkout if engine in PUBLISHED else "KVCORE_OLD_VLLM"
+    return {str(variable): str(folder(version))}
 
 
 def head(engine: str) -> str:
@@ -56,18 +66,42 @@ def head(engine: str) -> str:
 
 
 def install() -> None:
-    """Clone each version that is needed, unless it is there. Raises CalledProcessError."""
+    """Install each version that is needed, unless it is there. Raises CalledProcessError."""
     for version in needed():
-        engine, commit = version.split()
-        if (target := folder(version)).exists():
-            continue
-        local = os.environ.get("KVCORE_OLD_CHECKOUTS")
-        source = str(Path(local, engine)) if local else PUBLISHED[engine]
-        print(f"cloning {version} from {source} into {target}", flush=True)
-        part = target.with_suffix(".part")
-        subprocess.run(["git", "clone", "--quiet", source, str(part)], check=True)
-        subprocess.run(["git", "-C", str(part), "checkout", "--quiet", commit], check=True)
-        part.rename(target)
+        engine, number = version.split()
+        if not (target := folder(version)).exists():
+            part = target.with_suffix(".part")
+            shutil.rmtree(part, ignore_errors=True)
+            if engine in PUBLISHED:
+                _clone(engine, number, part)
+            else:
+                _unpack(engine, number, part)
+            part.rename(target)
+
+
+def _clone(engine: str, commit: str, part: Path) -> None:
+    local = os.environ.get("KVCORE_OLD_CHECKOUTS")
+    source = str(Path(local, engine)) if local else PUBLISHED[engine]
+    print(f"cloning {engine} {commit} from {source}", flush=True)
+    subprocess.run(["git", "clone", "--quiet", source, str(part)], check=True)
+    subprocess.run(["git", "-C", str(part), "checkout", "--quiet", commit], check=True)
+
+
+def _unpack(engine: str, number: str, part: Path) -> None:
+    print(f"fetching {engine} {number}", flush=True)
+    whole = part.with_suffix(".whole")
+    uv = [sys.executable, "-m", "uv", "pip", "install", "--quiet", "--no-deps"]
+    # its wheels of 2024 are for Python 3.11 at most, on which the sources do not depend
+    where = ["--only-binary", ":all:", "--python-version", "3.11", "--target", str(whole)]
+    subprocess.run([*uv, *where, f"{engine}=={number}"], check=True)
+    for name in KEPT:
+        found = whole / engine / name
+        if found.is_dir():
+            shutil.copytree(found, part / engine / name)
+        elif found.exists():
+            (part / engine).mkdir(parents=True, exist_ok=True)
+            shutil.copy(found, part / engine / name)
+    shutil.rmtree(whole)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The adapter of vLLM 0.4.2 to 0.5.4, whose first scheduler and block managers run unchanged.
+
+A group has one sequence, so nothing is forked and nothing swapped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+from kvcore.sanitizer import CacheGroup, Chunk
+from tests.sanitizer.old.absent import called, release, source
+
+PRESENT = ("core", "sequence", "block")
+
+
+class Engine:
+    """LLMEngine.step around the Scheduler, with letters instead of the model's answers."""
+
+    def __init__(self, world: Any) -> None:
+        self.world, self.num_blocks = world, world.num_blocks
+        self.its = source("sequence", *PRESENT)
+        self.length = min(world.max_tokens, world.num_blocks * world.block_size)
+        scheduling = SimpleNamespace(
+            max_num_seqs=world.max_rows, max_model_len=self.length, delay_factor=0.0,
+            max_num_batched_tokens=max(world.token_budget, world.max_rows, self.length),
+            chunked_prefill_enabled=False, num_lookahead_slots=0, preemption_mode=None,
+            use_v2_block_manager=world.axes["block_manager"] == "v2", embedding_mode=False,
+        )  # fmt: skip
+        cache = SimpleNamespace(
+            block_size=world.block_size, num_gpu_blocks=world.num_blocks, num_cpu_blocks=0,
+            sliding_window=None, enable_prefix_caching=True, cache_dtype="auto",
+        )  # fmt: skip
+        scheduler = source("core.scheduler", *PRESENT).Scheduler
+        self.target = called(scheduler, scheduler_config=scheduling, cache_config=cache)
+        self.groups: dict[str, Any] = {}
+        self.new: dict[str, int] = {}
+
+    def arrive(self, arrival: Any) -> None:
+        prompt = list(arrival.prompt)
+        if len(prompt) + arrival.new > self.length:
+            raise ValueError("longer than max_model_len")
+        sequence = called(
+            self.its.Sequence, seq_id=len(self.groups), prompt="", prompt_token_ids=prompt,
+            inputs={"prompt": "", "prompt_token_ids": prompt}, block_size=self.world.block_size,
+        )  # fmt: skip
+        params = SimpleNamespace(n=1, best_of=1, use_beam_search=False, max_tokens=arrival.new)
+        group = called(
+            self.its.SequenceGroup, request_id=arrival.name, seqs=[sequence],
+            sampling_params=params, arrival_time=float(len(self.groups)),
+        )  # fmt: skip
+        self.groups[arrival.name], self.new[arrival.name] = group, arrival.new
+        self.target.add_seq_group(group)
+
+    def step(self) -> None:
+        if not self.target.has_unfinished_seqs():
+            return
+        planned, outputs = self.target.schedule()[:2]
+        for group in outputs.ignored_seq_groups:
+            for each in group.get_seqs():
+                each.status = self.its.SequenceStatus.FINISHED_IGNORED
+        for chosen, data in zip(outputs.scheduled_seq_groups, planned, strict=True):
+            chosen.seq_group.update_num_computed_tokens(chosen.token_chunk_size)
+            if data.do_sample:
+                self.append(chosen.seq_group)
+        self.target.free_finished_seq_groups()
+
+    def append(self, group: Any) -> None:
+        sequence = group.get_seqs()[0]
+        token = self.world.token(sequence.get_len())
+        sequence.append_token_id(token, {token: SimpleNamespace(logprob=0.0)})
+        if sequence.get_output_len() == self.new[group.request_id]:
+            sequence.status = self.its.SequenceStatus.FINISHED_LENGTH_CAPPED
+            self.target.free_seq(sequence)
+
+    def abort(self, name: str) -> None:
+        self.target.abort_seq_group(name)
+
+    def finish_batches(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+    @property
+    def live(self) -> list[str]:
+        return [name for name, each in self.groups.items() if not each.is_finished()]
+
+    def tokens(self) -> list[tuple[str, int, list[int]]]:
+        groups = self.groups.items()
+        return [(name, 0, list(each.get_seqs()[0].get_token_ids())) for name, each in groups]
+
+    def progress(self) -> object:
+        sequences = [each.get_seqs()[0] for each in self.groups.values()]
+        return (self.free(), *((each.status, each.get_len()) for each in sequences))
+
+    def free(self) -> int:
+        return int(self.target.block_manager.get_num_free_gpu_blocks())
+
+    def total(self) -> int:
+        return int(self.num_blocks)
+
+
+class _Tokens(Sequence[int]):
+    """The tokens of a sequence, which grow."""
+
+    def __init__(self, data: Any) -> None:
+        self.data = data
+
+    def __len__(self) -> int:
+        return int(self.data.get_len())
+
+    def __getitem__(self, at: Any) -> Any:
+        return self.data.get_token_ids()[at]
+
+
+class Adapter:
+    NAME = f"vllm {release()}"
+    AXES: ClassVar[dict[str, tuple[Any, ...]]] = {
+        "block_size": (16, 4, 8),
+        "block_manager": ("v1", "v2"),
+    }
+    MOVES = frozenset({"abort"})
+    Engine = Engine
+
+    @staticmethod
+    def version() -> str:
+        return release()
+
+    @staticmethod
+    def refusal(error: BaseException) -> bool:
+        return str(error) == "longer than max_model_len"
+
+    @staticmethod
+    def groups(engine: Any) -> list[CacheGroup]:
+        return [CacheGroup(block_size=engine.world.block_size)]
+
+    @staticmethod
+    def attach(target: Any, sanitizer: Any) -> None:
+        """Follow a Scheduler: the tables and prefixes that it gives to the workers."""
+        schedule, free = target.schedule, target.block_manager.free
+        tables: dict[int, tuple[str, list[int]]] = {}  # of a sequence: name and reported table
+        steps = [0]
+
+        def scheduled() -> Any:
+            planned, outputs, *more = schedule()
+            assert not outputs.blocks_to_swap_in
+            assert not outputs.blocks_to_swap_out
+            chunks = [follow(each) for each in planned]
+            copies = outputs.blocks_to_copy
+            if isinstance(copies, dict):
+                copies = [(old, new) for old, many in copies.items() for new in many]
+            sanitizer.copy(copies)
+            if chunks:
+                steps[0] += 1
+                sanitizer.issue(steps[0], chunks)
+                sanitizer.complete(steps[0])
+            return planned, outputs, *more
+
+        def follow(data: Any) -> Chunk:
+            (number, table), name = next(iter(data.block_tables.items())), data.request_id
+            tokens = data.seq_data[number].get_token_ids()
+            if name not in sanitizer:
+                sanitizer.begin(name, _Tokens(data.seq_data[number]))
+            old = tables.get(number, (name, []))[1]
+            pairs = enumerate(zip(old, table, strict=False))
+            shorter = min(len(old), len(table))
+            same = next((at for at, (one, other) in pairs if one != other), shorter)
+            if same < len(old):
+                sanitizer.cut(name, 0, same)
+            if same < len(table):
+                sanitizer.extend(name, 0, table[same:])
+            tables[number] = name, list(table)
+            if not data.is_prompt:
+                return Chunk(name, len(tokens) - 1, 1)
+            start = len(data.computed_block_nums or ()) * target.cache_config.block_size
+            return Chunk(name, start, len(tokens) - start)
+
+        def freed(sequence: Any, *more: Any) -> None:
+            free(sequence, *more)
+            name, _ = tables.pop(sequence.seq_id, ("", []))
+            if name and sequence.is_finished():
+                sanitizer.end(name)
+            elif name:
+                sanitizer.drop(name)
+
+        target.schedule, target.block_manager.free = scheduled, freed
