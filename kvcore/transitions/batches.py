@@ -155,9 +155,14 @@ def settle_merges(tx: Transaction, merges: Iterable[Merge]) -> None:
 
 
 def _merge(tx: Transaction, merge: Merge) -> None:
-    """Move a table to the older block of a content, or publish its own block if that is gone."""
+    """Move a table to the older block of a content, or publish its own block if that is gone.
+
+    Does nothing for a stale request: its own block has content of older weights.
+    """
     request = tx.requests.get(merge.request_id)
     if request is None or len(request.tables[merge.group_id]) <= merge.position:
+        return
+    if tx.is_stale(request):
         return
     table = request.tables[merge.group_id]
     size = tx.config.groups[merge.group_id].block_size

@@ -112,6 +112,20 @@ EPOCHS: dict[str, Profile] = {
         16921,
         shows=SHOWS,
     ),
+    "epoch-flight-loads": Profile(
+        "weights change while a batch is in flight, loads of what others compute merge",
+        world(
+            *(2, 2, 2, 2, ADVANCE, "load"),
+            duplicates="merge",
+            epoch=1,
+            without=STAYING,
+            **FLYING_SLOTS,
+        ),
+        38257,
+        132937,
+        backend="rust",
+        shows=SHOWS,
+    ),
     "epoch-ahead": Profile(
         "weights change while a batch runs ahead of its output, blocks of two tokens",
         world(

@@ -160,6 +160,8 @@ fn settle_merges(state: &mut State, merges: Vec<Merge>) {
 }
 
 /// Move a table to the older block of a content, or publish its own block if that is gone.
+///
+/// Does nothing for a stale request: its own block has content of older weights.
 fn apply_merge(state: &mut State, merge: &Merge) {
     let Some(&row) = state.rows.get(&merge.request_id) else { return };
     let request = &state[row];
@@ -167,7 +169,8 @@ fn apply_merge(state: &mut State, merge: &Merge) {
     let same = request.tables[group_id].get(position) == Some(&merge.block);
     let size = state.config.groups[group_id].block_size;
     let computed = request.num_accepted() >= (merge.position + 1) * size;
-    if !same || !computed || state.device.key(merge.block).is_some() {
+    let done = !computed || state.device.key(merge.block).is_some();
+    if !same || done || state.is_stale(row) {
         return;
     }
     let scale = state.scales[group_id];
