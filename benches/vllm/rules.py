@@ -73,7 +73,7 @@ class Watch:
 
     def watch_tokens(self, compat: Any) -> None:
         """Also record tokens that a shadow schedules by `append`, besides the manager's calls."""
-        append, append_alike = compat.append, compat.append_alike
+        append, append_within_blocks = compat.append, compat.append_within_blocks
 
         def recorded(requests: Iterator[Any]) -> Any:
             given: list[Any] = []
@@ -83,13 +83,13 @@ class Watch:
                     given.append(each)
                     yield each
 
-            rest = append_alike(noted())
+            rest = append_within_blocks(noted())
             for request in given if rest is None else given[:-1]:
                 self._allocate("allocate_slots", lambda _: compat.empty_kv_cache_blocks, request)
             return rest
 
         compat.append = lambda request: self._allocate("allocate_slots", append, request)
-        compat.append_alike = recorded
+        compat.append_within_blocks = recorded
 
     def keyed(self, blocks: Iterable[int]) -> set[int]:
         """Return those of the blocks that have a key."""

@@ -115,11 +115,11 @@ class DecodedTokens:
         self.last_refusal = None
         return blocks
 
-    def append_alike(self, requests: Iterator[Any]) -> Any:
-        """Schedule the next token of one request after another, while each has to wait only.
+    def append_within_blocks(self, requests: Iterator[Any]) -> Any:
+        """Schedule the next token of one request after another, while it begins and fills no block.
 
-        Returns the first request that needs `append`, None if none does. The outcome is that of
-        `append`, in fewer instructions.
+        Returns the first request that needs `append` instead, None if none does. The outcome is
+        that of `append`, in fewer instructions.
         """
         steps, size, limit = self._steps, self._block_divisor, self._length_limit
         late = steps.waiting and not steps.tokens  # those have tokens to come

@@ -292,13 +292,13 @@ def test_the_short_way_leads_to_the_same(
 
 
 class InRuns(KVCacheManager):
-    """Schedules a token by `append_alike` wherever that suffices."""
+    """Schedules a token by `append_within_blocks` wherever that suffices."""
 
     num_alike = 0
 
     def allocate_slots(self, request: Any, num_new_tokens: int, *args: Any, **options: Any) -> Any:
         is_plain = num_new_tokens == 1 and not (args or options)
-        if is_plain and self.append_alike(iter([request])) is None:
+        if is_plain and self.append_within_blocks(iter([request])) is None:
             self.num_alike += 1
             return self.empty_kv_cache_blocks
         return super().allocate_slots(request, num_new_tokens, *args, **options)
@@ -334,12 +334,14 @@ def test_a_run_stops_at_the_request_that_needs_more(backend: Backend) -> None:
         request.output.append(9)
     manager.new_step_starts()
     left = iter([*requests, HashedRequest("new", [1])])
-    assert manager.append_alike(left) is requests[0], "it begins the step"
+    assert manager.append_within_blocks(left) is requests[0], "it begins the step"
     assert manager.append(requests[0]) is manager.empty_kv_cache_blocks
-    assert manager.append_alike(left) is requests[2], "its token fills a block"
+    assert manager.append_within_blocks(left) is requests[2], "its token fills a block"
     assert manager.append(requests[2]) is manager.empty_kv_cache_blocks
-    rest = manager.append_alike(left)
+    rest = manager.append_within_blocks(left)
     assert (rest.request_id, next(left, None)) == ("new", None), "the manager does not know it"
-    assert manager.append_alike(iter(requests[3:])) is requests[3], "it has its token of this step"
-    assert manager.append_alike(iter([])) is None
+    assert manager.append_within_blocks(iter(requests[3:])) is requests[3], (
+        "it has its token of this step"
+    )
+    assert manager.append_within_blocks(iter([])) is None
     assert [manager.core.num_computed_tokens(each.request_id) for each in requests] == [6, 7, 8, 6]

@@ -208,10 +208,12 @@ def test_tokens_that_a_shadow_schedules_in_runs_are_recorded() -> None:
         return next(each for each in given if each is requests[1])
 
     compat = SimpleNamespace(
-        append=lambda _: empty, append_alike=stops_at_the_second, empty_kv_cache_blocks=empty
+        append=lambda _: empty,
+        append_within_blocks=stops_at_the_second,
+        empty_kv_cache_blocks=empty,
     )
     watch.watch_tokens(compat)
-    assert compat.append_alike(iter(requests)) is requests[1]
+    assert compat.append_within_blocks(iter(requests)) is requests[1]
     assert watch.calls == [("allocate_slots", "r", [1])], "the second is left to `append`"
     compat.append(requests[1])
     assert watch.calls[1:] == [("allocate_slots", "s", [2])]
@@ -226,7 +228,7 @@ class Shadowed:
 
     def __init__(self, theirs: list[int], mine: list[int]) -> None:
         self.own, (self.kvcore, watch) = Table(theirs), watched([1, 2], mine, withdraws=(2,))
-        self.kvcore.compat = SimpleNamespace(append=None, append_alike=None)
+        self.kvcore.compat = SimpleNamespace(append=None, append_within_blocks=None)
         self.reported: list[str] = []
         self.first_difference = FirstDifference(self, watch)
         first = SimpleNamespace(request_id="r", num_computed_tokens=0)

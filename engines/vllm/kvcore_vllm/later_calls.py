@@ -49,7 +49,7 @@ class LaterCalls:
         self.decoded.clear()
         self.others.clear()
         is_short, nothing = kvcore.is_short, kvcore.empty_kv_cache_blocks
-        take, start = kvcore.compat.append_alike if is_short else next_or_none, 0
+        take, start = kvcore.compat.append_within_blocks if is_short else next_or_none, 0
         for place, request, count, num_lookahead, answer in others:
             before, start = islice(decoded, place - start), place
             if (first := take(before)) is not None:

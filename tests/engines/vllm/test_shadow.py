@@ -147,7 +147,7 @@ def test_an_error_of_kvcore_in_a_run_of_tokens_reaches_no_request(
     def fails(_: Any) -> Any:
         raise RuntimeError("a defect")
 
-    monkeypatch.setattr(manager.kvcore.compat, "append_alike", fails)
+    monkeypatch.setattr(manager.kvcore.compat, "append_within_blocks", fails)
     assert run(scheduler, PROMPTS) == dict.fromkeys(PROMPTS, 3)
     reported = manager.tally.difference
     assert reported is not None
