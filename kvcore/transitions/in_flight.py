@@ -59,10 +59,10 @@ def lower_restored(tx: Transaction, request_id: str, num_tokens: int) -> None:
     """Limit what cancelling the batch just taken restores of a request."""
     if tx.in_flight and request_id in tx.in_flight[-1].entries:
         known = tx.in_flight[-1].entries[request_id]
-        restore = min(known.restore, num_tokens)
-        if tx.config.has_states and restore < known.before:
-            restore = 0
-        made = replace(known, restore=restore)
+        if known.restore <= num_tokens:
+            return
+        is_lost = tx.config.has_states and num_tokens < known.before
+        made = replace(known, restore=0 if is_lost else num_tokens)
         entries = tx.in_flight[-1].entries.set(request_id, made)
         tx.in_flight[-1] = replace(tx.in_flight[-1], entries=entries)
 
