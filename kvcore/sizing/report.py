@@ -64,8 +64,11 @@ class SizeReport:
 
     @property
     def hit_alignment(self) -> int:
-        """The tokens of which every hit length is a multiple: a hit ends a block in each group."""
-        return math.lcm(*(group.spec.block_size for group in self.config.groups))
+        """The tokens of which every hit length is a multiple: a hit ends a block in each group that
+        is not one of states.
+        """
+        specs = (group.spec for group in self.config.groups)
+        return math.lcm(*(spec.block_size for spec in specs if not isinstance(spec, StateSpec)))
 
     @property
     def num_full_requests(self) -> int:
@@ -324,7 +327,10 @@ def _state_lines(report: SizeReport) -> list[tuple[str, str]]:
             "its states",
             f"{num_blocks:,} of these blocks, {format_memory(num_blocks * config.block_bytes)}",
         ),
-        ("hits", f"end at multiples of {_count(report.hit_alignment, 'token')}"),
+        (
+            "hits",
+            f"end at multiples of {_count(report.hit_alignment, 'token')} where a state was kept",
+        ),
     ]
 
 
