@@ -48,6 +48,62 @@ STATES: dict[str, Profile] = {
         153626,
         backend="rust",
     ),
+    "states-merge": Profile(
+        "recurrent states, duplicates merge",
+        world(
+            *(5, 2, 4, 4),
+            duplicates="merge",
+            moves="calls",
+            without=("fork", *LEFT),
+            **ALONE,
+        ),
+        908,
+        5629,
+    ),
+    "states-delays": Profile(
+        "recurrent states, computed blocks are published when the engine says so",
+        world(
+            *(4, 2, 3, 3, "cache_blocks"),
+            delays=(False, True),
+            moves="calls",
+            without=("fork", "append", *LEFT),
+            **ALONE,
+        ),
+        219,
+        1741,
+    ),
+    "states-eagle": Profile(
+        "recurrent states, hits drop the last block of attention",
+        world(
+            *(6, 2, 5, 5),
+            groups=(Group(2, eagle=True), STATE),
+            use_eagle=True,
+            num_letters=1,
+            without=("fork", *LEFT),
+        ),
+        519,
+        1482,
+    ),
+    "states-rewind": Profile(
+        "recurrent states, requests are taken back to a count",
+        world(5, 1, 5, 5, "rewind", without=("fork",), **ALONE),
+        190,
+        928,
+        not_shown=NEVER_REFUSED,
+    ),
+    "states-epochs": Profile(
+        "recurrent states, weights change twice",
+        world(4, 2, 3, 3, "advance_epoch", without=("fork", *LEFT), **ALONE),
+        403,
+        1404,
+    ),
+    "states-pins": Profile(
+        "recurrent states, blocks are pinned and evicted",
+        world(4, 2, 3, 3, "pin", "unpin", "evict_blocks", without=("fork", *LEFT), **ALONE),
+        3018,
+        21913,
+        backend="rust",
+    ),
     "states-swap": Profile(
         "recurrent states, swapped to and fro",
         world(
