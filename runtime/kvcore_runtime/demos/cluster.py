@@ -265,7 +265,9 @@ def _index(stack: contextlib.ExitStack, nodes: list[Node], *, own_index: bool) -
     if not own_index and (port := _start_dynamo(stack)) is not None:
         print(f"the index: Dynamo's indexer at port {port}")
         return DynamoIndex(port, nodes)
-    print("the index: kvcore's own (Dynamo's: make engines-dynamo installs it)")
+    is_there = peer_python("dynamo").exists()
+    hint = "" if is_there else " (Dynamo's: make engines-dynamo installs it)"
+    print(f"the index: kvcore's own{hint}")
     return OwnIndex(stack.enter_context(EventSource()), nodes)
 
 

@@ -33,10 +33,12 @@ KEPT_BYTES = 1 << 30
 def end_as_by_ctrl_c() -> None:
     """Let SIGTERM and SIGHUP (`timeout`, a closed terminal) end this process as Ctrl-C does.
 
-    By default they would end it at once, and leave what it started.
+    By default they would end it at once, and leave what it started. A signal that is ignored, as
+    SIGHUP is under `nohup`, stays so.
     """
     for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.default_int_handler)
+        if signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, signal.default_int_handler)
 
 
 def free_port() -> int:

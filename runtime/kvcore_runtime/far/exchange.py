@@ -26,9 +26,11 @@ if TYPE_CHECKING:
     from kvcore_runtime.engine.engine import Engine
 
 NAP_S = 0.001
-"""How long an idle exchange sleeps between two questions whether its tier has answered."""
+"""Seconds that an idle exchange sleeps between two polls of its tier."""
 WAIT_S = 0.005
-"""The same for a tier with `wait`, which ends early: each time takes a core from its threads."""
+"""The same for a tier with `wait`, which returns as soon as a ticket ends. It is longer, because
+each wake-up takes the core from the tier's threads.
+"""
 CLOSE_S = 2.0
 
 

@@ -44,9 +44,11 @@ def read_hybrid(
     model = attrs.evolve(model, layers=model.layers[kept], layer_names=model.layer_names[kept])
     state = next((each for each in model.layers if isinstance(each, StateLayer)), None)
     attention = model.attention
-    if model.model_type != "qwen3_next" or state is None or attention is None:
+    if model.model_type != "qwen3_next":
+        raise UnsupportedModelFile(what="model_type", value=model.model_type, expected="qwen3_next")
+    if state is None or attention is None:
         raise UnsupportedModelFile(
-            what="model_type", value=model.model_type, expected="qwen3_next, with both kinds"
+            what="num_layers", value=num_layers, expected="layers of attention and with states"
         )
     hidden = hidden_size or fields.count("hidden_size", "it is the width of all layers")
     shape = LlamaConfig(
