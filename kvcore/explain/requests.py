@@ -37,9 +37,9 @@ class KnownRequest:
     from them. computed: the manager's count. step, before: the last batch that scheduled it, and
     its count before that. held: its blocks, in table order unless is_odd (copied, swapped, cut).
     places, states: blocks by place (group, position), when all of its table was looked at last, and
-    the newest states. has_moved: the places alone tell which blocks it holds.
-    published: blocks per group that need no further check. epoch: the epoch in which its count
-    began.
+    the newest states. has_moved: whether blocks left since `held` was set, so that only the places
+    tell which ones it holds. published: blocks per group that need no further check. epoch: the
+    epoch in which its count began.
     """
 
     name: str

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """CRC-32C, the checksum of a record's headers, frames and batches.
 
-The table is the specification; the compiled twin computes the same numbers with the processor's own
-instruction.
+The table is the specification; the compiled twin computes the same numbers with the processor's
+instructions.
 """
 
 from __future__ import annotations

@@ -306,8 +306,8 @@ fn has_its_hashes(state: &State, request: &RequestState, known: &mut KnownHashes
 /// Whether two requests have one prefix, as far as both count tokens of a block.
 ///
 /// Equal hashes of the engine's own mean equal content, whatever the tokens are. Tokens after the
-/// last block that both have hashed are then not compared. A state that both have left behind may
-/// be the one after the first token of its block.
+/// last block that both have hashed are then not compared. If both have gone on past a block of a
+/// state, this may be the state after any of its tokens: they are compared up to its first one.
 fn same_prefix(
     state: &State,
     one: &RequestState,

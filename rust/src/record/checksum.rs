@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //! CRC-32C, the checksum of a record's headers, frames and batches, and copies that compute it.
 //!
-//! Many bytes are folded 256 at once where the processor has VPCLMULQDQ (Gopal et al., "Fast CRC
-//! computation for generic polynomials", Intel 2009); all others are the crate's.
+//! Bytes are folded 256 at a time if the processor has VPCLMULQDQ (Gopal et al., "Fast CRC
+//! computation for generic polynomials", Intel 2009). Otherwise the crate computes it.
 //! Why it is sound: the folding runs only if its instructions were detected. Each load and each
 //! store is inside one of two slices of equally many chunks.
-//! Gain: 70 to 85 instead of 17 to 22 bytes a nanosecond; and 17 MB are copied to a file with their
-//! checksum in 1.1 ms, for the checksum needs no second look at them.
+//! Gain: 70 to 85 instead of 17 to 22 bytes per nanosecond; and 17 MB are copied to a file with
+//! their checksum in 1.1 ms, for the checksum needs no second look at them.
 //! Twin: kvcore/record/checksum.py.
 
 #![allow(unsafe_code)]
