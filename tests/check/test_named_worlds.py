@@ -96,6 +96,21 @@ def test_both_languages_agree_on_every_edge_beside_states_and_inside_blocks(
     check_named(capsys, name, "both")
 
 
+LARGE_WITH_STATES = (
+    *("states-pairs", "tails-states", "tails-states-fork", "tails-states-cut"),
+    "states-drafts-three",
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", LARGE_WITH_STATES)
+def test_both_languages_agree_on_every_edge_of_large_worlds_with_states(
+    capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    need_twin()
+    check_named(capsys, name, "both")
+
+
 def test_the_usual_world_finds_keys_that_stay_when_a_request_leaves_the_batch(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
