@@ -121,13 +121,21 @@ class DecodedTokens:
         Returns the first request that needs `append` instead, None if none does. The outcome is
         that of `append`, in fewer instructions.
         """
+        waiting = self._steps.waiting
+        num_waiting = len(waiting)
+        rest = self._append_plain(requests)
+        if len(waiting) > num_waiting:
+            self.last_refusal = None
+        return rest
+
+    def _append_plain(self, requests: Iterator[Any]) -> Any:
+        """Do the work of `append_within_blocks`."""
         steps, size, limit = self._steps, self._block_divisor, self._length_limit
         late = steps.waiting and not steps.tokens  # those have tokens to come
         if steps.first is None or late or not (steps.are_reported and self._keeps_all):
             return next(requests, None)
         all_known, mark = self._known, steps.mark
         wait, add_token = steps.waiting.append, steps.tokens.append
-        self.last_refusal = None
         for request in requests:
             try:
                 known, num_tokens = all_known[request.request_id], request.num_tokens

@@ -345,3 +345,25 @@ def test_a_run_stops_at_the_request_that_needs_more(backend: Backend) -> None:
     )
     assert manager.append_within_blocks(iter([])) is None
     assert [manager.core.num_computed_tokens(each.request_id) for each in requests] == [6, 7, 8, 6]
+
+
+def test_a_run_that_schedules_nothing_keeps_the_last_refusal(backend: Backend) -> None:
+    config = Config(8, SIZE, hash_seed=b"unit")
+    manager = KVCacheManager(config, backend=backend, keep_tokens=False, ends_steps=True)
+    manager.new_step_starts()
+    requests = [HashedRequest("a", list(range(5))), HashedRequest("b", list(range(6)))]
+    for request in requests:
+        assert manager.allocate_slots(request, request.num_tokens) is not None
+        request.num_computed_tokens = request.num_tokens
+        request.output.append(9)
+    manager.new_step_starts()
+    assert manager.append(requests[0]) is manager.empty_kv_cache_blocks
+    large = HashedRequest("large", list(range(99 * SIZE)))
+    assert manager.allocate_slots(large, large.num_tokens) is None
+    refusal = manager.last_refusal
+    assert refusal is not None
+    assert manager.append_within_blocks(iter([])) is None
+    assert manager.append_within_blocks(iter(requests[:1])) is requests[0]
+    assert manager.last_refusal is refusal
+    assert manager.append_within_blocks(iter(requests[1:])) is None
+    assert manager.last_refusal is None
