@@ -160,9 +160,9 @@ def _merge(tx: Transaction, merge: Merge) -> None:
     Does nothing for a stale request: its own block has content of older weights.
     """
     request = tx.requests.get(merge.request_id)
-    if request is None or len(request.tables[merge.group_id]) <= merge.position:
+    if request is None or tx.is_stale(request):
         return
-    if tx.is_stale(request):
+    if len(request.tables[merge.group_id]) <= merge.position:
         return
     table = request.tables[merge.group_id]
     size = tx.config.groups[merge.group_id].block_size

@@ -37,9 +37,15 @@ def note_request(
             restore=min(known.restore, restore),
             publishes=known.publishes if publishes is None else publishes,
         )
-    if tx.config.has_states and made.restore < made.before:
-        made = replace(made, restore=0)
+    made = replace(made, restore=_restored(tx, made.before, made.restore))
     tx.entries = tx.entries.set(request_id, made)
+
+
+def _restored(tx: Transaction, before: int, restore: int) -> int:
+    """Return the count that a cancel restores: beside states none inside what the batch
+    computes.
+    """
+    return 0 if tx.config.has_states and restore < before else restore
 
 
 def note_published_key(tx: Transaction, block: int, key: bytes) -> None:
@@ -61,8 +67,7 @@ def lower_restored(tx: Transaction, request_id: str, num_tokens: int) -> None:
         known = tx.in_flight[-1].entries[request_id]
         if known.restore <= num_tokens:
             return
-        is_lost = tx.config.has_states and num_tokens < known.before
-        made = replace(known, restore=0 if is_lost else num_tokens)
+        made = replace(known, restore=_restored(tx, known.before, num_tokens))
         entries = tx.in_flight[-1].entries.set(request_id, made)
         tx.in_flight[-1] = replace(tx.in_flight[-1], entries=entries)
 

@@ -61,7 +61,7 @@ mod folded {
     /// The bytes of a register.
     pub(super) const LINE: usize = 64;
     const NUM_LINES: usize = CHUNK / LINE;
-    /// The factors that move 16 bytes on by so many bits.
+    /// Factors that move 16 bytes on by a chunk, a line, and 16 bytes.
     const BY_CHUNK: [i64; 2] = factors(8 * CHUNK as u32);
     const BY_LINE: [i64; 2] = factors(8 * LINE as u32);
     const BY_LANE: [i64; 2] = factors(128);
