@@ -167,6 +167,15 @@ def test_loading_the_engine_is_no_hang_of_a_hunt(monkeypatch: pytest.MonkeyPatch
     assert main([named(broken.LoadsLong), "--runs", "1", "--seed", "1"]) == 0
 
 
+def test_an_engine_that_does_not_start_in_time_is_said_not_to_start(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("kvcore.sanitizer.hunter.session.START_SECONDS", 2.0)
+    assert main([named(broken.LoadsLong), "--runs", "1"]) != 0
+    said = capsys.readouterr()
+    assert "it did not start in 2 s" in said.err + said.out
+
+
 def test_a_world_that_the_engine_refuses_is_not_clean(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -175,7 +175,8 @@ def _followed(
         if not ready and unfinished.exists():
             last = max(last, unfinished.stat().st_mtime)  # of each world, before it runs
         if time.time() > last + patience:
-            failed = "hang", f"hang: a run did not end in {patience:.0f} s"
+            what = "it did not start" if patience == START_SECONDS else "a run did not end"
+            failed = "hang", f"hang: {what} in {patience:.0f} s"
     if failed is None and child.wait() not in (0, 2):
         failed = "died", f"died: the engine's process ended with {child.returncode}"
     if failed is not None:
