@@ -374,6 +374,7 @@ def _check_shapes(config: LlamaConfig, weights: LlamaWeights) -> None:
         raise ShapeMismatch(
             name="layers", expected=(config.num_layers,), actual=(len(weights.layers),)
         )
+    absent = torch.empty(0)  # has no weight's shape
     for index, layer in enumerate(weights.layers):
         own = {
             "qkv": (config.qkv_size(index), hidden),
@@ -388,7 +389,7 @@ def _check_shapes(config: LlamaConfig, weights: LlamaWeights) -> None:
                 "read_norm": (delta.value_dim,),
             }
         for name, shape in shapes.items():
-            weight = getattr(layer, name, weights.embedding[:0, 0])
+            weight = getattr(layer, name, absent)
             expected.append((f"layer {index} {name}", shape, weight))
     for name, shape, tensor in expected:
         if tuple(tensor.shape) != shape:
