@@ -9,7 +9,6 @@ taken counts as executed.
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Iterable
 from typing import Any, ClassVar
 
@@ -30,12 +29,9 @@ from kvcore_transformers.statistics import Statistics
 class Held:
     """What the adapter remembers of a request.
 
-    row: the manager's row of it. num_added: its tokens that the manager has. num_swapped: its
-    blocks in the host tier.
+    num_added: its tokens that the manager has. num_swapped: its blocks in the host tier.
     """
 
-    request_id: str
-    row: int
     num_added: int
     num_swapped: int = 0
 
@@ -126,10 +122,10 @@ class KvcoreCache(PagedAttentionCache):
         self, state: RequestState, request_len: int, dry_run: bool = False
     ) -> bool:
         """Schedule the next tokens of a request. Returns False if they do not fit."""
-        request_id, past = state.request_id, state.position_offset
-        answer = self.answers.pop(request_id, None)
-        if answer is not None:
-            return answer
+        request_id = state.request_id
+        if request_id in self.answers:
+            return self.answers.pop(request_id)
+        past = state.position_offset
         if dry_run:  # of a request that was never added
             needed = sum(-(-(past + request_len) // size) for size in self._sizes())
             return needed <= self.manager.num_free_blocks
@@ -216,8 +212,8 @@ class KvcoreCache(PagedAttentionCache):
         del copy_src_and_dst
         num_added = self.requests[src_state.request_id].num_added
         for child in dst_req_ids:
-            row = self.manager.fork(src_state.request_id, child)
-            self.requests[child] = Held(child, row, num_added)
+            self.manager.fork(src_state.request_id, child)
+            self.requests[child] = Held(num_added)
             for each in self.parts:
                 each.block_table[child] = each.block_table[src_state.request_id][:]
         return dst_req_ids
@@ -254,7 +250,8 @@ class KvcoreCache(PagedAttentionCache):
     def close_batch(self) -> None:
         """Take the open batch and make its copies."""
         batch = self.manager.take_batch()
-        self.renew()
+        if self.is_outdated:
+            self.renew()
         if not len(batch):
             self.scheduled.clear()
             return
@@ -271,8 +268,8 @@ class KvcoreCache(PagedAttentionCache):
         """Add a request unless it was added before."""
         held = self.requests.get(request_id)
         if held is None:
-            row = self.manager.add_request(Request(request_id, tokens))
-            held = self.requests[request_id] = Held(request_id, row, len(tokens))
+            self.manager.add_request(Request(request_id, tokens))
+            held = self.requests[request_id] = Held(len(tokens))
             for each in self.parts:
                 each.block_table[request_id] = []
         return held
@@ -295,57 +292,49 @@ class KvcoreCache(PagedAttentionCache):
 
     def _answer(self, states: list[RequestState]) -> None:
         """Schedule a position for each request, and note which of them got it."""
-        answers, refused = self.answers, self._append(states)
-        for state in states:
-            answers[state.request_id] = True
-        for held in refused:
-            answers[held.request_id] = False
+        refused = self.decode(states)
+        self.answers |= dict.fromkeys([state.request_id for state in states], True)
+        self.answers |= dict.fromkeys(refused, False)
 
-    def _append(self, states: list[RequestState]) -> list[Held]:
+    def decode(self, states: list[RequestState]) -> list[str]:
         """Schedule a position for each request, in order, with its token or a placeholder.
 
-        Returns the refused ones.
+        Returns the ids of the refused ones.
         """
-        known, to_come, tokens, refused = [], [], array("I"), list[Held]()
-        requests = self.requests
+        known, tokens, to_come = list[str](), list[int](), list[str]()
         for state in states:
-            held = requests[state.request_id]
-            generated = state.generated_tokens
+            request_id, generated = state.request_id, state.generated_tokens
+            held = self.requests[request_id]
             num_known = len(state.initial_tokens) + len(generated)
             if held.num_added == num_known:
-                to_come.append(held)
+                to_come.append(request_id)
                 continue
             if held.num_added < num_known - 1:
                 self._add_tokens(state, held, num_known - 1)
             held.num_added = num_known
-            known.append(held)
+            known.append(request_id)
             tokens.append(generated[-1])
-        if known:
-            refused = self._append_alike(known, tokens)
-            for held in refused:
-                held.num_added -= 1
-        if to_come:
-            refused += self._append_alike(to_come, None)
-        return refused
+        refused = self._append_alike(known, tokens)
+        for request_id in refused:
+            self.requests[request_id].num_added -= 1
+        return refused + self._append_alike(to_come, None) if to_come else refused
 
-    def _append_alike(self, requests: list[Held], tokens: array[int] | None) -> list[Held]:
+    def _append_alike(self, names: list[str], tokens: list[int] | None) -> list[str]:
         """Call `append`, and once more behind each refused request. Returns the refused ones."""
-        refused, start = [], 0
-        while start < len(requests):
-            rest = requests[start:] if start else requests
-            rows = array("i", [held.row for held in rest])
-            appended = self.manager.append(rows, tokens[start:] if tokens and start else tokens)
-            done = rest if appended.refused is None else rest[: appended.done]
-            self.scheduled.update([held.request_id for held in done])
+        refused = []
+        while names:
+            appended = self.manager.append(names, tokens)
+            done, refusal = appended.done, appended.refused
+            self.scheduled.update(names if refusal is None else names[:done])
             if appended.columns:
                 for place, group, position, block in zip(*appended.grown, strict=True):
-                    held = rest[place]  # the refused one, too: its window was trimmed
-                    self._set(held.request_id, group, position, block)
-            if appended.refused is not None:
-                held = rest[appended.done]
-                self.missing[held.request_id] = appended.refused.needed
-                refused.append(held)
-            start += appended.done + 1
+                    # of the refused one, too: its window was trimmed
+                    self._set(names[place], group, position, block)
+            if refusal is None:
+                break
+            self.missing[names[done]] = refusal.needed
+            refused.append(names[done])
+            names, tokens = names[done + 1 :], tokens and tokens[done + 1 :]
         return refused
 
     def _swap_in(self, state: RequestState, request_len: int) -> bool:

@@ -74,10 +74,6 @@ class Behind(KvcoreCache):
             self._count(max(0, hit - past), len(tokens) if is_compared else 0)
         return granted and self.can_store_request_tokens(state, request_len)
 
-    def decode_as(self, states: list[RequestState]) -> list[str]:
-        """Schedule the token that the engine granted each request. Returns those without room."""
-        return [held.request_id for held in self._append(states)]
-
     def close_batch(self) -> None:
         """Take the open batch; there is nothing to copy."""
         batch = self.manager.take_batch()
@@ -95,7 +91,7 @@ class Behind(KvcoreCache):
         self.scheduled.add(request_id)
 
     def _set(self, request_id: str, group: int, position: int, block: int) -> None:
-        """Do nothing: `decode_as` notes that the request got a slot."""
+        """Do nothing: `decode` notes that the request got a slot."""
 
     def _count(self, num_hits: int, num_queries: int) -> None:
         """Count the tokens that were found, and those that were looked up for the first time."""
@@ -193,7 +189,7 @@ class Shadow:
         call, first = "can_store_request_tokens", states[0].request_id
         try:
             started = self.clock()
-            refused = self.kvcore.decode_as(states) if self.kvcore else []
+            refused = self.kvcore.decode(states) if self.kvcore else []
             self.nanoseconds["kvcore"] += self.clock() - started
             if refused and self.num_steps % self.every == 0:
                 self.part(own, call, refused[0], True, False)
