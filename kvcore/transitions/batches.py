@@ -154,6 +154,24 @@ def settle_merges(tx: Transaction, merges: Iterable[Merge]) -> None:
         _merge(tx, merge)
 
 
+def settle_own_merges(tx: Transaction, request_id: str) -> None:
+    """Settle the merges of a request that is about to give its blocks back, if they were written
+    before the open batch. Else a block behind them would stay cached without its parent.
+    """
+    if not tx.batch.merges:
+        return
+    record = tx.scheduled.get(request_id)
+    request = tx.request(request_id)
+    num_written = request.num_computed if record is None else record.num_computed_before
+    own, others = [], []
+    for merge in tx.batch.merges:
+        end = (merge.position + 1) * tx.config.groups[merge.group_id].block_size
+        own_merge = merge.request_id == request_id and end <= num_written
+        (own if own_merge else others).append(merge)
+    tx.batch = replace(tx.batch, merges=pvector(others))
+    settle_merges(tx, own)
+
+
 def _merge(tx: Transaction, merge: Merge) -> None:
     """Move a table to the older block of a content, or publish its own block if that is gone.
 
