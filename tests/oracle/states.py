@@ -63,19 +63,24 @@ class Known:
 
 
 def draw_config(rng: Random) -> Config:
-    """Return a configuration with states, hits inside blocks, or both."""
-    sizes, unit = [rng.choice((2, 4)), rng.choice((2, 4))], rng.choice((None, 1, 2))
+    """Return a configuration with states, hits inside blocks, or both.
+
+    Which parts of a copied block get keys is left open with `publish="completed"`.
+    """
+    sizes, unit = (rng.choice((2, 4)), rng.choice((2, 4))), rng.choice((None, 1, 1, 2))
     groups = [Group(sizes[0])]
     if rng.random() < 0.3:
         groups.append(Group(sizes[1], kind="sliding_window", window=rng.randint(1, 6)))
     kept = [Group(rng.choice((2, 4, 8)), kind="state") for _ in range(rng.choice((0, 1, 1, 1, 2)))]
+    sizes_of_all = [group.block_size for group in groups + kept]
+    partial = unit is not None and unit < math.gcd(*sizes_of_all)
     return Config(
         num_blocks=rng.randint(4, 9) + len(groups) * 3 + len(kept) * 4,
         groups=tuple(groups + kept),
-        hash_block_size=unit if kept or unit is not None else 1,
+        hash_block_size=unit,
         num_host_blocks=rng.choice((0, 10)),
         eviction=rng.choice(("lru", "uncached_first")),
-        publish=rng.choice(("scheduled", "completed")),
+        publish="scheduled" if partial else rng.choice(("scheduled", "completed")),
         enable_events=rng.random() < 0.5,
         hash_seed=b"oracle",
     )
@@ -283,9 +288,8 @@ class StatesEngine:
             if end % size == 0 or request.marked:
                 self.found[self.key(tokens[:end], at), table[(end - 1) // size]] = at, tokens[:end]
             return
-        late = self.config.publish == "completed"
-        first = request.base // self.unit * self.unit if late else request.base // size * size
-        for stop in range(first + self.unit, end + 1, self.unit):
+        copied = size if request.found else self.unit  # the copy of a hit has keys of its own
+        for stop in range(request.base // copied * copied + self.unit, end + 1, self.unit):
             if self.partial or stop % size == 0:
                 block = table[(stop - 1) // size]
                 self.found[self.key(tokens[:stop], at), block] = at, tokens[:stop]
