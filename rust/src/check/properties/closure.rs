@@ -140,9 +140,11 @@ fn cached_blocks(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::check::tests::checked_states::{A, config, scheduled};
-    use crate::oracle::calls::Call;
+    use crate::check::properties::checker::Checker;
+    use crate::check::tests::checked_states::{A, B, config, scheduled};
+    use crate::oracle::calls::{Call, Slots};
     use crate::pool::free_queue::CURRENT;
+    use crate::types::config::Duplicates;
     use crate::types::effects::Effects;
 
     fn found(damage: impl FnOnce(&mut State)) -> Option<&'static str> {
@@ -171,5 +173,35 @@ mod tests {
             state.device.queue.append(BlockId(2), CURRENT);
         };
         assert_eq!(found(late), Some("EVICT-ORDER"));
+    }
+    #[test]
+    fn a_parent_that_waits_for_its_key_counts_as_cached() {
+        let mut run = scheduled(Config { duplicates: Duplicates::Merge, ..config() });
+        run.close();
+        run.call(&Call::Free { name: A });
+        run.close();
+        run.state.device.unpublish(BlockId(2), &mut Effects::silent());
+        run.add(B, &[1, 2, 3, 4, 5]);
+        run.call(&Call::AllocateSlots(Slots::new(B, 5)));
+        run.state.device.unpublish(BlockId(1), &mut Effects::silent());
+        let checks = Checks::default();
+        assert_eq!(check(&run.state, &mut run.prefixes, &checks), Ok(()));
+        run.state.batch.merges.clear();
+        let found = check(&run.state, &mut run.prefixes, &checks);
+        assert_eq!(found.unwrap_err().property, "PREFIX-CLOSED");
+    }
+
+    #[test]
+    fn each_call_is_judged_not_only_the_batch() {
+        let mut run = scheduled(config());
+        run.close();
+        run.call(&Call::Free { name: A });
+        run.close();
+        run.state.device.unpublish(BlockId(1), &mut Effects::silent());
+        let (before, world) = (run.state.clone(), World::new(config(), 2, 8, 8));
+        let call = Call::AddRequest { name: B, tokens: vec![9], kind: 0 };
+        let mut checker = Checker::new(Checks::default());
+        let made = checker.perform(&before, &mut run.state, &call, &world, &mut run.prefixes);
+        assert_eq!(made.err().map(|found| found.property), Some("PREFIX-CLOSED"));
     }
 }
