@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from random import Random
 from typing import Any
@@ -94,7 +95,7 @@ class StatesEngine:
         self.config = draw_config(self.rng)
         self.manager = Manager(self.config, languages)
         self.known: dict[str, Known] = {}
-        self.held: dict[Place, dict[int, tuple[int, Tokens]]] = {}
+        self.held: defaultdict[Place, dict[int, tuple[int, Tokens]]] = defaultdict(dict)
         self.found: dict[tuple[bytes, int], tuple[int, Tokens]] = {}
         self.num_named = 0
         self.unit = self.config.hash_block_size
@@ -179,7 +180,7 @@ class StatesEngine:
 
     def free(self) -> None:
         """Free a request; perhaps remove it."""
-        request = self.pick(lambda each: True)
+        request = self.pick(lambda each: each.name in self.known)
         if request is None or self.call("free", request.name) is not None:
             return
         request.count, request.base, request.swapped = 0, None, False

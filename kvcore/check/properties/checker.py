@@ -149,7 +149,7 @@ class Checker:
         self._checked.put(digest.whole, True)
 
     def _check_closure(self, state: State, digest: Digest) -> None:
-        """Check the properties that read prefixes: once for each pool, unless merges are pending."""
+        """Check the properties that read prefixes, once for each pool unless merges are pending."""
         merges = len(state.batch.merges) > 0
         if merges or self._checked_closure.get(digest.pools) is None:
             hear(self._of_prefixes, state, self.prefixes)

@@ -3,10 +3,10 @@
 //!
 //! No transition calls anything here. A hit is a run of blocks from the first token on, so a cached
 //! block whose parent is gone costs memory and is never found. The properties hold after each call,
-//! for groups with full attention, on runs without `BREAKS_CLOSURE`: calls that evict, pin, or write
-//! in place over keyed blocks. A parent whose key waits for the open batch, since another block
-//! still had it when the parent was filled, counts as cached: the batch gives it the key, or moves
-//! the table to the other block. Twin: kvcore/check/properties/closure.py.
+//! for groups with full attention, on runs without `BREAKS_CLOSURE`: calls that evict, pin, or
+//! write in place over keyed blocks. A parent whose key waits for the open batch, since another
+//! block still had it when the parent was filled, counts as cached: the batch gives it the key, or
+//! moves the table to the other block. Twin: kvcore/check/properties/closure.py.
 
 use smallvec::SmallVec;
 
@@ -144,7 +144,7 @@ mod tests {
     use crate::check::tests::checked_states::{A, B, config, scheduled};
     use crate::oracle::calls::{Call, Slots};
     use crate::pool::free_queue::CURRENT;
-    use crate::types::config::Duplicates;
+    use crate::types::config::{Config, Duplicates};
     use crate::types::effects::Effects;
 
     fn found(damage: impl FnOnce(&mut State)) -> Option<&'static str> {
