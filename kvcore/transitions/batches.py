@@ -163,11 +163,13 @@ def settle_own_merges(tx: Transaction, request_id: str) -> None:
     record = tx.scheduled.get(request_id)
     request = tx.request(request_id)
     num_written = request.num_computed if record is None else record.num_computed_before
-    own, others = [], []
-    for merge in tx.batch.merges:
-        end = (merge.position + 1) * tx.config.groups[merge.group_id].block_size
-        own_merge = merge.request_id == request_id and end <= num_written
-        (own if own_merge else others).append(merge)
+    own = [
+        each
+        for each in tx.batch.merges
+        if each.request_id == request_id
+        and (each.position + 1) * tx.config.groups[each.group_id].block_size <= num_written
+    ]
+    others = [each for each in tx.batch.merges if each not in own]
     tx.batch = replace(tx.batch, merges=pvector(others))
     settle_merges(tx, own)
 
