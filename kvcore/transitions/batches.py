@@ -154,6 +154,26 @@ def settle_merges(tx: Transaction, merges: Iterable[Merge]) -> None:
         _merge(tx, merge)
 
 
+def settle_own_merges(tx: Transaction, request_id: str) -> None:
+    """Settle the merges of a request that is about to give its blocks back, if they were written
+    before the open batch. Else a block behind them would stay cached without its parent.
+    """
+    if not tx.batch.merges:
+        return
+    record = tx.scheduled.get(request_id)
+    request = tx.request(request_id)
+    num_written = request.num_computed if record is None else record.num_computed_before
+    own = [
+        each
+        for each in tx.batch.merges
+        if each.request_id == request_id
+        and (each.position + 1) * tx.config.groups[each.group_id].block_size <= num_written
+    ]
+    others = [each for each in tx.batch.merges if each not in own]
+    tx.batch = replace(tx.batch, merges=pvector(others))
+    settle_merges(tx, own)
+
+
 def _merge(tx: Transaction, merge: Merge) -> None:
     """Move a table to the older block of a content, or publish its own block if that is gone.
 

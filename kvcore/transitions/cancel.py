@@ -4,10 +4,11 @@
 Invariants: a batch is cancelled together with all later ones and the open one; their numbers are
 not used again. The keys that they published are withdrawn, each request falls back to the lowest
 count that they remember, and the blocks after it are released. Evicted contents stay evicted, and
-freed blocks stay freed. If an epoch began in one of them, it stays begun, and the new open batch
-begins with its `EvictAll`. The new open batch then contains the released blocks and the whole
-tables of every row that the cancelled commands name, so it is right whether or not these were
-applied. A row held for a cancelled batch becomes free, unless a remaining batch has it.
+freed blocks stay freed. The new open batch begins with the released blocks and the whole tables of
+every row that the cancelled commands name, so it is right whether or not these were applied. If an
+epoch began in one of the batches, it stays begun, and its `EvictAll` follows: a block whose `Touch`
+was cancelled has its owner by the tables alone. A row held for a cancelled batch becomes free,
+unless a remaining batch has it.
 Twin: rust/src/transitions/cancel.rs.
 """
 
@@ -41,8 +42,6 @@ def cancel(state: State, batch: int) -> Outcome[State, None]:
         tx.in_flight = [each for each in state.in_flight if each.number < number]
         started = opened.starts_epoch or any(each.starts_epoch for each in cancelled)
         tx.batch = OpenBatch(opened.number + 1, starts_epoch=started)
-        if started:
-            tx.effects.commands.append(EvictAll())
         tx.scheduled, tx.entries = tx.batch.scheduled, tx.batch.entries
         tx.published_keys = tx.batch.published_keys
         hold_rows(tx, number)
@@ -50,6 +49,8 @@ def cancel(state: State, batch: int) -> Outcome[State, None]:
         take_back(tx, cancelled, number)
         for row in sorted({row for each in cancelled for row in each.rows}):
             rebuild(tx, row)
+        if started:
+            tx.effects.commands.append(EvictAll())
 
     return transition(state, change)
 

@@ -5,7 +5,8 @@ Invariants: tail blocks are released first, so they are evicted first. A request
 open batch (freed, swapped out or cut in mid-step) will not be computed: the keys that the batch
 published for content it would have written are withdrawn, the computed count falls back, and the
 blocks past it are released. If a cut needs a window that was given back, the request starts again
-from 0. If another request counts tokens in such a block, the call is misuse.
+from 0. If another request counts tokens in such a block, the call is misuse. Merges of blocks that
+older batches wrote do not wait for `take_batch`: the blocks behind them stay cached.
 Source: S000-37, 38; row 72 of kvcore/check/mutants/catalogue.py.
 Twin: rust/src/transitions/free.rs.
 """
@@ -20,6 +21,7 @@ from kvcore.state.state import NO_HOST_BLOCK, RequestState, State
 from kvcore.state.table_edit import TableEdit
 from kvcore.state.transaction import Transaction, transition
 from kvcore.state.waiting import settle_waiting
+from kvcore.transitions.batches import settle_own_merges
 from kvcore.transitions.in_flight import note_left_batch
 from kvcore.transitions.tails.keys import drop_delay
 from kvcore.transitions.unconfirmed_loads import lower_counted
@@ -42,6 +44,7 @@ def free(state: State, request_id: str) -> Outcome[State, None]:
             drop_host(tx, request)
         elif any(request.tables):
             tx.put(abandon_loads(tx, request))
+            settle_own_merges(tx, request_id)
             leave_open_batch(tx, tx.request(request_id))
             cut_tables(tx, tx.request(request_id), 0)
             tx.put(replace(tx.request(request_id), preempted=True))

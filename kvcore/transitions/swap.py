@@ -22,6 +22,7 @@ from kvcore.state.state import NO_HOST_BLOCK, NULL_BLOCK, RequestState, State
 from kvcore.state.table_edit import TableEdit
 from kvcore.state.transaction import Transaction, transition
 from kvcore.state.waiting import settle_waiting
+from kvcore.transitions.batches import settle_own_merges
 from kvcore.transitions.drain import forget_new
 from kvcore.transitions.free import check_leaving, cut_tables, leave_open_batch, release_host
 from kvcore.transitions.in_flight import note_request
@@ -183,7 +184,8 @@ def move_out(tx: Transaction, counts: dict[str, int], targets: dict[int, int]) -
                     owned.add(block)
             tables.append(pvector(ids))
         loads = tx.loads
-        cut_tables(tx, request, 0)
+        settle_own_merges(tx, request_id)
+        cut_tables(tx, tx.request(request_id), 0)
         note_request(tx, request_id, 0, 0)
         moved = tx.request(request_id)
         if num_computed:

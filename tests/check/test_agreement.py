@@ -253,3 +253,16 @@ def test_requests_that_share_a_block_are_compared_with_who_counts_most_of_it() -
 
 def test_nearly_every_property_was_broken_somewhere(said: Counter[str]) -> None:
     assert set(pool_and_state.PROPERTIES) - set(said) <= NEVER_DECODED
+
+
+def test_a_cached_block_without_its_parent_is_found_behind_the_same_calls() -> None:
+    need_twin()
+    where = world(3, 2, 4, "evict_blocks", num_letters=1, moves_per_batch=2, without=("fork",))
+    found = [
+        check(where, backend=each, properties=["PREFIX-CLOSED"]).violation
+        for each in ("python", "rust")
+    ]
+    python, rust = found
+    assert python is not None and rust is not None
+    assert (python.name, python.detail) == (rust.name, rust.detail)
+    assert [str(each) for each in python.calls] == [str(each) for each in rust.calls]

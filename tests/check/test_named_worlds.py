@@ -96,6 +96,14 @@ def test_both_languages_agree_on_every_edge_beside_states_and_inside_blocks(
     check_named(capsys, name, "both")
 
 
+def test_closure_is_judged_alike_where_a_parent_waits_to_be_merged(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """In the middle of a batch, a request evicts what another is to be merged with."""
+    need_twin()
+    check_named(capsys, "states-merge-two", "python", "rust")
+
+
 LARGE_WITH_STATES = (
     *("states-pairs", "tails-states", "tails-states-fork", "tails-states-cut"),
     "states-drafts-three",

@@ -17,6 +17,7 @@ from types import FrameType
 from kvcore.check.mutants import MUTANTS, Mutant, Patcher
 from kvcore.check.mutants.hunt import walk
 from kvcore.pool.free_queue import FreeQueue
+from tests.oracle import states
 from tests.oracle.run import Run, run
 
 CALLS_MAX = 20_000
@@ -50,6 +51,13 @@ def hunt(mutant: Mutant, num_calls: int, seed: int = 0) -> tuple[int, str | None
             if found.wrong is not None:
                 return made, found.wrong
     return made, None
+
+
+def hunt_states(mutant: Mutant, seeds: range) -> str | None:
+    """Make runs with recurrent states and a bug until one has a finding; return it."""
+    with seeded(mutant):
+        found = (states.run(seed, ("python",))[1] for seed in seeds)
+        return next((each for each in found if each is not None), None)
 
 
 def bounded(seed: int) -> Run:

@@ -121,6 +121,17 @@ def m_leaving_drops_older_merges(patcher: Patcher) -> None:
         return drops(tx, merge, 0, request)
 
 
+@mutant(
+    "merge-late",
+    "EVICT-ORDER",
+    costs="the blocks behind cannot be hit",
+    trace="merge_of_a_request_that_leaves",
+)
+def m_leaving_forgets_its_merges(patcher: Patcher) -> None:
+    """A request that is freed drops the merges of blocks that it had written before."""
+    patcher.replace(free, "settle_own_merges", lambda *_: None)
+
+
 @mutant("lookahead", "COMPUTED-RULE", costs="it cannot go on until it is freed")
 def m_lookahead_counts_as_computed(patcher: Patcher) -> None:
     """The lookahead slots of a call count as computed tokens."""

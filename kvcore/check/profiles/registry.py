@@ -104,6 +104,21 @@ PROFILES: dict[str, Profile] = {
         262,
         16790,
     ),
+    "merge-late": Profile(
+        "blocks cached late that merge, or leave in the batch that caches them",
+        world(
+            *(3, 2, 4, 4, "cache_blocks"),
+            duplicates="merge",
+            delays=(False, True),
+            num_letters=1,
+            moves="calls",
+            moves_per_batch=2,
+            without=("fork", "append", "remove_request", "reset_prefix_cache"),
+        ),
+        445,
+        38916,
+        shows=("goal merge",),
+    ),
     "completed": Profile(
         "blocks published when a batch is completed",
         world(2, 2, 3, 3, publish="completed", moves_per_batch=2),

@@ -60,6 +60,17 @@ STATES: dict[str, Profile] = {
         908,
         5629,
     ),
+    "states-merge-two": Profile(
+        "recurrent states, duplicates merge, two moves in a batch",
+        world(
+            *(5, 2, 4, 4),
+            duplicates="merge",
+            moves_per_batch=2,
+            without=("fork", *LEFT),
+            **ALONE,
+        ),
+        *(305, 2900),
+    ),
     "states-delays": Profile(
         "recurrent states, computed blocks are published when the engine says so",
         world(

@@ -81,6 +81,7 @@ class Checker:
             tuple(each for each in states if each[0] not in READ_THE_BATCH)
         )
         self._checked: Lately[bool] = Lately(RECENT_STATES_MAX)
+        self._checked_closure: Lately[bool] = Lately(RECENT_STATES_MAX)
         self._checked_pools: Lately[bool] = Lately(RECENT_STATES_MAX)
         self._checked_requests: Lately[bool] = Lately(RECENT_STATES_MAX)
         self._digests = Digests()
@@ -135,17 +136,25 @@ class Checker:
         if len(batch.scheduled) or len(batch.merges) or len(state.operations) or self._remembers:
             hear(self._of_open, state)
         digest = self.digest(state)
+        self._check_closure(state, digest)
         if self._checked.get(digest.whole) is not None:
             return
         pools = self._checked_pools.get(digest.pools) is not None
         new = [each for each in digest.requests if self._checked_requests.get(each) is None]
         hear(self._of_states[pools, not new], state)
         if not pools:
-            hear(self._of_prefixes, state, self.prefixes)
             self._checked_pools.put(digest.pools, True)
         for each in new:
             self._checked_requests.put(each, True)
         self._checked.put(digest.whole, True)
+
+    def _check_closure(self, state: State, digest: Digest) -> None:
+        """Check the properties that read prefixes, once for each pool unless merges are pending."""
+        merges = len(state.batch.merges) > 0
+        if merges or self._checked_closure.get(digest.pools) is None:
+            hear(self._of_prefixes, state, self.prefixes)
+            if not merges:
+                self._checked_closure.put(digest.pools, True)
 
     def check_runs(self, state: State) -> None:
         """Check the properties of the runs that start in a state."""

@@ -2,9 +2,11 @@
 """Properties of the cache after evictions: a block that can be hit has its parents.
 
 No transition calls anything here. A hit is a run of blocks from the first token on, so a cached
-block whose parent is gone costs memory and is never found. Both properties hold for groups with
-full attention, on runs without `evict_blocks`, pins and writes in place over keyed blocks
-(`KEEPS_CLOSURE`).
+block whose parent is gone costs memory and is never found. The properties hold after each call, for
+groups with full attention, on runs without `BREAKS_CLOSURE`: calls that evict, pin, or write in
+place over keyed blocks. A parent whose key waits for the open batch, since another block still had
+it when the parent was filled, counts as cached: the batch gives it the key, or moves the table to
+the other block.
 
 Source: rows 52, 53 of kvcore/check/mutants/catalogue.py.
 """
@@ -19,7 +21,8 @@ from kvcore.pool.retention_state import NOTHING
 from kvcore.state.state import State
 
 ClosureCheck = Callable[[State, Prefixes], Iterator[str]]
-Found = dict[tuple[Letter, ...], list[int]]
+Chain = tuple[Letter, ...]
+Found = dict[Chain, list[int]]
 
 BREAKS_CLOSURE = frozenset({"evict_blocks", "pin", "truncate", "rewind", "load", "cancel"})
 """Calls behind which a child may be cached without its parent."""
@@ -27,18 +30,18 @@ BREAKS_CLOSURE = frozenset({"evict_blocks", "pin", "truncate", "rewind", "load",
 
 def prefix_closed(state: State, prefixes: Prefixes) -> Iterator[str]:
     """PREFIX-CLOSED: a cached block's parent is cached, too."""
-    for size, found in _full_groups(state, prefixes):
+    for size, found, waiting in _full_groups(state, prefixes):
         for letters, blocks in found.items():
-            if len(letters) > size and letters[:-size] not in found:
+            if len(letters) > size and letters[:-size] not in found.keys() | waiting:
                 yield f"block {blocks[0]} is cached, but its parent is not"
 
 
 def evict_order(state: State, prefixes: Prefixes) -> Iterator[str]:
     """EVICT-ORDER: a free cached block is evicted before at least one copy of its parent."""
     places = {block: place for place, block in enumerate(state.device.queue)}
-    for size, found in _full_groups(state, prefixes):
+    for size, found, waiting in _full_groups(state, prefixes):
         for letters, blocks in found.items():
-            if len(letters) <= size:
+            if len(letters) <= size or letters[:-size] in waiting:
                 continue
             parents = found.get(letters[:-size], ())
             last = max((places.get(each, len(places)) for each in parents), default=-1)
@@ -55,9 +58,11 @@ def level_chain(state: State, prefixes: Prefixes) -> Iterator[str]:
     if pool.retention is None:
         return
     kept, free = pool.retention.kept, set(pool.queue)
-    for size, found in _full_groups(state, prefixes):
+    for size, found, waiting in _full_groups(state, prefixes):
         for letters, blocks in found.items():
-            parents = found.get(letters[:-size], ()) if len(letters) > size else ()
+            if len(letters) <= size or letters[:-size] in waiting:
+                continue
+            parents = found.get(letters[:-size], ())
             if not parents or not free.issuperset(parents):
                 continue
             for block in free.intersection(blocks):
@@ -67,15 +72,22 @@ def level_chain(state: State, prefixes: Prefixes) -> Iterator[str]:
                     yield f"block {block} has {mine}, but the copies of its parent have {theirs}"
 
 
-def _full_groups(state: State, prefixes: Prefixes) -> Iterator[tuple[int, Found]]:
-    """Yield the block size of each full group, and its cached prefixes with their blocks."""
+def _full_groups(state: State, prefixes: Prefixes) -> Iterator[tuple[int, Found, set[Chain]]]:
+    """Yield of each full group its block size, its cached prefixes with their blocks, and the
+    prefixes whose blocks have an owner and wait for their key.
+    """
     groups: dict[int, Found] = {}
     for key, blocks in state.device.index.items():
         group_id = group_of(key)
         if not state.config.groups[group_id].is_windowed:
             groups.setdefault(group_id, {})[prefixes.chain(key)] = list(blocks)
     for group_id, found in groups.items():
-        yield state.config.groups[group_id].block_size, found
+        waiting = {
+            prefixes.chain(each.key)
+            for each in state.batch.merges
+            if each.group_id == group_id and state.device.ref_counts[each.block]
+        }
+        yield state.config.groups[group_id].block_size, found, waiting
 
 
 CLOSURE_CHECKS: dict[str, ClosureCheck] = {

@@ -17,7 +17,7 @@ use std::sync::Arc;
 use crate::mutants::{Mutant, seeded};
 use crate::state::batch_records::{BatchInFlight, in_order};
 use crate::state::open_batch::Merge;
-use crate::state::state::State;
+use crate::state::state::{State, request_mut};
 use crate::state::table_edit::TableEdit;
 use crate::transitions::checkpoints::{publish_owed, settle_ends};
 use crate::transitions::in_flight::{lower_restored, note_published_key, num_finished};
@@ -27,6 +27,7 @@ use crate::transitions::unconfirmed_loads::{confirm_loads, note_keyed, note_owne
 use crate::types::commands::{Batch, close_into, named_rows};
 use crate::types::config::Publish;
 use crate::types::errors::Error;
+use crate::types::ids::Row;
 use crate::types::values::Status;
 
 /// Close and number the open batch and give its commands; pending merges open the next one.
@@ -157,6 +158,26 @@ fn settle_merges(state: &mut State, merges: Vec<Merge>) {
     for merge in merges {
         apply_merge(state, &merge);
     }
+}
+
+/// Settle the merges of a request that is about to give its blocks back, if they were written
+/// before the open batch. Else a block behind them would stay cached without its parent.
+pub(crate) fn settle_own_merges(state: &mut State, row: Row) {
+    if state.batch.merges.is_empty() {
+        return;
+    }
+    let State { config, batch, requests, .. } = state;
+    let request = request_mut(requests, row);
+    let record = batch.scheduled.get(row);
+    let num_written = record.map_or(request.num_computed, |record| record.num_computed_before);
+    let is_own = |merge: &Merge| {
+        let end = (merge.position + 1) * config.groups[merge.group_id as usize].block_size;
+        merge.request_id == request.request_id && end <= num_written
+    };
+    let merges = std::mem::take(&mut batch.merges);
+    let (own, others) = merges.into_iter().partition(is_own);
+    batch.merges = others;
+    settle_merges(state, own);
 }
 
 /// Move a table to the older block of a content, or publish its own block if that is gone.

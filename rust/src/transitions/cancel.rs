@@ -6,8 +6,9 @@
 //! least count that they remember, and the blocks behind it are released. What they evicted stays
 //! evicted, and what they freed stays freed. The new open batch begins with the blocks given back
 //! and with the whole tables of every row that the cancelled commands name, so it is right whether
-//! or not those had been applied. A row that was held back for a cancelled batch is free, unless a
-//! remaining batch has it.
+//! or not those had been applied. If an epoch began in one of the batches, it stays begun, and its
+//! `EvictAll` follows: a block whose `Touch` was cancelled has its owner by the tables alone. A row
+//! that was held back for a cancelled batch is free, unless a remaining batch has it.
 //! Twin: kvcore/transitions/cancel.py.
 
 use std::collections::BTreeSet;
@@ -36,10 +37,7 @@ pub fn cancel(state: &mut State, batch: i64) -> Result<(), Error> {
     let next = OpenBatch { number: state.batch.number + 1, ..OpenBatch::default() };
     let OpenBatch { number: open, entries, published_keys, starts_epoch, .. } =
         std::mem::replace(&mut state.batch, next);
-    if starts_epoch || cancelled.iter().any(|each| each.starts_epoch) {
-        state.batch.starts_epoch = true;
-        state.effects.emit(Command::EvictAll);
-    }
+    state.batch.starts_epoch = starts_epoch || cancelled.iter().any(|each| each.starts_epoch);
     cancelled.push(Arc::new(BatchInFlight {
         number: open,
         entries,
@@ -53,6 +51,9 @@ pub fn cancel(state: &mut State, batch: i64) -> Result<(), Error> {
     let rows: BTreeSet<Row> = cancelled.iter().flat_map(|each| &each.rows).copied().collect();
     let announced = rows.into_iter().filter(|_| !seeded(Mutant::CancelLeavesTables));
     announced.for_each(|row| rebuild(state, row));
+    if state.batch.starts_epoch {
+        state.effects.emit(Command::EvictAll);
+    }
     state.device.set_batch(state.batch.number);
     Ok(())
 }

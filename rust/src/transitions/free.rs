@@ -5,7 +5,9 @@
 //! open batch (freed, swapped out or cut in mid-step) will not be computed: the keys that the batch
 //! published for content it would have written are withdrawn, the computed count falls back, and
 //! the blocks past it are released. If a cut needs a window that was given back, the request starts
-//! again from 0. If another request counts tokens in such a block, the call is misuse.
+//! again from 0. If another request counts tokens in such a block, the call is misuse. Merges of
+//! blocks that older batches wrote do not wait for `take_batch`: the blocks behind them stay
+//! cached.
 //! Source: S000-37, 38; row 72 of kvcore/check/mutants/catalogue.py.
 //! Twin: kvcore/transitions/free.py.
 
@@ -15,6 +17,7 @@ use crate::mutants::{Mutant, seeded};
 use crate::state::open_batch::{Merge, ScheduledRequest, UnwrittenBlock};
 use crate::state::state::{NO_HOST_BLOCK, State, request_mut};
 use crate::state::table_edit::TableEdit;
+use crate::transitions::batches::settle_own_merges;
 use crate::transitions::checkpoints::drop_end;
 use crate::transitions::in_flight::note_left_batch;
 use crate::transitions::states::{num_left, step_back};
@@ -36,6 +39,7 @@ pub fn free(state: &mut State, request_id: &str) -> Result<(), Error> {
         drop_host(state, row);
     } else if state[row].holds_blocks() {
         abandon_loads(state, row);
+        settle_own_merges(state, row);
         leave_open_batch(state, row);
         cut_tables(state, row, 0, 0);
         state[row].preempted = true;

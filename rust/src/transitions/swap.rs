@@ -15,6 +15,7 @@ use crate::pool::block_pool::BlockPool;
 use crate::pool::floors::NO_TENANT;
 use crate::state::state::{NO_HOST_BLOCK, NULL_BLOCK, State};
 use crate::state::table_edit::TableEdit;
+use crate::transitions::batches::settle_own_merges;
 use crate::transitions::drain::forget_new;
 use crate::transitions::free::{check_leaving, cut_tables, leave_open_batch, release_host};
 use crate::transitions::in_flight::note_request;
@@ -183,6 +184,7 @@ fn move_out(state: &mut State, counts: &[(Row, u32)], targets: &HashMap<BlockId,
             }
         }
         let loads = (num_computed > 0).then(|| std::mem::take(&mut state.loads));
+        settle_own_merges(state, row);
         cut_tables(state, row, 0, 0);
         if let Some(loads) = loads {
             state.loads = loads;

@@ -5,10 +5,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from kvcore import Group, KVCacheManager, Request
 from kvcore.codec.decode import decode
 from kvcore.codec.encode import encode
 from kvcore.types.commands import Allocate, CopyOnWrite, Free, SetTable, Zero
+from kvcore.types.errors import TooManyTokens
 from tests.conftest import Backend
 from tests.helpers.stories import make
 
@@ -109,3 +112,40 @@ def test_the_token_behind_a_mark_copies_the_state(backend: Backend) -> None:
     core.append(["r1"], [9])
     assert core.has_key(state)
     assert CopyOnWrite(state, core.get_block_ids("r1")[1][0]) in list(core.take_batch())
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 4, 6, 21])
+def test_a_request_copies_one_state_per_interval_and_none_for_those_skipped(
+    backend: Backend, chunk: int
+) -> None:
+    interval, num_tokens = 4, 42
+    core = make(backend, 60, groups=(Group(2), Group(interval, kind="state")))
+    core.add_request(Request("r", list(range(num_tokens))))
+    copies: list[int] = []
+    end = 0
+    while end < num_tokens:
+        start, end = end, min(end + chunk, num_tokens)
+        core.allocate_slots("r", end - start)
+        batch = core.take_batch()
+        attention = -(-end // 2) - -(-start // 2)
+        moves = start == 0 or (start - 1) // interval < (end - 1) // interval
+        assert [type(each) for each in batch].count(Allocate) == attention + moves
+        copies += [end for each in batch if isinstance(each, CopyOnWrite)]
+        assert sum(block > 0 for block in core.get_block_ids("r")[1]) <= 2
+    places = [(each - 1) // interval for each in copies]
+    assert len(places) == len(set(places))
+    steps = range(chunk, num_tokens + chunk, chunk)
+    reached = {(min(each, num_tokens) - 1) // interval for each in steps}
+    assert set(places) == reached - {(min(chunk, num_tokens) - 1) // interval}
+
+
+def test_a_stop_is_advice_for_a_chunk_of_any_length(backend: Backend) -> None:
+    """Whether the request has so many tokens is the business of the call that schedules them."""
+    core = make_hybrid(backend)
+    core.add_request(Request("r", list(range(11))))
+    assert core.checkpoint_stop("r", 10**9) == (8, True)
+    core.allocate_slots("r", 8)
+    core.take_batch()
+    assert core.checkpoint_stop("r", 10**9) == (10**9, False)
+    with pytest.raises(TooManyTokens):
+        core.allocate_slots("r", 10**9)

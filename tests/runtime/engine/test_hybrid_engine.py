@@ -19,7 +19,7 @@ from kvcore_runtime.engine.drafts import PromptLookup
 from kvcore_runtime.engine.engine import Engine, EngineOptions
 from kvcore_runtime.engine.errors import NotWithStates
 from kvcore_runtime.engine.exchange import Exchange
-from kvcore_runtime.engine.sequence import GenerationRequest
+from kvcore_runtime.engine.sequence import Completion, GenerationRequest
 from kvcore_runtime.model.contiguous import generate_reference
 from kvcore_runtime.model.model import Llama, tiny_config, tiny_model
 from kvcore_runtime.model.sampling import Sampling
@@ -97,6 +97,10 @@ class Life:
         self.engine = Engine(self.model, config, options)
         self.seen: Counter[str] = Counter()
 
+    def step(self) -> list[Completion]:
+        """Make a step of the engine."""
+        return self.engine.step()
+
     def live(self) -> None:
         """Answer some requests, two of them twice and perhaps one not at all, and compare."""
         engine, waiting = self.engine, self.pick.sample(requests(), 4)
@@ -110,7 +114,7 @@ class Life:
                 engine.add_request(waiting.pop(0))
             if self.pick.random() < 0.03:
                 engine.abort(aborted)
-            for each in engine.step():
+            for each in self.step():
                 completions[f"{each.request_id.split('#')[0]}#{each.sample}"] = each
                 self.seen["forks"] += each.sample > 0
         expected = references(self.model)

@@ -33,6 +33,8 @@ pub struct Checker {
     /// How often each thing happened.
     pub notes: Notes,
     scratch: Scratch,
+    /// Whether the properties of `closure` are checked in the world, once that is known.
+    closed: Option<bool>,
 }
 
 impl Checker {
@@ -69,13 +71,25 @@ impl Checker {
         prefixes: &mut Prefixes,
     ) -> Result<(), Violation> {
         self.check(state)?;
-        let named = |property: &&str| self.checks.named(property);
-        if closure::holds_in(world) || CLOSURE_PROPERTIES.iter().any(named) {
-            closure::check(state, prefixes, &self.checks)?;
-        }
+        self.check_closure(state, world, prefixes)?;
         liveness::check(world, state, &self.checks)?;
         if self.checks.named("NO-THRASH") {
             self.checks.hear_finding("NO-THRASH", fair_scheduler::no_thrash(world, state))?;
+        }
+        Ok(())
+    }
+
+    /// Check that cached blocks have their parents, if the calls of the world keep it so.
+    fn check_closure(
+        &mut self,
+        state: &State,
+        world: &World,
+        prefixes: &mut Prefixes,
+    ) -> Result<(), Violation> {
+        let named = |property: &&str| self.checks.named(property);
+        let holds = || closure::holds_in(world) || CLOSURE_PROPERTIES.iter().any(named);
+        if *self.closed.get_or_insert_with(holds) {
+            closure::check(state, prefixes, &self.checks)?;
         }
         Ok(())
     }
@@ -107,6 +121,7 @@ impl Checker {
         if *call != Call::TakeBatch && changes(&outcome, state) {
             self.checks.hear(prefixes.learn(state))?;
             self.check(state)?;
+            self.check_closure(state, world, prefixes)?;
         }
         note(&mut self.notes, call, &outcome, state);
         Ok(outcome)

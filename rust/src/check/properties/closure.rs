@@ -2,9 +2,11 @@
 //! Properties of the cache after evictions: a block that can be hit has its parents.
 //!
 //! No transition calls anything here. A hit is a run of blocks from the first token on, so a cached
-//! block whose parent is gone costs memory and is never found. Both hold for groups with full
-//! attention, on runs without `evict_blocks`, pins and writes in place over keyed blocks. Twin:
-//! kvcore/check/properties/closure.py.
+//! block whose parent is gone costs memory and is never found. The properties hold after each call,
+//! for groups with full attention, on runs without `BREAKS_CLOSURE`: calls that evict, pin, or
+//! write in place over keyed blocks. A parent whose key waits for the open batch, since another
+//! block still had it when the parent was filled, counts as cached: the batch gives it the key, or
+//! moves the table to the other block. Twin: kvcore/check/properties/closure.py.
 
 use smallvec::SmallVec;
 
@@ -29,6 +31,15 @@ struct Cached {
     block: BlockId,
     /// Its place in the free queue; None while it is used.
     place: Option<u32>,
+    /// Whether an owned block with the content of its parent waits for its key.
+    waits: bool,
+}
+
+impl Cached {
+    /// Whether there is a parent, none of whose copies waits for its key.
+    fn has_settled_parent(&self) -> bool {
+        self.parent > 0 && !self.waits
+    }
 }
 
 /// Tell whether the properties hold in a world of such calls and such a policy.
@@ -47,7 +58,7 @@ pub fn check(state: &State, prefixes: &mut Prefixes, checks: &Checks) -> Result<
 
 /// PREFIX-CLOSED: a cached block's parent is cached, too.
 fn prefix_closed(cached: &[Cached]) -> Finding {
-    for each in cached.iter().filter(|each| each.parent > 0) {
+    for each in cached.iter().filter(|each| each.has_settled_parent()) {
         if parents(cached, each).next().is_none() {
             let block = each.block.0;
             return Err(format!("block {block} is cached, but its parent is not"));
@@ -58,7 +69,7 @@ fn prefix_closed(cached: &[Cached]) -> Finding {
 
 /// EVICT-ORDER: a free cached block is evicted before at least one copy of its parent.
 fn evict_order(cached: &[Cached]) -> Finding {
-    for each in cached.iter().filter(|each| each.parent > 0) {
+    for each in cached.iter().filter(|each| each.has_settled_parent()) {
         let Some(place) = each.place else { continue };
         let stays = |parent: &Cached| parent.place.is_none_or(|its| its > place);
         if !parents(cached, each).any(stays) {
@@ -75,7 +86,7 @@ fn level_chain(pool: &BlockPool, cached: &[Cached]) -> Finding {
     if pool.retention.is_none() {
         return Ok(());
     }
-    for each in cached.iter().filter(|each| each.parent > 0 && each.place.is_some()) {
+    for each in cached.iter().filter(|each| each.has_settled_parent() && each.place.is_some()) {
         let mine = pool.kept(each.block);
         let has_more = |parent: &Cached| {
             let its = pool.kept(parent.block);
@@ -103,6 +114,10 @@ fn cached_blocks(
     prefixes: &mut Prefixes,
 ) -> Result<SmallVec<[Cached; 8]>, Violation> {
     let mut found = SmallVec::new();
+    let mut waiting = SmallVec::<[(u32, u32); 4]>::new();
+    for merge in state.batch.merges.iter().filter(|each| state.device.ref_count(each.block) > 0) {
+        waiting.push((merge.group_id, prefixes.chain(&merge.key)?.last()));
+    }
     for block in (0..state.device.num_blocks()).map(BlockId) {
         let Some(key) = state.device.key(block) else { continue };
         let group_id = key.group_id();
@@ -116,7 +131,8 @@ fn cached_blocks(
         let free = state.device.queue.contains(block);
         let mut places = (0..).zip(state.device.queue.iter());
         let place = places.find(|each| free && each.1 == block).map(|each| each.0);
-        found.push(Cached { group_id, node: chain.last(), parent, block, place });
+        let waits = waiting.contains(&(group_id, parent));
+        found.push(Cached { group_id, node: chain.last(), parent, block, place, waits });
     }
     Ok(found)
 }
@@ -124,9 +140,11 @@ fn cached_blocks(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::check::tests::checked_states::{A, config, scheduled};
-    use crate::oracle::calls::Call;
+    use crate::check::properties::checker::Checker;
+    use crate::check::tests::checked_states::{A, B, config, scheduled};
+    use crate::oracle::calls::{Call, Slots};
     use crate::pool::free_queue::CURRENT;
+    use crate::types::config::{Config, Duplicates};
     use crate::types::effects::Effects;
 
     fn found(damage: impl FnOnce(&mut State)) -> Option<&'static str> {
@@ -155,5 +173,35 @@ mod tests {
             state.device.queue.append(BlockId(2), CURRENT);
         };
         assert_eq!(found(late), Some("EVICT-ORDER"));
+    }
+    #[test]
+    fn a_parent_that_waits_for_its_key_counts_as_cached() {
+        let mut run = scheduled(Config { duplicates: Duplicates::Merge, ..config() });
+        run.close();
+        run.call(&Call::Free { name: A });
+        run.close();
+        run.state.device.unpublish(BlockId(2), &mut Effects::silent());
+        run.add(B, &[1, 2, 3, 4, 5]);
+        run.call(&Call::AllocateSlots(Slots::new(B, 5)));
+        run.state.device.unpublish(BlockId(1), &mut Effects::silent());
+        let checks = Checks::default();
+        assert_eq!(check(&run.state, &mut run.prefixes, &checks), Ok(()));
+        run.state.batch.merges.clear();
+        let found = check(&run.state, &mut run.prefixes, &checks);
+        assert_eq!(found.unwrap_err().property, "PREFIX-CLOSED");
+    }
+
+    #[test]
+    fn each_call_is_judged_not_only_the_batch() {
+        let mut run = scheduled(config());
+        run.close();
+        run.call(&Call::Free { name: A });
+        run.close();
+        run.state.device.unpublish(BlockId(1), &mut Effects::silent());
+        let (before, world) = (run.state.clone(), World::new(config(), 2, 8, 8));
+        let call = Call::AddRequest { name: B, tokens: vec![9], kind: 0 };
+        let mut checker = Checker::new(Checks::default());
+        let made = checker.perform(&before, &mut run.state, &call, &world, &mut run.prefixes);
+        assert_eq!(made.err().map(|found| found.property), Some("PREFIX-CLOSED"));
     }
 }
