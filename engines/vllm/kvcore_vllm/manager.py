@@ -68,7 +68,9 @@ class KVCacheManager(Queries):
         )
         if enable_caching and use_eagle:
             check_lookahead(num_prefill_lookahead, scheduler_block_size)
-        compat = Compat(config, log_stats=False, keep_tokens=False, ends_steps=True)
+        compat = Compat(
+            config, log_stats=False, keep_tokens=False, ends_steps=True, reads_tables=True
+        )
         record_if_requested(compat.core)
         self.compat = compat
         self.kv_cache_config = kv_cache_config
