@@ -27,7 +27,7 @@ from kvcore_vllm.windows import Windows
 from kvcore_vllm.zeroing import Zeroing
 
 ADMITTED = (RequestStatus.WAITING, RequestStatus.PREEMPTED)
-FOLLOWED = {"reads_tables": True}  # states.py and parts.py put rows in vLLM's form
+FOLLOWED: dict[str, Any] = {"reads_tables": True}  # states.py and parts.py put rows in vLLM's form
 
 
 class KVCacheManager(Queries):

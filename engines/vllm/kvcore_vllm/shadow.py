@@ -101,7 +101,8 @@ class Shadow:
         self._later = LaterCalls(own.empty_kv_cache_blocks, unit)
         noted = own.allocate_slots, own.cache_blocks, own.free
         self._untimed = self._later.noting(*noted, self)
-        self._timed = self._later.noting(*map(self._clocked, noted), self)
+        allocate, publish, give_back = map(self._clocked, noted)
+        self._timed = self._later.noting(allocate, publish, give_back, self)
         for place, name in EACH_STEP.items():
             self._untimed[place] = self._without_clock(name)
             self._timed[place] = partial(self._call_both, name, None)
