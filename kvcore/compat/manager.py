@@ -45,9 +45,11 @@ class KVCacheManager(DecodedTokens):
     decision depends on them, and a long prompt need not be read. keep_commands: whether
     `take_commands` returns the batches. ends_steps: whether the engine calls `step_ends` or
     `new_step_starts` between any two schedules, so that no call reads counts to find out.
-    last_refusal: why the last `allocate_slots` returned None. last_hit: the hit of the last look-up
-    that read the cache. Raises InvalidConfig if duplicates are merged without keep_commands: only
-    commands report the replaced blocks.
+    reads_tables: whether the engine reads `get_block_ids` again after `allocate_slots`, and clears
+    and copies blocks itself. last_refusal: why the last `allocate_slots` returned None. last_hit:
+    the hit of the last look-up that read the cache. Raises InvalidConfig if blocks would be
+    replaced in tables and the engine neither gets the commands nor, where that is enough, reads the
+    tables again.
     """
 
     def __init__(
@@ -60,10 +62,10 @@ class KVCacheManager(DecodedTokens):
         keep_tokens: bool = True,
         keep_commands: bool = False,
         ends_steps: bool = False,
+        reads_tables: bool = False,
     ) -> None:
-        if config.duplicates == "merge" and not keep_commands:
-            reason = "tables change in place, so the commands must be kept and applied"
-            raise InvalidConfig(field="duplicates", value="merge", reason=reason)
+        if not keep_commands:
+            _check_followed(config, reads_tables=reads_tables)
         core = Core(config, backend)
         steps = Steps(core, keep_commands=keep_commands, are_reported=ends_steps)
         self._registry = RequestRegistry(
@@ -340,3 +342,21 @@ class KVCacheManager(DecodedTokens):
             if whole is not Verdict.OK:
                 return self._core.allocate_slots(seen.name, num_rest, full_sequence_must_fit=True)
         return CoreBlocks(())
+
+
+def _check_followed(config: Config, *, reads_tables: bool) -> None:
+    """Raise InvalidConfig if an engine without the commands cannot know its tables."""
+    if config.duplicates == "merge":
+        reason = "tables change in place, so the commands must be kept and applied"
+        raise InvalidConfig(field="duplicates", value="merge", reason=reason)
+    if reads_tables or not (config.has_tails or config.has_states):
+        return
+    what = "hits that end inside blocks" if config.has_tails else "state groups"
+    reason = (
+        f"with {what} blocks are copied and replaced in tables, so the commands must be kept and "
+        "applied (keep_commands=True), or the tables read again (reads_tables=True)"
+    )
+    if config.has_tails:
+        raise InvalidConfig(field="hash_block_size", value=config.hash_block_size, reason=reason)
+    kinds = [group.kind for group in config.groups]
+    raise InvalidConfig(field="groups", value=kinds, reason=reason)

@@ -70,6 +70,7 @@ def _size(options: argparse.Namespace) -> SizeReport:
         context_parallel=options.context_parallel,
         windows=options.windows,
         checkpoint_interval=options.checkpoint_interval,
+        hash_block_size=options.hash_block_size,
     )
     if budget is None:
         return report
@@ -154,6 +155,7 @@ def _make_parser() -> argparse.ArgumentParser:
         help=f"most tokens of a request in one step ({DEFAULT_BATCHED_TOKENS}); counts for windows",
     )
     add("--checkpoint-interval", type=count, metavar="TOKENS", help=_INTERVAL)
+    add("--hash-block-size", type=count, metavar="TOKENS", help=_HASHES)
     add("--no-windows", dest="windows", action="store_false", help=_NO_WINDOWS)
     add("--json", action="store_true", help="write plain data instead of text")
     return parser
@@ -171,4 +173,8 @@ _NOT_COUNTED = "activations and CUDA graphs, which use the same memory, are not 
 _TP = "devices that share the attention heads (1)"
 _CONTEXT = "ranks that share the tokens of full attention, --block-size of a block each (1)"
 _INTERVAL = "tokens between states that are kept for other requests (a block of attention)"
+_HASHES = (
+    "tokens of a block hash, fewer than a block has for hits that end inside blocks (--block-size"
+    " beside states, else a whole block)"
+)
 _NO_WINDOWS = "keep windows and chunks as full attention, in one group with the layers that have it"

@@ -207,13 +207,16 @@ class ContradictoryFields(SizingError):
 class UnsupportedModel(SizingError):
     """The model caches something other than blocks of keys and values."""
 
-    message = "{file}: field {field} is {value}: {reason}"
+    message = "{file}: field {field} is {value}: {reason}{of_type}"
 
     def shown(self) -> dict[str, object]:
         """Return the fields in the form that the message shows."""
-        value = self.fields["value"]
-        is_large = isinstance(value, dict | list)
-        return {**self.fields, "value": "set" if is_large else json.dumps(value)}
+        value, of_type = self.fields["value"], ""
+        if self.fields["field"] != "model_type" and "model_type" in self.fields:
+            family = self.fields["model_type"]
+            of_type = f" (model_type is {json.dumps(family)})" if family else " (no model_type)"
+        shown = "set" if isinstance(value, dict | list) else json.dumps(value)
+        return {**self.fields, "value": shown, "of_type": of_type}
 
 
 class HeadsDoNotSplit(SizingError):
@@ -226,3 +229,13 @@ class UnevenBlocks(SizingError):
     """Under context parallelism each rank keeps the same number of a block's tokens."""
 
     message = "blocks of {block_size} tokens do not split over {context_parallel} ranks"
+
+
+class UnevenHashes(SizingError):
+    """Hits end at multiples of a hash's tokens, which must fill the blocks of every group."""
+
+    message = "hashes of {hash_block_size} tokens do not fill blocks of {block_sizes} tokens"
+
+    def shown(self) -> dict[str, object]:
+        """Return the fields in the form that the message shows."""
+        return {**self.fields, "block_sizes": listed(map(str, self.fields["block_sizes"]))}

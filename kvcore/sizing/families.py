@@ -9,7 +9,6 @@ neither list is sized only by the fields of its file, and the report says so.
 
 from __future__ import annotations
 
-from kvcore.sizing.errors import UnsupportedModel
 from kvcore.sizing.fields import Fields
 from kvcore.sizing.hybrids import HYBRID_FAMILIES
 
@@ -82,12 +81,12 @@ def check_supported(fields: Fields, family: str) -> None:
     """Raise UnsupportedModel, or MissingField for latent vectors without size."""
     for name, reason in _UNSUPPORTED.items():
         if fields.has(name) and not (reason == _STATE and family in HYBRID_FAMILIES):
-            raise _unsupported(fields, name, fields.values[name], reason)
+            raise fields.unsupported(name, fields.values[name], reason)
     if family in _STATE_FAMILIES:
-        raise _unsupported(fields, "model_type", family, _STATE)
+        raise fields.unsupported("model_type", family, _STATE)
     if fields.find_flag("is_encoder_decoder"):
         reason = "models with an encoder are sized from specs, not from a file"
-        raise _unsupported(fields, "is_encoder_decoder", True, reason)
+        raise fields.unsupported("is_encoder_decoder", True, reason)
     if family in _LATENT_FAMILIES:
         fields.count("kv_lora_rank", f"models of type {family} keep latent vectors of this size")
     elif fields.has("qk_rope_head_dim"):
@@ -102,7 +101,3 @@ def family_note(family: str) -> str | None:
         "the file names no model_type" if family == UNKNOWN else f"{family} is an unknown family"
     )
     return f"{named}: sized as a transformer, by the file's fields alone"
-
-
-def _unsupported(fields: Fields, name: str, value: object, reason: str) -> UnsupportedModel:
-    return UnsupportedModel(file=fields.file, field=name, value=value, reason=reason)

@@ -15,7 +15,13 @@ from typing import Any
 
 import attrs
 
-from kvcore.sizing.errors import ContradictoryFields, InvalidField, MissingField, UnreadableModel
+from kvcore.sizing.errors import (
+    ContradictoryFields,
+    InvalidField,
+    MissingField,
+    UnreadableModel,
+    UnsupportedModel,
+)
 
 NESTED = "text_config"
 MAX_VALUE = 2**31 - 1
@@ -84,6 +90,13 @@ class Fields:
     def invalid(self, name: str, expected: str) -> InvalidField:
         """Make the error for a field with a wrong type or value."""
         return InvalidField(file=self.file, field=name, value=self.values[name], expected=expected)
+
+    def unsupported(self, name: str, value: object, reason: str) -> UnsupportedModel:
+        """Make the error for a field that says that the model is not sized."""
+        model_type = self.values.get("model_type")
+        return UnsupportedModel(
+            file=self.file, field=name, value=value, model_type=model_type, reason=reason
+        )
 
     def contradiction(self, first: str, second: str, reason: str) -> ContradictoryFields:
         """Make the error for two fields that contradict each other."""

@@ -12,12 +12,15 @@ of attention get enough tokens to reach the largest state, and all states are pa
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 import attrs
 
-from kvcore.sizing.errors import NoInterval, NoLayers
+from kvcore.sizing.errors import NoInterval, NoLayers, UnevenHashes
 from kvcore.sizing.layout import KVCacheGroupSpec, check_pages, create_kv_cache_group_specs
 from kvcore.sizing.memory import Specs
-from kvcore.sizing.specs import LayerSpec, StateSpec, blocks_of
+from kvcore.sizing.specs import LayerSpec, StateSpec, blocks_of, check_count
 
 NUM_GROUPS_MAX = 8
 """More groups cost time in every step; with more kinds than this, each has one group."""
@@ -44,6 +47,26 @@ def group_layers(
         for start in range(0, len(names), num_slots)
     ]
     return create_kv_cache_group_specs(resized, parts)
+
+
+def choose_hash_block_size(
+    groups: Sequence[KVCacheGroupSpec], block_size: int, given: int | None
+) -> int | None:
+    """Return the tokens of a hash if hits may end inside blocks; None for hits at whole blocks.
+
+    block_size: tokens of a block of attention without states; beside states a hash has at most as
+    many. given: use this many instead. A hash of the most tokens that divide all blocks leaves hits
+    at whole blocks. Raises WrongArgument, InvalidCount, UnevenHashes.
+    """
+    sizes = [group.spec.block_size for group in groups]
+    common = math.gcd(*sizes)
+    if given is not None:
+        check_count("hash_block_size", given)
+        if common % given:
+            raise UnevenHashes(hash_block_size=given, block_sizes=sorted(set(sizes)))
+    elif any(isinstance(group.spec, StateSpec) for group in groups):
+        given = math.gcd(block_size, common)
+    return None if given == common else given
 
 
 def choose_num_slots(num_layers: dict[LayerSpec, int]) -> int:

@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 import attrs
 
-from kvcore.sizing.errors import MissingField, UnsupportedModel
+from kvcore.sizing.errors import MissingField
 from kvcore.sizing.fields import Fields
 from kvcore.sizing.heads import heads_per_device
 from kvcore.sizing.units import DTYPE_BYTES
@@ -186,12 +186,8 @@ def _kept(
 ) -> tuple[Kept, ...]:
     for index, item in enumerate(items):
         if not isinstance(item, str) or item not in known:
-            raise UnsupportedModel(
-                file=fields.file,
-                field=f"{field}[{index}]",
-                value=item,
-                reason=f"known are {', '.join(known)}",
-            )
+            reason = f"known are {', '.join(known)}"
+            raise fields.unsupported(f"{field}[{index}]", item, reason)
     return tuple(known[item] for item in items)
 
 

@@ -40,11 +40,15 @@ class KVCacheTensor:
 
 @attrs.frozen
 class KVCacheConfig:
-    """The cache that a worker allocates and a manager manages."""
+    """The cache that a worker allocates and a manager manages.
+
+    hash_block_size: the tokens of a hash if hits may end inside blocks, else None.
+    """
 
     num_blocks: int
     tensors: tuple[KVCacheTensor, ...]
     groups: tuple[KVCacheGroupSpec, ...]
+    hash_block_size: int | None = None
 
     @property
     def num_slots(self) -> int:
@@ -151,8 +155,8 @@ def make_manager_config(config: KVCacheConfig, limits: Limits, **options: Any) -
 
     Groups with a window, a chunk or states need the null block, which takes one more block; limits
     with `null_block=True` include it when memory is checked. options: further fields of
-    `kvcore.Config`. Raises InvalidConfig as that does, also if limits without the null block left
-    no space for it.
+    `kvcore.Config`; `hash_block_size=None` keeps hits at whole blocks. Raises InvalidConfig as that
+    does, also if limits without the null block left no space for it.
     """
     groups = tuple(
         Group(
@@ -169,7 +173,7 @@ def make_manager_config(config: KVCacheConfig, limits: Limits, **options: Any) -
         max_model_len=limits.max_model_len,
         max_num_batched_tokens=limits.max_num_batched_tokens,
         null_block=limits.null_block or any(group.is_windowed for group in groups),
-        **options,
+        **{"hash_block_size": config.hash_block_size, **options},
     )
 
 

@@ -9,7 +9,7 @@ only if `use_sliding_window` is set; all others (Mistral) have the window in eve
 
 from __future__ import annotations
 
-from kvcore.sizing.errors import MissingField, UnsupportedModel
+from kvcore.sizing.errors import MissingField
 from kvcore.sizing.fields import Fields
 from kvcore.types.groups import Kind
 
@@ -78,9 +78,7 @@ def _read_layer_types(fields: Fields, num_layers: int) -> tuple[Kind, ...] | Non
     for index, name in enumerate(types):
         if not isinstance(name, str) or name not in _LAYER_TYPES:
             reason = f"known are {', '.join(_LAYER_TYPES)}"
-            raise UnsupportedModel(
-                file=fields.file, field=f"layer_types[{index}]", value=name, reason=reason
-            )
+            raise fields.unsupported(f"layer_types[{index}]", name, reason)
     kinds = tuple(_LAYER_TYPES[name] for name in types)
     if _SLIDING in kinds and fields.find_flag("use_sliding_window") is False:
         reason = "sliding_attention layers, but no window in use"

@@ -17,7 +17,7 @@ import attrs
 from kvcore.sizing.amounts import format_memory
 from kvcore.sizing.configs import longest_in_blocks, request_bytes, unify_hybrid_kv_cache_specs
 from kvcore.sizing.families import family_note
-from kvcore.sizing.grouping import group_layers
+from kvcore.sizing.grouping import choose_hash_block_size, group_layers
 from kvcore.sizing.layout import (
     KVCacheConfig,
     KVCacheGroupSpec,
@@ -64,9 +64,11 @@ class SizeReport:
 
     @property
     def hit_alignment(self) -> int:
-        """The tokens of which every hit length is a multiple: a hit ends a block in each group that
-        is not one of states.
+        """The tokens of which every hit length is a multiple: those of a hash if hits may end
+        inside blocks, else those of whole blocks of each group that is not one of states.
         """
+        if self.config.hash_block_size is not None:
+            return self.config.hash_block_size
         specs = (group.spec for group in self.config.groups)
         return math.lcm(*(spec.block_size for spec in specs if not isinstance(spec, StateSpec)))
 
@@ -101,14 +103,15 @@ def size_model(
     context_parallel: int = 1,
     windows: bool = True,
     checkpoint_interval: int | None = None,
+    hash_block_size: int | None = None,
 ) -> SizeReport:
     """Make the report for a model.
 
     memory_bytes: for the cache, on each device. limits.num_blocks replaces the number of blocks
     that fit; a request must fit into both. windows: False to keep windows and chunks as full
-    attention in a model that has both. checkpoint_interval: see `group_layers`. Raises
-    WrongArgument, NoCacheMemory, InvalidMemory above a PiB, and what `make_layer_specs` and
-    `group_layers` raise.
+    attention in a model that has both. checkpoint_interval: see `group_layers`. hash_block_size:
+    see `choose_hash_block_size`. Raises WrongArgument, NoCacheMemory, InvalidMemory above a PiB,
+    and what `make_layer_specs`, `group_layers` and `choose_hash_block_size` raise.
     """
     check_memory("memory_bytes", memory_bytes)
     specs = make_layer_specs(
@@ -122,6 +125,8 @@ def size_model(
     groups = group_layers(specs, checkpoint_interval)
     in_memory = memory_bytes // block_bytes(groups)
     config = make_layout(groups, in_memory if limits.num_blocks is None else limits.num_blocks)
+    unit = choose_hash_block_size(groups, block_size, hash_block_size)
+    config = attrs.evolve(config, hash_block_size=unit)
     return SizeReport(
         model=model,
         config=config,
@@ -166,6 +171,7 @@ def to_json(report: SizeReport) -> dict[str, Any]:
         "max_model_len": limits.max_model_len,
         "max_num_batched_tokens": limits.max_num_batched_tokens,
         "blocks_per_request": report.blocks_per_request,
+        "hash_block_size": config.hash_block_size,
         "hit_alignment": report.hit_alignment,
         "request_bytes": request_bytes(config.groups, limits),
         "num_full_requests": report.num_full_requests,
@@ -301,7 +307,7 @@ def _size_lines(report: SizeReport) -> list[tuple[str, str]]:
         ("memory", f"{format_memory(report.memory_bytes)}: {blocks}"),
         *_token_lines(report),
         ("a request", f"{held}, for {length}{_steps(report)}"),
-        *_state_lines(report),
+        *_hit_lines(report),
     ]
     lines += [("note", note) for note in report.notes]
     if report.fits:
@@ -313,25 +319,20 @@ def _size_lines(report: SizeReport) -> list[tuple[str, str]]:
     return [*lines, ("too small", f"a request of {length} needs {needed}; {longest}")]
 
 
-def _state_lines(report: SizeReport) -> list[tuple[str, str]]:
-    """Return the part of a request's blocks that holds its states, which does not depend on its
-    length.
+def _hit_lines(report: SizeReport) -> list[tuple[str, str]]:
+    """Format the part of a request's blocks that holds its states, which does not depend on its
+    length, and where hits end, if that is not simply a whole block.
     """
     config, limits = report.config, report.limits
     states = [group.spec for group in config.groups if isinstance(group.spec, StateSpec)]
+    hits = f"end at multiples of {_count(report.hit_alignment, 'token')}"
+    if config.hash_block_size is not None:
+        hits += f", inside blocks too (hash_block_size={config.hash_block_size})"
     if not states:
-        return []
+        return [("hits", hits)] if config.hash_block_size is not None else []
     num_blocks = sum(spec.max_blocks(limits) for spec in states)
-    return [
-        (
-            "its states",
-            f"{num_blocks:,} of these blocks, {format_memory(num_blocks * config.block_bytes)}",
-        ),
-        (
-            "hits",
-            f"end at multiples of {_count(report.hit_alignment, 'token')} where a state was kept",
-        ),
-    ]
+    held = f"{num_blocks:,} of these blocks, {format_memory(num_blocks * config.block_bytes)}"
+    return [("its states", held), ("hits", f"{hits}, where a state was kept")]
 
 
 def _token_lines(report: SizeReport) -> list[tuple[str, str]]:

@@ -17,7 +17,7 @@ from tests.conftest import Backend
 
 def make(backend: Backend, num_blocks: int = 10, **options: Any) -> KVCacheManager:
     """Return a manager with blocks of two tokens."""
-    named = ("log_stats", "own_hashes", "keep_commands", "ends_steps")
+    named = ("log_stats", "own_hashes", "keep_commands", "ends_steps", "reads_tables")
     chosen = {name: options.pop(name) for name in named if name in options}
     config = Config(num_blocks, 2, hash_seed=b"unit", **options)
     return KVCacheManager(config, backend=backend, **chosen)

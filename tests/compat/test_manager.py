@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from kvcore import Config, KvcoreError, Reason, Refused
+from kvcore import Config, Group, KvcoreError, Reason, Refused
 from kvcore import KVCacheManager as Core
 from kvcore.compat import KVCacheBlocks, KVCacheManager, make_config
 from kvcore.types.errors import (
@@ -241,6 +241,49 @@ def test_merged_duplicates_need_the_commands(backend: Backend) -> None:
     manager = make(backend, duplicates="merge", keep_commands=True)
     assert isinstance(manager.core, Core)
     assert "9 of 9 blocks free" in repr(manager)
+
+
+STATES = (Group(2), Group(2, kind="state"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "reported"),
+    [
+        ({"groups": STATES}, "groups=.*state.* with state groups blocks are copied"),
+        ({"hash_block_size": 1}, "hash_block_size=1.* with hits that end inside blocks"),
+        ({"groups": STATES, "hash_block_size": 1}, "hash_block_size=1.* with hits that end inside"),
+    ],
+)
+def test_tables_in_which_blocks_are_replaced_need_the_commands_or_to_be_read_again(
+    backend: Backend, changes: dict[str, Any], reported: str
+) -> None:
+    with pytest.raises(InvalidConfig, match=reported):
+        make(backend, **changes)
+    for choice in ("keep_commands", "reads_tables"):
+        assert isinstance(make(backend, **changes, **{choice: True}).core, Core)
+    with pytest.raises(InvalidConfig, match="commands must be kept and applied"):
+        make(backend, **changes, duplicates="merge", reads_tables=True)
+
+
+def test_hashes_of_whole_blocks_need_neither(backend: Backend) -> None:
+    assert isinstance(make(backend, hash_block_size=2).core, Core)
+    assert isinstance(make(backend, hash_block_size=1, enable_caching=False).core, Core)
+
+
+def test_what_allocate_slots_returns_does_not_tell_where_a_state_lies(backend: Backend) -> None:
+    manager = make(backend, groups=STATES, reads_tables=True)
+    request = EngineRequest("r", list(range(6)))
+    assert manager.allocate_slots(request, 2) is not None
+    followed = manager.get_block_ids("r")
+    request.num_computed_tokens = 2
+    got = manager.allocate_slots(request, 4)
+    assert got is not None
+    for table, new in zip(followed, got.get_block_ids(), strict=True):
+        table += new
+    full, states = manager.get_block_ids("r")
+    assert followed[0] == full
+    assert [each != 0 for each in states] == [True, False, True]
+    assert followed[1] == [each for each in states if each]
 
 
 def test_a_pool_that_is_too_small_for_the_longest_request_is_taken_with_a_warning(

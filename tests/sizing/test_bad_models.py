@@ -96,8 +96,25 @@ BAD: list[tuple[dict[str, Any], dict[str, Any], type[KvcoreError], str]] = [
         "layer_types and sliding_window_pattern",
     ),
     (LLAMA, {"layer_types": ["linear_attention"] * 4}, UnsupportedModel, r"layer_types\[0\]"),
+    (
+        LLAMA,
+        {"model_type": "new", "layer_types": ["retnet"] * 4},
+        UnsupportedModel,
+        r'layer_types\[0\] is "retnet": known are full.*chunked.* \(model_type is "new"\)',
+    ),
+    (
+        LLAMA,
+        {"model_type": ..., "layer_types": ["retnet"] * 4},
+        UnsupportedModel,
+        r"chunked_attention \(no model_type\)",
+    ),
     (LLAMA, {"mamba_d_state": 16}, UnsupportedModel, "mamba_d_state is 16: state layers"),
-    (LLAMA, {"state_size": 128, "model_type": "new"}, UnsupportedModel, "state_size is 128"),
+    (
+        LLAMA,
+        {"state_size": 128, "model_type": "new"},
+        UnsupportedModel,
+        'state_size is 128: .*model_type is "new"',
+    ),
     (LLAMA, {"ssm_state_size": 128}, UnsupportedModel, "ssm_state_size is 128: state layers"),
     (LLAMA, {"model_type": "mamba2"}, UnsupportedModel, 'model_type is "mamba2": state layers'),
     (LLAMA, {"model_type": "kimi_linear"}, UnsupportedModel, 'model_type is "kimi_linear"'),
@@ -133,7 +150,8 @@ def test_what_no_model_has_is_refused_with_field_and_file(
     assert str(caught.value).startswith(f"{path}: field")
     if "value" in caught.value.fields:
         field, value = caught.value.fields["field"], caught.value.fields["value"]
-        assert value == changes.get(str(field), "linear_attention")
+        listed = changes.get("layer_types", [None])[0]
+        assert value == changes.get(str(field), listed)
 
 
 def test_fields_that_contradict_each_other_are_given_with_their_values(tmp_path: Path) -> None:

@@ -144,6 +144,18 @@ def test_windows_are_groups_of_their_own_unless_told_otherwise(
     assert whole["num_full_requests"] < data["num_full_requests"]
 
 
+def test_hits_inside_blocks_are_had_by_an_option(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = [LLAMA_8B, "--memory", "80GiB", "--block-size", "64"]
+    whole = ask(capsys, *arguments)[1]
+    assert (whole["hash_block_size"], whole["hit_alignment"]) == (None, 64)
+    inside = ask(capsys, *arguments, "--hash-block-size", "16")[1]
+    assert (inside["hash_block_size"], inside["hit_alignment"]) == (16, 16)
+    assert whole["num_blocks"] == inside["num_blocks"]
+    main([*arguments, "--hash-block-size", "16"])
+    line = "hits       end at multiples of 16 tokens, inside blocks too (hash_block_size=16)"
+    assert line in capsys.readouterr().out.splitlines()
+
+
 def test_slots_that_stay_empty_are_said(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(CONFIGS / "gemma-3-27b.json"), "--memory", "80GiB"]) == 0
     line = "6 groups   sliding_window of 1,024 tokens: 52 layers, 8 slots left empty, blocks of 16"
@@ -190,6 +202,10 @@ def test_what_fits_makes_a_manager_and_what_does_not_makes_none(
         ([LLAMA_8B, "--gpu", "80GiB", "--tp", "3"], "8 key-value heads do not split over 3"),
         ([LLAMA_8B, "--memory", "9999TiB"], "must be at most 1024 TiB"),
         ([LLAMA_8B, "--memory", "80GiB", "--dtype", "fp3"], "dtype fp3 is not known"),
+        (
+            [LLAMA_8B, "--memory", "80GiB", "--hash-block-size", "32"],
+            "hashes of 32 tokens do not fill blocks of 16 tokens",
+        ),
         ([LLAMA_8B, "--memory", "80GiB", "--tp", "3"], "32 attention heads do not split over 3"),
         (["nowhere.json", "--memory", "80GiB"], "nowhere.json: cannot be read"),
     ],
@@ -205,7 +221,7 @@ def test_what_was_wrong_goes_to_standard_error(
 
 
 @pytest.mark.parametrize("value", ["0", "-1", "1.5", "many", "2147483648"])
-@pytest.mark.parametrize("name", ["--block-size", "--max-model-len", "--tp"])
+@pytest.mark.parametrize("name", ["--block-size", "--max-model-len", "--tp", "--hash-block-size"])
 def test_counts_are_integers_of_at_least_one(
     name: str, value: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

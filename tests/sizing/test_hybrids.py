@@ -31,8 +31,10 @@ from kvcore.sizing.errors import (
     MissingField,
     NoInterval,
     SizingError,
+    UnevenHashes,
     UnsupportedModel,
 )
+from kvcore.types.errors import InvalidCount, KvcoreError
 from tests.conftest import Backend
 from tests.sizing.models import CONFIGS, HYBRIDS, write
 
@@ -175,15 +177,69 @@ def test_a_manager_gets_a_group_of_states_for_each_group(backend: Backend) -> No
     assert 31 - manager.num_free_blocks == report.blocks_per_request == 3 * 3 + 5 * 2
 
 
-@pytest.mark.parametrize("interval", [None, 160, 4096])
-def test_hits_end_at_whole_blocks_of_attention_where_a_state_was_kept(interval: int | None) -> None:
+@pytest.mark.parametrize("interval", [None, 160])
+def test_hits_end_inside_the_large_blocks_of_attention(interval: int | None) -> None:
     report = size_model(
         read_model(CONFIGS / "jamba-v0.1.json"), 80 * GIB, LIMITS, checkpoint_interval=interval
     )
-    assert report.hit_alignment == 80
-    assert make_manager_config(report.config, LIMITS).hit_alignment == 80
-    line = "hits       end at multiples of 80 tokens where a state was kept"
+    config = make_manager_config(report.config, LIMITS)
+    assert (config.has_tails, config.hash_block_size) == (True, 16)
+    assert report.hit_alignment == config.hit_alignment == to_json(report)["hit_alignment"] == 16
+    line = (
+        "hits       end at multiples of 16 tokens, inside blocks too (hash_block_size=16),"
+        " where a state was kept"
+    )
     assert line in to_text(report).splitlines()
+
+
+def test_hashes_that_fill_all_blocks_leave_hits_at_whole_blocks_unless_fewer_are_said() -> None:
+    """16 is the most that divides 80 and 4,096: hits inside blocks need hashes of fewer tokens."""
+    model = read_model(CONFIGS / "jamba-v0.1.json")
+    report = size_model(model, 80 * GIB, LIMITS, checkpoint_interval=4096)
+    config = make_manager_config(report.config, LIMITS)
+    assert (config.has_tails, config.hash_block_size) == (False, 16)
+    assert report.hit_alignment == config.hit_alignment == 80
+    report = size_model(model, 80 * GIB, LIMITS, checkpoint_interval=4096, hash_block_size=8)
+    config = make_manager_config(report.config, LIMITS)
+    assert (config.has_tails, report.hit_alignment, config.hit_alignment) == (True, 8, 8)
+
+
+@pytest.mark.parametrize(("given", "error"), [(48, UnevenHashes), (0, InvalidCount)])
+def test_a_hash_fills_every_block(given: int, error: type[KvcoreError]) -> None:
+    model = read_model(CONFIGS / "jamba-v0.1.json")
+    with pytest.raises(error, match=str(given)):
+        size_model(model, 80 * GIB, LIMITS, hash_block_size=given)
+
+
+def test_hits_end_at_whole_blocks_if_a_hash_is_said_to_be_a_block() -> None:
+    model = read_model(CONFIGS / "jamba-v0.1.json")
+    report = size_model(model, 80 * GIB, LIMITS, hash_block_size=80)
+    config = make_manager_config(report.config, LIMITS)
+    assert (config.has_tails, config.hit_alignment, report.hit_alignment) == (False, 80, 80)
+    line = "hits       end at multiples of 80 tokens, where a state was kept"
+    assert line in to_text(report).splitlines()
+    partial = size_model(model, 80 * GIB, LIMITS).config
+    assert make_manager_config(partial, LIMITS, hash_block_size=None).hit_alignment == 80
+
+
+def test_blocks_that_are_no_larger_for_their_states_are_hit_whole() -> None:
+    report = size_model(read_model(CONFIGS / "lfm2-1.2b.json"), 80 * GIB, LIMITS)
+    config = make_manager_config(report.config, LIMITS)
+    assert (report.hit_alignment, config.hit_alignment, config.has_tails) == (16, 16, False)
+
+
+def test_a_short_prompt_is_hit_by_the_manager_of_a_sized_model(backend: Backend) -> None:
+    """240 tokens end inside the first block of Qwen3-Next, which has 544."""
+    limits = Limits(max_model_len=1024, null_block=True, num_blocks=64)
+    report = size_model(read_model(CONFIGS / "qwen3-next-80b-a3b.json"), 80 * GIB, limits)
+    manager = KVCacheManager(make_manager_config(report.config, limits), backend)
+    manager.add_request(Request("first", [*range(240), 1000]))
+    advised = manager.checkpoint_stop("first", 241)
+    assert advised == (240, True)
+    assert manager.allocate_slots("first", 240, checkpoint=True)
+    manager.take_batch()
+    manager.add_request(Request("second", [*range(240), 2000, 2001]))
+    assert manager.get_computed_blocks("second").num_tokens == 240
 
 
 @pytest.mark.parametrize("name", HYBRIDS)
@@ -233,7 +289,7 @@ def test_a_head_size_that_is_automatic_follows_from_the_inner_size(tmp_path: Pat
             "granite-4.0-h-small",
             {"layer_types": ["retnet"] * 40},
             UnsupportedModel,
-            r'layer_types\[0\] is "retnet": known are full_attention',
+            r'layer_types\[0\] is "retnet": known are full_.*model_type is "granitemoehybrid"',
         ),
         (
             "nemotron-h-8b",

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls for running requests that vLLM's manager answers at once, and kvcore later in one go.
+"""Calls for running and finished requests that vLLM's manager answers at once, and kvcore later in
+one go.
 
 Nothing that these calls read changes before the manager's next call of another kind. In a row they
 cost half of what they cost when they alternate with vLLM's.
@@ -14,6 +15,9 @@ from typing import Any
 from kvcore_vllm.blocks import Blocks
 from kvcore_vllm.short_ways import KVCacheManager
 
+FREED = object()
+"""Stands for the answer of a noted `free`, which has none."""
+
 
 class LaterCalls:
     """Notes the calls that vLLM's manager gets.
@@ -21,7 +25,7 @@ class LaterCalls:
     own_nothing: its answer if it gives no block. block_size: a number of tokens that divides the
     block size of every group. decoded: requests of calls for one token that took no block. others:
     any other call, as the number of those before it, the request, the tokens, the lookahead (None
-    if blocks are to be published) and vLLM's answer.
+    if blocks are to be published or given back) and vLLM's answer.
     """
 
     def __init__(self, own_nothing: Any, block_size: int) -> None:
@@ -57,6 +61,10 @@ class LaterCalls:
             name = "allocate_slots"
             other: Any = nothing
             try:
+                if answer is FREED:
+                    name, answer = "free", None
+                    kvcore.free(request)
+                    continue
                 if num_lookahead is None:
                     name = "cache_blocks"
                     kvcore.cache_blocks(request, count)
@@ -98,12 +106,18 @@ class LaterCalls:
             request = take(requests)
 
     def noting(
-        self, allocate: Callable[..., Any], publish: Callable[..., Any], whole: Callable[..., Any]
+        self,
+        allocate: Callable[..., Any],
+        publish: Callable[..., Any],
+        give_back: Callable[..., Any],
+        at_once: Any,
     ) -> dict[str, Callable[..., Any]]:
-        """Return the two calls that vLLM's manager answers and this notes, by name.
+        """Return the three calls that vLLM's manager answers and this notes, by name.
 
-        whole: `allocate_slots` for calls that are not noted.
+        at_once: makes those that are not noted, in both managers; its `frees_later` tells whether a
+        request's blocks may be given back later.
         """
+        whole, free_at_once, frees_later = at_once.allocate_slots, at_once.free, at_once.frees_later
         decoded, note, nothing = self.decoded, self.others.append, self._own_nothing
         note_decoded = decoded.append
         publishes_from, size = self._publishes_from, self._block_size
@@ -132,7 +146,15 @@ class LaterCalls:
                 publishes_from[request.request_id] = end
                 note((len(decoded), request, num_computed_tokens, None, None))
 
-        return {"allocate_slots": allocate_slots, "cache_blocks": cache_blocks}
+        def free(request: Any) -> None:
+            if not frees_later(request):
+                free_at_once(request)
+                return
+            give_back(request)
+            publishes_from.pop(request.request_id, None)
+            note((len(decoded), request, 0, None, FREED))
+
+        return {"allocate_slots": allocate_slots, "cache_blocks": cache_blocks, "free": free}
 
 
 def is_same_block(mine: Any, theirs: Blocks | None) -> bool:

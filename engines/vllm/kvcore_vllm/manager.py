@@ -27,6 +27,7 @@ from kvcore_vllm.windows import Windows
 from kvcore_vllm.zeroing import Zeroing
 
 ADMITTED = (RequestStatus.WAITING, RequestStatus.PREEMPTED)
+FOLLOWED: dict[str, Any] = {"reads_tables": True}  # states.py and parts.py put rows in vLLM's form
 
 
 class KVCacheManager(Queries):
@@ -68,7 +69,7 @@ class KVCacheManager(Queries):
         )
         if enable_caching and use_eagle:
             check_lookahead(num_prefill_lookahead, scheduler_block_size)
-        compat = Compat(config, log_stats=False, keep_tokens=False, ends_steps=True)
+        compat = Compat(config, log_stats=False, keep_tokens=False, ends_steps=True, **FOLLOWED)
         record_if_requested(compat.core)
         self.compat = compat
         self.kv_cache_config = kv_cache_config

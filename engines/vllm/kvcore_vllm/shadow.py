@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """kvcore behind vLLM's own manager: it gets the same calls, and only its answers are compared.
 
-vLLM's manager decides. Calls for running requests reach kvcore once a step has them all
-(later_calls.py), other calls at once. The first call whose answers differ is reported with both
-answers and what both sides hold; from then on kvcore gets no more calls. With
-KVCORE_SHADOW_EVERY=n, only the answers of every n-th step are compared. The clock is read in one of
-STEPS_PER_TIMED steps, since reading it takes as long as a small call.
+vLLM's manager decides. Calls for running requests reach kvcore once a step has them all, those that
+give back finished ones before the next other call (later_calls.py), and the rest at once. The first
+call whose answers differ is reported with both answers and what both sides hold; from then on
+kvcore gets no more calls. With KVCORE_SHADOW_EVERY=n, only the answers of every n-th step are
+compared. The clock is read in one of STEPS_PER_TIMED steps, since reading it takes as long as a
+small call.
 """
 
 from __future__ import annotations
@@ -31,9 +32,10 @@ from kvcore_vllm.short_ways import KVCacheManager
 
 logger = init_logger("vllm.kvcore")
 SIDES = ("vLLM", "kvcore")
-COMPARED = ("free", "remove_skipped_blocks", "evict_blocks", "reset_prefix_cache")
+COMPARED = ("remove_skipped_blocks", "evict_blocks", "reset_prefix_cache")
 """Calls that both managers get unchanged, and whose answers are compared."""
 STEPS_PER_TIMED = 64
+BLOCK_ID = operator.attrgetter("block_id")
 MADE = ("record_blocks_for_zeroing", "take_new_block_ids")
 """Calls that both get; their answers name block ids, which may differ."""
 EACH_STEP = {"_begin_step": "new_step_starts", "take_new_block_ids": "take_new_block_ids"}
@@ -97,10 +99,10 @@ class Shadow:
         self.copied = Counter[int]()  # vLLM's ids of blocks held for copies; kvcore holds none
         unit = kvcore.compat.config.hash_block_size
         self._later = LaterCalls(own.empty_kv_cache_blocks, unit)
-        allocate, publish = own.allocate_slots, own.cache_blocks
-        self._untimed = self._later.noting(allocate, publish, self.allocate_slots)
-        timed = self._clocked(allocate), self._clocked(publish)
-        self._timed = self._later.noting(*timed, self.allocate_slots)
+        noted = own.allocate_slots, own.cache_blocks, own.free
+        self._untimed = self._later.noting(*noted, self)
+        allocate, publish, give_back = map(self._clocked, noted)
+        self._timed = self._later.noting(allocate, publish, give_back, self)
         for place, name in EACH_STEP.items():
             self._untimed[place] = self._without_clock(name)
             self._timed[place] = partial(self._call_both, name, None)
@@ -148,6 +150,16 @@ class Shadow:
     def cache_blocks(self, request: Any, num_computed_tokens: int) -> None:
         """Publish a request's full blocks in both."""
         self._call_both("cache_blocks", None, request, num_computed_tokens)
+
+    def free(self, request: Any) -> None:
+        """Give back a request's blocks in both."""
+        self._call_both("free", None, request)
+
+    def frees_later(self, request: Any) -> bool:
+        """Return whether kvcore may give back a request's blocks later: a preempted one, which is
+        counted anew, at once.
+        """
+        return request.is_finished() and self.kvcore.can_free_later
 
     def take_kv_cache_block_copies(self) -> Any:
         """Return vLLM's copies, if kvcore makes as many."""
@@ -337,7 +349,7 @@ class Shadow:
         tally = self.tally
         for blocks, ids in zip(mine.blocks, read_ids(theirs), strict=True):
             if tally.same_ids:
-                tally.same_ids = [each.block_id for each in blocks] == list(ids)
+                tally.same_ids = [*map(BLOCK_ID, blocks)] == [*ids]
             if len(blocks) != len(ids):
                 return False
         return True

@@ -40,6 +40,11 @@ class KVCacheManager(Whole):
         """Whether `compat.append` alone suffices for a decoded token now."""
         return self._is_plain and self._in_step and not self._unit
 
+    @property
+    def can_free_later(self) -> bool:
+        """Whether `free` reads nothing of a request that changes once it is finished."""
+        return self._is_plain and not self._loading  # a load is confirmed by counts in flight
+
     def allocate_slots(
         self,
         request: Any,

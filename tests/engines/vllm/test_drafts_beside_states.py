@@ -140,7 +140,8 @@ def test_kvcore_moves_the_state_of_an_accepted_token_to_another_column() -> None
 
 def test_tokens_to_come_are_one_at_a_time_beside_states() -> None:
     """As asynchronous scheduling needs it, where the ids of a step's drafts are not yet known."""
-    compat = Compat(Config(NUM_BLOCKS, groups=GROUPS), keep_tokens=False, ends_steps=True)
+    config = Config(NUM_BLOCKS, groups=GROUPS)
+    compat = Compat(config, keep_tokens=False, ends_steps=True, reads_tables=True)
     request: Any = make_request("r", PROMPT, max_tokens=30)
     assert compat.allocate_slots(request, len(PROMPT)) is not None
     compat.new_step_starts()

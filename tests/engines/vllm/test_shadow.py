@@ -21,7 +21,7 @@ from kvcore_vllm.shadow import Shadow, logger
 from kvcore_vllm.short_ways import KVCacheManager
 from vllm.v1.core.kv_cache_manager import KVCacheManager as Own
 
-from tests.engines.vllm.engine import make_engine, run
+from tests.engines.vllm.engine import make_engine, make_request, run
 
 pytestmark = pytest.mark.vllm
 PREFIX = list(range(16))
@@ -52,6 +52,7 @@ def test_both_managers_hit_evict_and_place_the_same() -> None:
     assert manager.tally.same_ids
     for counted in (manager.tally.hit_tokens, manager.tally.num_evictions):
         assert counted["vLLM"] == counted["kvcore"] > 0
+    manager.catch_up()  # with the last requests, which are given back before the next call
     assert manager.own.usage == manager.kvcore.usage == 0.0
     seen = manager.tally
     report = seen.report()
@@ -82,6 +83,7 @@ def test_the_first_difference_is_told_and_vllm_goes_on(monkeypatch: pytest.Monke
 def test_calls_by_keyword_reach_both_managers() -> None:
     scheduler, manager = make_shadow()
     run(scheduler, PROMPTS)
+    manager.catch_up()
     num_calls = manager.tally.num_calls
     manager.remove_skipped_blocks(request_id="r0", processed_computed_tokens=0)
     assert manager.tally.num_calls == num_calls + 1
@@ -94,6 +96,7 @@ def test_a_shadow_that_is_dropped_says_what_it_saw(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(logger, "info", lambda text, *given: said.append(text % given))
     scheduler, manager = make_shadow()
     run(scheduler, PROMPTS)
+    manager.catch_up()
     num_calls = manager.tally.num_calls
     del scheduler, manager
     gc.collect()
@@ -221,7 +224,8 @@ def test_tokens_that_are_asked_for_when_a_step_has_them_all_are_compared(
 
 def test_kvcore_is_asked_to_publish_if_a_block_may_be_full() -> None:
     later, published, request = LaterCalls(object(), 4), [], SimpleNamespace(request_id="r")
-    calls = later.noting(lambda *_: None, lambda _, count: published.append(count), list)
+    at_once: Any = SimpleNamespace(allocate_slots=None, free=None, frees_later=None)
+    calls = later.noting(list, lambda _, count: published.append(count), list, at_once)
     for count, num_noted in ((5, 1), (6, 1), (7, 1), (8, 2), (9, 2), (13, 3), (15, 3)):
         calls["cache_blocks"](request, count)
         assert len(later) == num_noted, count
@@ -229,6 +233,43 @@ def test_kvcore_is_asked_to_publish_if_a_block_may_be_full() -> None:
     calls["cache_blocks"](request, 15)
     assert len(later) == 4
     assert published == [5, 6, 7, 8, 9, 13, 15, 15]
+
+
+def test_finished_requests_are_given_back_to_kvcore_before_its_next_call() -> None:
+    scheduler, manager = make_shadow()
+    run(scheduler, PROMPTS)
+    assert manager.own.usage == 0.0 < manager.kvcore.usage
+    assert len(manager._later) == 2, "four ran at a time, so these ended last"
+    assert manager.reset_prefix_cache(), "both hold nothing"
+    assert manager.kvcore.usage == 0.0
+    assert manager.tally.difference is None
+
+
+def test_a_preempted_request_is_given_back_at_once() -> None:
+    scheduler, manager = make_shadow()
+    for name, tokens in PROMPTS.items():
+        scheduler.add_request(make_request(name, tokens, max_tokens=3))
+    scheduler.schedule()
+    request = scheduler.running[-1]
+    manager.free(request)
+    assert not len(manager._later)
+    assert manager.kvcore.get_block_ids(request.request_id) == ([],)
+    assert manager.own.usage == manager.kvcore.usage > 0.0
+
+
+def test_an_error_of_kvcore_when_it_gives_back_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    scheduler, manager = make_shadow()
+
+    def fails(_: Any) -> None:
+        raise RuntimeError("it cannot give back")
+
+    monkeypatch.setattr(manager.kvcore, "free", fails)
+    assert run(scheduler, PROMPTS) == dict.fromkeys(PROMPTS, 3)
+    manager.catch_up()
+    assert manager.own.usage == 0.0
+    assert manager.tally.difference is not None
+    assert "free of request 'r0' gave None with vLLM's manager" in manager.tally.difference
+    assert "it cannot give back" in manager.tally.difference
 
 
 def test_one_block_at_the_same_place_needs_no_further_comparison() -> None:
