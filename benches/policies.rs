@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Measure each eviction policy: allocating and freeing in a full pool.
 //!
-//! Run: `cargo bench --bench policies`. It prints nanoseconds of processor time per block. The
-//! extra cost over `lru` is that of the policy's decision; requests wait for a tenth of the pool.
+//! Run: `cargo bench --bench policies [-- NAME ...]`; without names, all. It prints nanoseconds of
+//! processor time per block. The extra cost over `lru` is that of the policy's decision; requests
+//! wait for a tenth of the pool.
 
 use std::hint::black_box;
 use std::time::Duration;
@@ -24,7 +25,9 @@ const NUM_ROUNDS: u32 = 4_096;
 
 fn main() {
     println!("{:16}{:>10}{:>10}", "ns per block", "allocate", "free");
-    for (eviction, name) in EVICTIONS {
+    let names: Vec<String> = std::env::args().skip(1).filter(|each| each != "--bench").collect();
+    let is_asked = |name: &str| names.is_empty() || names.iter().any(|each| each == name);
+    for (eviction, name) in EVICTIONS.into_iter().filter(|each| is_asked(each.1)) {
         let least = (0..5).map(|_| measure(eviction)).min().unwrap_or_default();
         let each = |spent: Duration| spent.as_nanos() as f64 / f64::from(NUM_ROUNDS * PROMPT);
         println!("{name:16}{:>10.1}{:>10.1}", each(least.0), each(least.1));

@@ -13,7 +13,6 @@ from _thread import allocate_lock, get_ident
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
-from weakref import ref
 
 from msgspec.structs import replace
 
@@ -281,24 +280,7 @@ class Recordable:
         check_kind("recorder", recorder, Recorder)
         if self._core.is_recording:
             raise AlreadyRecording(what="the manager", reason="stop_recording ends that")
-        this = ref(self)
-
-        def rotate() -> None:
-            manager = this()
-            if manager is not None:
-                manager._core.rotate_recording()
-
-        def leave() -> None:
-            manager = this()
-            if manager is not None:
-                manager._core.leave_recording()
-
-        def stop() -> None:
-            manager = this()
-            if manager is not None:
-                manager._core.stop_recording()
-
-        recorder.start(rotate, leave, stop, one_way=self.config.hashing != "xxh3")
+        recorder.start(self, self._core, one_way=self.config.hashing != "xxh3")
         self._core.start_recording(recorder)
 
     def stop_recording(self) -> None:

@@ -79,16 +79,18 @@ def read_uses(source: Reader, state: State) -> State:
     memory = tuple(source.u64() for _ in range(source.u32()))
     keyed = [block for block, key in enumerate(device.keys) if key is not None]
     uses = {block: _read_use(source) for block in keyed}
+    num_left = source.u32()
+    if num_left > len(device.keys):
+        raise source.damaged("more evicted contents than blocks")
     ghosts, left, last = {}, {}, -1
-    for _ in range(source.u32()):
+    for _ in range(num_left):
         key, number = source.key(), source.u64()
         known = replace(_read_use(source), number=number)
         if number <= last or key in ghosts or known.place is not None:
             raise source.damaged("the order of evictions is impossible")
         ghosts[key], left[number], last = known, key, number
     next_number = source.u64()
-    fits = len(memory) == len(device.policy.memory) and last < next_number
-    if not fits or len(ghosts) > len(device.keys):
+    if len(memory) != len(device.policy.memory) or last >= next_number:
         raise source.damaged("the uses that the policy remembers are impossible")
     policy = attrs.evolve(
         device.policy,

@@ -8,7 +8,6 @@ the files ends the record with one warning; the manager goes on.
 
 from __future__ import annotations
 
-import atexit
 import os
 import warnings
 from collections.abc import Callable
@@ -16,7 +15,7 @@ from contextlib import suppress
 from mmap import PAGESIZE, mmap
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeVar
-from weakref import WeakSet
+from weakref import WeakSet, finalize
 
 from kvcore.record.checksum import crc32c
 from kvcore.record.errors import AlreadyRecording, InvalidRecorder
@@ -27,6 +26,19 @@ VARIABLE, TOKENS_VARIABLE = "KVCORE_RECORD", "KVCORE_RECORD_TOKENS"
 SUFFIX = ".kvcrec"
 ROOM = 2 * FRAME_BYTES
 """Spare bytes of a segment, for the step that exceeds its size."""
+
+
+class Core(Protocol):
+    """What makes the calls of a manager, and records them."""
+
+    def rotate_recording(self) -> None:
+        """Begin a new segment with the state now."""
+
+    def leave_recording(self) -> None:
+        """Forget the record, which another process goes on writing."""
+
+    def stop_recording(self) -> None:
+        """End the record, if any."""
 
 
 class Recorder:
@@ -64,9 +76,7 @@ class Recorder:
         """The error that ended the record, if any."""
         self.segment_bytes, self.keep_segments = segment_bytes, keep_segments
         self.rotates, self.sync, self.by_keys = rotate, sync, tokens == "keys"
-        self._rotate: Callable[[], object] | None = None
-        self._leave: Callable[[], object] | None = None
-        self._stop: Callable[[], object] | None = None
+        self._ending: finalize[[Core], object] | None = None
         self._number = 0
         self._file = -1
         self._map: mmap | None = None
@@ -78,41 +88,36 @@ class Recorder:
 
     def rotate(self) -> None:
         """Begin a new file with the manager's state now. Does nothing if no manager is recorded."""
-        if self._rotate is not None:
-            self._rotate()
+        if (core := self._core()) is not None:
+            core.rotate_recording()
 
-    def start(
-        self,
-        rotate: Callable[[], object],
-        leave: Callable[[], object],
-        stop: Callable[[], object],
-        *,
-        one_way: bool,
-    ) -> None:
-        """Attach to a manager. leave: makes it forget the record. stop: makes it end the record.
-        one_way: whether tokens cannot be found from its hashes. Raises AlreadyRecording,
-        InvalidRecorder.
+    def start(self, manager: object, core: Core, *, one_way: bool) -> None:
+        """Attach to a manager with this core: the record ends when the manager is dropped, at the
+        latest when Python exits. one_way: whether tokens cannot be found from its hashes. Raises
+        AlreadyRecording, InvalidRecorder.
         """
-        if self._rotate is not None or self._number:
+        if self._ending is not None or self._number:
             raise AlreadyRecording(what=f"recorder {self.folder}", reason="create a new one")
         self._check_hashing(one_way)
-        self._rotate, self._leave, self._stop = rotate, leave, stop
+        self._ending = finalize(manager, _end, core)
         STARTED.add(self)
-
-    def stop(self) -> None:
-        """End the record, if it goes on."""
-        if self._file >= 0 and self._stop is not None:
-            self._stop()
 
     def leave(self) -> None:
         """End the record in a forked process, without a change: the parent goes on writing it."""
-        if self._file < 0 or self._leave is None:
+        core = self._core()
+        if self._file < 0 or self._ending is None or core is None:
             return
+        self._ending.detach()
         reason = "it goes on in the process from which this one was forked"
         self.error = AlreadyRecording(what=f"folder {self.folder}", reason=reason)
-        self._leave()
+        core.leave_recording()
         self._map = None
         self._close_file()
+
+    def _core(self) -> Core | None:
+        """Return the core of the recorded manager while that is alive."""
+        alive = None if self._ending is None else self._ending.peek()
+        return None if alive is None else alive[2][0]
 
     def open_segment(
         self, state: bytes, first_call: int, continues: bool, one_way: bool
@@ -219,14 +224,12 @@ def _leave_all() -> None:
     STARTED.clear()
 
 
-def _stop_all() -> None:
-    """End the records that go on when the process ends, so that their files take no spare room."""
-    for recorder in [*STARTED]:
-        with suppress(Exception):  # another thread may be in a call: what it committed stays
-            recorder.stop()
+def _end(core: Core) -> None:
+    """End the record, so that its file takes no spare room."""
+    with suppress(Exception):  # another thread may be in a call: what it committed stays
+        core.stop_recording()
 
 
-atexit.register(_stop_all)
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_leave_all)
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import gc
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +21,7 @@ from kvcore.record.reader import read_calls, segment_files
 from kvcore.record.recorder import Recorder
 from kvcore.record.segment import read_segment
 from kvcore.replay.records.rerun import rerun
-from kvcore.trace.calls import Call
+from kvcore.trace.calls import Call, perform_on
 from kvcore.transitions import TRANSITIONS
 from kvcore.types import errors
 from kvcore.types.errors import KvcoreError
@@ -239,3 +240,23 @@ def test_a_frame_is_begun_before_its_first_byte_is_written(tmp_path: Path) -> No
     assert words[0] == 1 << 31
     found = read_segment(segment_files(tmp_path)[0])
     assert (len(found.frames), found.has_tail, found.dropped_bytes) == (1, False, 0)
+
+
+@pytest.mark.parametrize("in_cycle", [False, True])
+def test_a_record_ends_with_its_manager(tmp_path: Path, backend: Backend, in_cycle: bool) -> None:
+    calls = story()
+    states = record(tmp_path / "stopped", CONFIG, calls, backend)
+    recorder = Recorder(tmp_path / "dropped")
+    manager = KVCacheManager(CONFIG, backend)
+    manager.start_recording(recorder)
+    for call in calls:
+        perform_on(manager, call)
+    if in_cycle:
+        vars(manager)["itself"] = manager
+    del manager
+    gc.collect()
+    (stopped,), (dropped,) = (segment_files(tmp_path / name) for name in ("stopped", "dropped"))
+    assert dropped.read_bytes() == stopped.read_bytes()
+    assert check_replays(tmp_path / "dropped", states, backend) == len(calls)
+    recorder.rotate()
+    assert (len(segment_files(recorder.folder)), recorder.error) == (1, None)

@@ -109,9 +109,13 @@ def test_a_kill_at_any_moment_leaves_whole_calls(
 
 
 FORKED = """
-import os
+import os, sys
+from pathlib import Path
 from kvcore import Config, KVCacheManager, Request
 from kvcore.record.recorder import Recorder
+
+def sizes():
+    return {{file.name: file.stat().st_size for file in Path({folder!r}).glob("*.kvcrec")}}
 
 manager = KVCacheManager(Config(64, 64, hash_seed=b"x"), {backend!r})
 recorder = Recorder({folder!r}, segment_bytes=1 << 18)
@@ -120,6 +124,11 @@ manager.add_request(Request("a", range(300_000)))
 child = os.fork()
 if not child:
     assert "from which this one was forked" in str(recorder.error), recorder.error
+    before = sizes()
+    if {dropped}:
+        del manager
+        assert sizes() == before
+        sys.exit()
     manager.add_request(Request("child", range(300_000)))
     manager.take_batch()
     recorder.rotate()
@@ -127,7 +136,8 @@ if not child:
     manager.start_recording(Recorder({folder!r} + "/child"))
     manager.take_batch()
     manager.stop_recording()
-    raise SystemExit
+    assert sizes() == before
+    sys.exit()
 assert os.waitpid(child, 0)[1] == 0
 manager.add_request(Request("b", range(300_000)))
 manager.take_batch()
@@ -138,11 +148,16 @@ assert recorder.error is None
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no fork")
 @pytest.mark.parametrize("end", ["manager.stop_recording()", "", "del manager"])
-def test_a_fork_leaves_the_record_to_its_parent(tmp_path: Path, backend: Backend, end: str) -> None:
-    program = FORKED.format(folder=str(tmp_path), backend=backend, end=end)
+@pytest.mark.parametrize("dropped", [False, True])
+def test_a_fork_leaves_the_record_to_its_parent(
+    tmp_path: Path, backend: Backend, end: str, dropped: bool
+) -> None:
+    """dropped: whether the child drops the manager, instead of making calls."""
+    program = FORKED.format(folder=str(tmp_path), backend=backend, end=end, dropped=dropped)
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
     assert count_calls(tmp_path) == 3
-    assert count_calls(tmp_path / "child") == 1
+    if not dropped:
+        assert count_calls(tmp_path / "child") == 1
     assert rerun(tmp_path, [backend]).difference is None
 
 

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
+from statistics import median
 
 import pytest
 
@@ -26,13 +27,22 @@ from tests.view.records import record_replay
 MOVE = """((step) => { const slider = document.getElementById("slider"), original = apply;
 let count = 0;
 apply = (pool, at) => (count++, original(pool, at));
+const changes = new MutationObserver(() => {}), start = performance.now();
+changes.observe(document.body, { childList: true, subtree: true });
 slider.value = step; slider.dispatchEvent(new Event("input"));
-apply = original; return count;
+document.body.getBoundingClientRect();
+const ms = performance.now() - start;
+const nodes = changes.takeRecords().flatMap((each) => [...each.addedNodes]).length;
+changes.disconnect();
+apply = original; return [count, nodes, ms];
 })"""
-"""Moves the slider, and returns the number of events that the page applies to draw the step."""
+"""Moves the slider, draws the step, lays the page out; returns the number of events that the page
+applies, the number of nodes that it adds, and the milliseconds that it takes."""
 POOL = """((pool) => [[...pool.used], [...pool.cached], [...pool.owners]])(poolAt(%d))"""
 MOVE_EVENTS_MAX = 1 << 15
 """Those behind a keyframe, which are 1 << 14, and those of one step."""
+OTHER_NODES_MAX = 16
+"""Nodes that a step adds beside its rows: of its title and of the figures."""
 BYTES_MAX = 40_000_000
 
 
@@ -79,7 +89,7 @@ def test_every_step_is_that_of_the_record(page: Page, replayed: Path) -> None:
     history = watch(replayed / "record", "python", None, None).history
     page.open(replayed / "page.html")
     steps = Random(1).sample(range(history.num_steps), 20)
-    assert max(page.run(f"{MOVE}({step})") for step in steps) > 0
+    assert max(page.run(f"{MOVE}({step})")[0] for step in steps) > 0
     check_pool(page, history, set(steps))
     assert text_of(page, "last") == f"{history.num_steps - 1:,}"
     assert page.errors == []
@@ -154,7 +164,9 @@ def test_links_keys_and_search_lead_to_steps_requests_and_blocks(
 
 
 @pytest.mark.slow
-def test_a_slider_move_over_100_000_steps_applies_few_events(page: Page, tmp_path: Path) -> None:
+def test_a_slider_move_over_100_000_steps_takes_few_events_and_nodes(
+    page: Page, tmp_path: Path
+) -> None:
     need_twin()
     options = Options(num_blocks=16_384, max_running=32)
     record_replay(tmp_path / "record", 8_000, options, 100_000)
@@ -164,6 +176,8 @@ def test_a_slider_move_over_100_000_steps_applies_few_events(page: Page, tmp_pat
     page.open(file)
     assert page.run("ends.length - 1") == 100_000
     assert page.run("K.length") > 100 * MOVE_EVENTS_MAX
-    random = Random(1)
-    applied = [page.run(f"{MOVE}({random.randrange(100_001)})") for _ in range(50)]
+    steps = Random(1).choices(range(100_001), k=200)
+    applied, nodes, ms = zip(*(page.run(f"{MOVE}({step})") for step in steps), strict=True)
+    print(f"a slider move: median {median(ms):.1f} ms, at most {max(ms):.1f} ms of {len(ms)}")
     assert max(applied) <= MOVE_EVENTS_MAX
+    assert max(nodes) <= page.run("ROWS_MAX") + OTHER_NODES_MAX

@@ -8,7 +8,7 @@
 use crate::state::state::State;
 use crate::types::errors::Error;
 use crate::types::ids::{BlockId, Row};
-use crate::types::policies::{KEYLESS, MAIN, ORDERS_END, Uses};
+use crate::types::policies::{KEYLESS, MAIN, ORDERS_END, Place, Uses};
 use crate::types::wire::{Reader, Writer};
 
 /// Write the due number of each request, in row order, and the next one.
@@ -29,11 +29,11 @@ pub(crate) fn write_uses(out: &mut Writer, state: &State) {
     policy.memory.iter().for_each(|&number| out.u64(number));
     let history = &policy.history;
     history.uses.iter().filter(|each| each.uses > 0).for_each(|each| write_use(out, each));
-    out.count(history.ghosts.len());
-    for (number, key) in history.left() {
+    out.count(history.num_left());
+    for (number, key, known) in history.left() {
         out.sized(&key.0);
         out.u64(number);
-        write_use(out, &history.ghosts[key].1);
+        write_use(out, known);
     }
     out.u64(history.next_number);
 }
@@ -43,8 +43,8 @@ fn write_use(out: &mut Writer, known: &Uses) {
     out.u64(known.last);
     out.u64(known.before);
     out.u32(known.depth);
-    out.u8(known.place.0);
-    out.u64(known.place.1);
+    out.u8(known.place.section());
+    out.u64(known.place.order());
 }
 
 /// Read the arrivals of the next bytes. Fails with DamagedState.
@@ -90,8 +90,12 @@ pub(crate) fn read_uses(source: &mut Reader<'_>, state: &mut State) -> Result<()
             *uses = known;
         }
     }
+    let num_left = source.u32()?;
+    if num_left > state.device.num_blocks() {
+        return Err(source.damaged("more evicted contents than blocks"));
+    }
     let mut last: Option<u64> = None;
-    for _ in 0..source.u32()? {
+    for _ in 0..num_left {
         let (key, number) = (source.key()?, source.u64()?);
         let known = read_use(source)?;
         let rises = last.is_none_or(|last| last < number);
@@ -102,8 +106,7 @@ pub(crate) fn read_uses(source: &mut Reader<'_>, state: &mut State) -> Result<()
     }
     history.next_number = source.u64()?;
     let ends = last.is_none_or(|last| last < history.next_number);
-    let fits = memory.len() == policy.memory.len() && ends;
-    if !fits || history.ghosts.len() > state.device.num_blocks() as usize {
+    if memory.len() != policy.memory.len() || !ends {
         return Err(source.damaged("the uses that the policy remembers are impossible"));
     }
     policy.memory = memory;
@@ -113,12 +116,12 @@ pub(crate) fn read_uses(source: &mut Reader<'_>, state: &mut State) -> Result<()
 
 fn read_use(source: &mut Reader<'_>) -> Result<Uses, Error> {
     let (uses, last, before, depth) = (source.u32()?, source.u64()?, source.u64()?, source.u32()?);
-    let place = (source.u8()?, source.u64()?);
-    let is_place = (KEYLESS.0 + 1..=MAIN).contains(&place.0) && place.1 < ORDERS_END;
-    if uses == 0 || before > last || !(is_place || place == KEYLESS) {
+    let (section, order) = (source.u8()?, source.u64()?);
+    let is_place = (1..=MAIN).contains(&section) && order < ORDERS_END;
+    if uses == 0 || before > last || !(is_place || (section, order) == (0, 0)) {
         return Err(source.damaged("the use of a content is impossible"));
     }
-    Ok(Uses { uses, depth, last, before, place })
+    Ok(Uses { uses, depth, last, before, place: Place::new(section, order) })
 }
 
 /// Give the free blocks their places by the policy. Fails with DamagedState.

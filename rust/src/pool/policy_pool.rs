@@ -5,18 +5,20 @@
 //! stand those with a key, in the order of their places, of equal places the one that came first. A
 //! free block that loses its key goes to the front. So the queue is the order of leaving. Blocks of
 //! older epochs have no place: they leave first, and no policy is asked.
-//! Why: the queue stays a ring of links. `tails` has the last block of each place, so a block is
-//! inserted after the tail of its own place or of the next lower one.
+//! Why: the queue stays a ring of links. The last block of each place is known, so a block is
+//! inserted after that of its own place or of the next lower one.
 //! Twin: kvcore/pool/policy_pool.py.
 
+use hashbrown::hash_map::Entry;
 use smallvec::SmallVec;
 
-use crate::pool::block_pool::{BlockPool, Taken};
+use crate::pool::block_pool::{AHEAD, BlockPool, Taken};
 use crate::pool::floors::Spare;
 use crate::pool::free_queue::{CURRENT, OLDER, num_older};
+use crate::pool::prefetch::prefetch;
 use crate::types::ids::BlockId;
 use crate::types::keys::Key;
-use crate::types::policies::{self, Front, KEYLESS, Place};
+use crate::types::policies::{self, Front, KEYLESS, Place, Seen};
 
 impl BlockPool {
     /// Free blocks that waiting requests will look up.
@@ -67,7 +69,20 @@ impl BlockPool {
         for _ in 0..count {
             let Some(block) = self.next_by_policy(None) else { return };
             self.dequeue(block);
+            self.prefetch_next(block);
             blocks.push(block);
+        }
+        if let Some(policy) = self.policy.as_ref().filter(|each| !each.history.uses.is_empty()) {
+            let keys = blocks.iter().filter_map(|&block| self.key(block));
+            policy.history.prefetch_left(keys);
+        }
+    }
+
+    /// Prefetch what is read of a block that is taken, and of the second one behind it.
+    fn prefetch_next(&self, block: BlockId) {
+        self.index.prefetch_key(block);
+        if let (Some(policy), Some(next)) = (&self.policy, self.queue.front()) {
+            prefetch(&policy.history.uses, self.queue.links(next.0).1 as usize);
         }
     }
 
@@ -83,9 +98,8 @@ impl BlockPool {
                 }
                 let fronts = self.fronts(left);
                 let policy = self.policy.as_mut()?;
-                let seen: SmallVec<[Front; 2]> = fronts.iter().map(|each| each.1).collect();
-                let (section, place) = policies::take(eviction, &mut policy.memory, &seen);
-                let chosen = fronts.iter().find(|each| each.1.section == section)?.0;
+                let (section, place) = policies::take(eviction, &mut policy.memory, &fronts);
+                let chosen = fronts.iter().find(|each| each.section == section)?.id;
                 let Some(place) = place else { return Some(chosen) };
                 self.dequeue(chosen);
                 self.put(chosen, place);
@@ -103,21 +117,20 @@ impl BlockPool {
     }
 
     /// Return the front block of each section, of those that may be taken.
-    fn fronts(&self, left: Option<&Spare>) -> SmallVec<[(BlockId, Front); 2]> {
+    fn fronts(&self, left: Option<&Spare>) -> SmallVec<[Front; 2]> {
         let mut fronts = SmallVec::new();
         let Some(policy) = &self.policy else { return fronts };
         let mut before = self.queue.sentinel(CURRENT);
         for (section, &length) in (0..).zip(&policy.lengths).filter(|each| *each.1 > 0) {
             let mut block = BlockId(self.queue.links(before).1);
-            let last = policy.tails.range(..(section + 1, 0)).next_back();
-            before = last.map_or(before, |(_, &tail)| tail.0);
+            before = policy.last(section).0;
             let may_take = |block| left.is_none_or(|left| self.may_take(block, left));
             while block.0 != before && !may_take(block) {
                 block = BlockId(self.queue.links(block.0).1);
             }
             if let Some(key) = self.key(block).filter(|_| may_take(block)) {
                 let seen = policy.seen(block, key);
-                fronts.push((block, Front { section, block: seen, length }));
+                fronts.push(Front { section, id: block, block: seen, length });
             }
         }
         fronts
@@ -129,7 +142,8 @@ impl BlockPool {
         if let Some(policy) = &mut self.policy
             && (policy.has_place(block) || self.queue.first_ring() != OLDER)
         {
-            policy.leave(block, self.queue.links(block.0).0);
+            let (before, after) = self.queue.links(block.0);
+            policy.leave(block, before, after);
         }
         self.queue.remove(block);
     }
@@ -157,51 +171,70 @@ impl BlockPool {
 
     /// Put a free block into the place that it has now.
     pub(crate) fn move_by_policy(&mut self, block: BlockId) {
-        // While a state is decoded no block has a place yet.
-        let has_places = self.policy.as_ref().is_some_and(|policy| !policy.tails.is_empty());
-        if has_places && self.queue.contains(block) {
+        if self.is_placed(block) {
             self.dequeue(block);
             self.enqueue_by_policy(block);
         }
     }
 
+    /// Whether a block stands in the queue, and has a place there.
+    fn is_placed(&self, block: BlockId) -> bool {
+        let has_places = self.policy.as_ref().is_some_and(|policy| !policy.has_no_places());
+        has_places && self.queue.contains(block)
+    }
+
     /// Note that a waiting request will look up these keys, those of the prompt's end first.
     pub(crate) fn wait(&mut self, keys: &[Key], due: u64) {
-        for key in keys {
+        for (at, key) in keys.iter().enumerate() {
+            self.prefetch_due(keys, at);
             let Some(policy) = &mut self.policy else { return };
             let dues = policy.dues.entry(*key).or_default();
             let place = dues.partition_point(|&each| each < due);
             dues.insert(place, due);
             if place == 0 {
-                self.due_changed(key);
+                self.due_changed(key, Some(due));
             }
         }
     }
 
     /// Undo `wait`.
     pub(crate) fn stop_waiting(&mut self, keys: &[Key], due: u64) {
-        for key in keys {
-            let Some(dues) = self.policy.as_mut().and_then(|policy| policy.dues.get_mut(key))
-            else {
-                continue;
-            };
-            let was_first = dues.first() == Some(&due);
-            dues.retain(|each| *each != due);
-            let is_last = dues.is_empty();
-            if let (true, Some(policy)) = (is_last, &mut self.policy) {
-                policy.dues.remove(key);
+        for (at, key) in keys.iter().enumerate() {
+            self.prefetch_due(keys, at);
+            let Some(policy) = &mut self.policy else { return };
+            let Entry::Occupied(mut dues) = policy.dues.entry(*key) else { continue };
+            let Some(place) = dues.get().iter().position(|&each| each == due) else { continue };
+            let next = dues.get().get(1).copied();
+            if next.is_none() {
+                dues.remove();
+            } else {
+                dues.get_mut().remove(place);
             }
-            if was_first {
-                self.due_changed(key);
+            if place == 0 {
+                self.due_changed(key, next);
             }
         }
     }
 
-    /// Put the free blocks of a key into the places that they have now.
-    fn due_changed(&mut self, key: &Key) {
+    /// Prefetch the bucket of a key a few places behind this one.
+    fn prefetch_due(&self, keys: &[Key], at: usize) {
+        if let Some(ahead) = keys.get(at + AHEAD / 2) {
+            self.index.prefetch_bucket(ahead.head());
+        }
+    }
+
+    /// Put the free blocks of a key into the places that they have now. due: the number of the
+    /// first waiting request that will look the key up.
+    fn due_changed(&mut self, key: &Key, due: Option<u64>) {
         let Some(first) = self.index.first(key) else { return };
-        let blocks: SmallVec<[BlockId; 4]> = self.index.blocks(first).collect();
-        blocks.into_iter().for_each(|block| self.move_by_policy(block));
+        let blocks = self.index.blocks(first).filter(|&block| self.is_placed(block));
+        for block in blocks.collect::<SmallVec<[BlockId; 4]>>() {
+            self.dequeue(block);
+            let (eviction, Some(policy)) = (self.eviction(), &mut self.policy) else { return };
+            let seen = Seen { now: policy.now, known: policy.history.of(block), due };
+            let place = policies::on_release(eviction, &mut policy.memory, &seen);
+            self.put(block, place);
+        }
     }
 
     /// Give the free blocks their places; false if these do not rise along the queue.
@@ -218,9 +251,7 @@ impl BlockPool {
             };
             rises &= last <= place && (place == KEYLESS) == seen.is_none();
             last = place;
-            policy.places[block.index()] = place;
-            policy.lengths[usize::from(place.0)] += 1;
-            policy.tails.insert(place, block);
+            policy.place_last(block, place);
         }
         self.policy = Some(policy);
         rises

@@ -7,7 +7,7 @@ use hashbrown::HashMap;
 use rustc_hash::FxBuildHasher;
 
 use crate::types::config::Eviction;
-use crate::types::ids::Row;
+use crate::types::ids::{BlockId, Row};
 use crate::types::keys::Key;
 
 /// What orders are below.
@@ -24,10 +24,28 @@ const KINDS: usize = 64;
 const RATE_BITS: u32 = 16;
 const COUNT_MAX: u64 = 1024;
 
-/// Section and order: the lowest leaves first; equal ones leave in the order in which they came.
-pub(crate) type Place = (u8, u64);
+/// Section, and order below it in one word: the lowest leaves first; equal ones leave in the order
+/// in which they came.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Place(u64);
+
+impl Place {
+    pub(crate) const fn new(section: u8, order: u64) -> Self {
+        let order = if order < ORDERS_END { order } else { ORDERS_END - 1 };
+        Place((section as u64) * ORDERS_END + order)
+    }
+
+    pub(crate) const fn section(self) -> u8 {
+        (self.0 / ORDERS_END) as u8
+    }
+
+    pub(crate) const fn order(self) -> u64 {
+        self.0 % ORDERS_END
+    }
+}
+
 /// The place of blocks without a key, and of a content that was never free.
-pub(crate) const KEYLESS: Place = (0, 0);
+pub(crate) const KEYLESS: Place = Place::new(0, 0);
 
 /// How a content was used.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -57,6 +75,8 @@ pub(crate) struct Seen {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Front {
     pub(crate) section: u8,
+    /// The block that stands in front.
+    pub(crate) id: BlockId,
     pub(crate) block: Seen,
     pub(crate) length: u32,
 }
@@ -130,16 +150,16 @@ pub(crate) fn on_use(eviction: Eviction, memory: &mut [u64], block: &Seen) {
 pub(crate) fn on_release(eviction: Eviction, memory: &mut [u64], block: &Seen) -> Place {
     let Seen { now, known, due } = *block;
     match eviction {
-        Eviction::Lru2 => (FIRST, known.before),
+        Eviction::Lru2 => Place::new(FIRST, known.before),
         Eviction::S3Fifo if known.place != KEYLESS => known.place,
-        Eviction::S3Fifo => (if known.uses == 1 { SMALL } else { MAIN }, now),
+        Eviction::S3Fifo => Place::new(if known.uses == 1 { SMALL } else { MAIN }, now),
         Eviction::Learned => {
             let at = 1 + 2 * kind_of(known.uses, known.depth);
             count_one(memory, at);
             let rate = ((memory[at + 1] + 1) << RATE_BITS) / (memory[at] + 2);
-            (FIRST, (memory[0] + rate).min(ORDERS_END - 1))
+            Place::new(FIRST, memory[0] + rate)
         }
-        _ => due.map_or((FIRST, 0), |due| (DUE, ORDERS_END - 1 - due)),
+        _ => due.map_or(Place::new(FIRST, 0), |due| Place::new(DUE, ORDERS_END - 1 - due)),
     }
 }
 
@@ -154,17 +174,18 @@ pub(crate) fn take(
     memory: &mut [u64],
     fronts: &[Front],
 ) -> (u8, Option<Place>) {
-    let mut front = fronts[0];
+    let mut front = &fronts[0];
     if eviction == Eviction::Learned {
-        memory[0] = front.block.known.place.1;
+        memory[0] = front.block.known.place.order();
         return (front.section, None);
     }
     if fronts.len() > 1 && 9 * u64::from(front.length) < u64::from(fronts[1].length) {
-        front = fronts[1];
+        front = &fronts[1];
     }
     let Seen { now, known, .. } = front.block;
-    let stays = if front.section == SMALL { known.uses > 2 } else { known.last >= known.place.1 };
-    (front.section, stays.then_some((MAIN, now)))
+    let stays =
+        if front.section == SMALL { known.uses > 2 } else { known.last >= known.place.order() };
+    (front.section, stays.then_some(Place::new(MAIN, now)))
 }
 
 /// Return the kind of a content, by its uses and the order of magnitude of its depth.

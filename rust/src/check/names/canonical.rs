@@ -229,7 +229,7 @@ impl Namer {
         for &block in &device.met {
             write_uses(name, &policy.history.of(block));
         }
-        for (_, key) in policy.history.left() {
+        for (_, key, known) in policy.history.left() {
             put(name, key.group_id() as usize);
             let nodes = &prefixes.chain(key)?.nodes;
             put(name, nodes.len());
@@ -239,7 +239,7 @@ impl Namer {
             if let Some(&last) = nodes.last() {
                 tree.write(last, name);
             }
-            write_uses(name, &policy.history.ghosts[key].1);
+            write_uses(name, known);
         }
         Ok(())
     }
@@ -329,8 +329,8 @@ fn pinned_blocks(state: &State, orders: &Orders) -> SmallVec<[BlockId; 8]> {
 fn write_uses(name: &mut Vec<u8>, known: &Uses) {
     put(name, known.uses as usize);
     put(name, known.depth as usize);
-    put(name, usize::from(known.place.0));
-    for time in [known.last, known.before, known.place.1] {
+    put(name, usize::from(known.place.section()));
+    for time in [known.last, known.before, known.place.order()] {
         name.extend(time.to_le_bytes());
     }
 }

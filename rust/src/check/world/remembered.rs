@@ -24,33 +24,31 @@ pub(crate) fn forget_times(pool: &mut BlockPool, number: u64) -> u64 {
         pool.set_batch(number);
         return number;
     };
-    let old = std::mem::take(&mut policy.history);
-    let mut ghosts: Vec<(Key, Uses)> = Vec::new();
-    for (_, key) in old.left() {
-        let known = read(eviction, old.ghosts[key].1, false);
-        ghosts.push((*key, Uses { before: 0, ..known }));
-    }
-    let mut uses = old.uses;
+    let left = policy.history.left();
+    let ghosts: Vec<(Key, Uses)> = left
+        .map(|(_, key, known)| (*key, Uses { before: 0, ..read(eviction, *known, false) }))
+        .collect();
+    let mut uses = std::mem::take(&mut policy.history.uses);
     for (block, known) in (0..).map(BlockId).zip(&mut uses).filter(|(_, each)| each.uses > 0) {
         *known = read(eviction, *known, pool.queue.contains(block));
     }
-    let mut times: Vec<u64> = policy.places.iter().map(|place| place.1).collect();
+    let mut times: Vec<u64> = policy.places.iter().map(|place| place.order()).collect();
     for known in uses.iter().chain(ghosts.iter().map(|(_, known)| known)) {
-        times.extend([0, known.last, known.before, known.place.1]);
+        times.extend([0, known.last, known.before, known.place.order()]);
     }
     times.sort_unstable();
     times.dedup();
     let rank = |time: u64| times.partition_point(|&each| each < time) as u64;
-    let at = |place: Place| (place.0, rank(place.1));
+    let at = |place: Place| Place::new(place.section(), rank(place.order()));
     let ranked = |known: &Uses| Uses {
         last: rank(known.last),
         before: rank(known.before),
         place: at(known.place),
         ..*known
     };
-    policy.places.iter_mut().for_each(|place| *place = at(*place));
-    let tails = std::mem::take(&mut policy.tails);
-    policy.tails = tails.into_iter().map(|(place, block)| (at(place), block)).collect();
+    policy.rename_places(at);
+    policy.history.clear();
+    policy.history.next_number = 0;
     policy.history.uses = uses.iter().map(ranked).collect();
     for (number, (key, known)) in (0..).zip(&ghosts) {
         policy.history.leaves(number, *key, ranked(known));
