@@ -263,8 +263,13 @@ def _answer(engine: Engine, request_id: str, prompt: list[int]) -> dict[str, Any
 
 def _index(stack: contextlib.ExitStack, nodes: list[Node], *, own_index: bool) -> Index:
     if not own_index and (port := _start_dynamo(stack)) is not None:
-        print(f"the index: Dynamo's indexer at port {port}")
-        return DynamoIndex(port, nodes)
+        try:
+            index = DynamoIndex(port, nodes)
+        except (OSError, ValueError) as error:  # an error of HTTP; no JSON
+            print(f"Dynamo's indexer does not register the engines: {error}")
+        else:
+            print(f"the index: Dynamo's indexer at port {port}")
+            return index
     is_there = peer_python("dynamo").exists()
     hint = "" if is_there else " (Dynamo's: make engines-dynamo installs it)"
     print(f"the index: kvcore's own{hint}")
