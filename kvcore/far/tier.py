@@ -83,10 +83,16 @@ class BlockingStore(Protocol):
         """Return for each name whether it exists."""
 
     def get(self, names: Sequence[str], views: Sequence[View]) -> list[int | FarStatus]:
-        """Fill slots. Returns for each name the size of its entry, or why there is none."""
+        """Fill slots, which are writable and not empty.
+
+        Returns for each name the size of its entry, or why there is none.
+        """
 
     def put(self, names: Sequence[str], views: Sequence[View]) -> list[FarStatus]:
-        """Keep pages; an existing entry is not overwritten. Returns OK, FULL or FAILED for each."""
+        """Keep pages; an existing entry is not overwritten. Returns OK, FULL or FAILED for each.
+
+        The views are writable, since a store may take their addresses, and not empty.
+        """
 
     def remove(self, names: Sequence[str]) -> None:
         """Remove entries, so that they can be stored again."""

@@ -7,10 +7,10 @@ died, and a page can vanish after a put that succeeded. A call to a stopped keep
 
 from __future__ import annotations
 
-import ctypes
 import socket
 import threading
 from collections.abc import Sequence
+from ctypes import addressof, c_char
 from typing import Any
 
 from kvcore.far.errors import InvalidTier
@@ -62,28 +62,28 @@ class MooncakeStore:
     def attach(self, memory: View, slot_bytes: int) -> None:
         """See `FarTier`: the slots become memory that keepers can read and write."""
         del slot_bytes
-        self._slots = [each[0] for each in _places([memory])]
+        self._slots = [each[0] for each in places([memory])]
 
     def find(self, names: Sequence[str], lease_s: float) -> list[bool]:
         """See `BlockingStore`. Each lease is as long as the master was told, by default 10 s."""
         del lease_s
-        answers = self._call("batch_is_exist", list(names))
+        answers = self.call("batch_is_exist", list(names))
         _check(min(answers, default=0), "the master does not answer")
         return [each == 1 for each in answers]
 
     def get(self, names: Sequence[str], views: Sequence[View]) -> list[int | FarStatus]:
         """See `BlockingStore`."""
-        sizes = self._call("batch_get_into", list(names), *_places(views))
+        sizes = self.call("batch_get_into", list(names), *places(views))
         return [each if each >= 0 else STATUSES.get(each, FarStatus.FAILED) for each in sizes]
 
     def put(self, names: Sequence[str], views: Sequence[View]) -> list[FarStatus]:
         """See `BlockingStore`."""
-        codes = self._call("batch_put_from", list(names), *_places(views))
+        codes = self.call("batch_put_from", list(names), *places(views))
         return [STATUSES.get(each, FarStatus.FAILED) for each in codes]
 
     def remove(self, names: Sequence[str]) -> None:
         """See `BlockingStore`: also entries that a lease keeps."""
-        self._call("batch_remove", list(names), True)
+        self.call("batch_remove", list(names), True)
 
     def close(self) -> None:
         """See `BlockingStore`. A client in the middle of a call would crash: it stays open."""
@@ -92,8 +92,8 @@ class MooncakeStore:
                 self._client.close()
                 self._client = None
 
-    def _call(self, name: str, *arguments: object) -> Any:
-        """Call the client, which is set up first. Raises ConnectionError."""
+    def call(self, name: str, *arguments: object) -> Any:
+        """Call a method of the library, which is set up first. Raises ConnectionError."""
         with self._lock:
             if self._client is None:
                 client = self._library.MooncakeDistributedStore()
@@ -110,9 +110,9 @@ class MooncakeStore:
                 self._num_calls -= 1
 
 
-def _places(views: Sequence[View]) -> tuple[list[int], list[int]]:
-    starts = [ctypes.addressof(ctypes.c_char.from_buffer(each)) for each in views]
-    return starts, list(map(len, views))
+def places(views: Sequence[View]) -> tuple[list[int], list[int]]:
+    """Return the addresses of slots, and their sizes."""
+    return [addressof(c_char.from_buffer(each)) for each in views], list(map(len, views))
 
 
 def _check(code: int, what: str) -> None:
