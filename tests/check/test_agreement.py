@@ -263,6 +263,7 @@ def test_a_cached_block_without_its_parent_is_found_behind_the_same_calls() -> N
         for each in ("python", "rust")
     ]
     python, rust = found
-    assert python is not None and rust is not None
+    assert python is not None
+    assert rust is not None
     assert (python.name, python.detail) == (rust.name, rust.detail)
     assert [str(each) for each in python.calls] == [str(each) for each in rust.calls]
