@@ -284,22 +284,15 @@ class KvcoreCache(PagedAttentionCache):
     def _decode(self, state: RequestState) -> bool:
         """Schedule all expected requests at once. Returns whether this one got its slot."""
         if self.expected:
-            self._answer(self.expected)
-            self.expected = []
+            self.answers, self.expected = self.decode(self.expected), []
         if state.request_id not in self.answers:
-            self._answer([state])
+            self.answers |= self.decode([state])
         return self.answers.pop(state.request_id)
 
-    def _answer(self, states: list[RequestState]) -> None:
-        """Schedule a position for each request, and note which of them got it."""
-        refused = self.decode(states)
-        self.answers |= dict.fromkeys([state.request_id for state in states], True)
-        self.answers |= dict.fromkeys(refused, False)
-
-    def decode(self, states: list[RequestState]) -> list[str]:
+    def decode(self, states: list[RequestState]) -> dict[str, bool]:
         """Schedule a position for each request, in order, with its token or a placeholder.
 
-        Returns the ids of the refused ones.
+        Returns whether each one got it, by id.
         """
         known, tokens, to_come = list[str](), list[int](), list[str]()
         for state in states:
@@ -314,10 +307,14 @@ class KvcoreCache(PagedAttentionCache):
             held.num_added = num_known
             known.append(request_id)
             tokens.append(generated[-1])
-        refused = self._append_alike(known, tokens)
-        for request_id in refused:
+        answers = dict.fromkeys(known, True)
+        for request_id in self._append_alike(known, tokens):
+            answers[request_id] = False
             self.requests[request_id].num_added -= 1
-        return refused + self._append_alike(to_come, None) if to_come else refused
+        if to_come:
+            answers |= dict.fromkeys(to_come, True)
+            answers |= dict.fromkeys(self._append_alike(to_come, None), False)
+        return answers
 
     def _append_alike(self, names: list[str], tokens: list[int] | None) -> list[str]:
         """Call `append`, and once more behind each refused request. Returns the refused ones."""

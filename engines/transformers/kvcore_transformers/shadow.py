@@ -189,8 +189,9 @@ class Shadow:
         call, first = "can_store_request_tokens", states[0].request_id
         try:
             started = self.clock()
-            refused = self.kvcore.decode(states) if self.kvcore else []
+            answers = self.kvcore.decode(states) if self.kvcore else {}
             self.nanoseconds["kvcore"] += self.clock() - started
+            refused = [name for name, got in answers.items() if not got]
             if refused and self.num_steps % self.every == 0:
                 self.part(own, call, refused[0], True, False)
         except Exception as error:  # whatever it is, transformers' answers stand
