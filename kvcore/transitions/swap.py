@@ -27,6 +27,7 @@ from kvcore.transitions.drain import forget_new
 from kvcore.transitions.free import check_leaving, cut_tables, leave_open_batch, release_host
 from kvcore.transitions.in_flight import note_request
 from kvcore.transitions.unconfirmed_loads import lower_counted, note_owner
+from kvcore.transitions.window import last_state
 from kvcore.types.commands import SwapIn, SwapOut
 from kvcore.types.errors import NotRunning, NotSwapped
 from kvcore.types.values import Outcome, Reason, Refused, Status, Swapped
@@ -154,14 +155,16 @@ def saved_table(
     tx: Transaction, request: RequestState, group_id: int, num_tokens: int
 ) -> Iterable[int]:
     """Return the blocks of a table that hold a request's first tokens; of a state group, the last
-    state alone.
+    state before those after drafts, alone.
     """
     table = request.tables[group_id]
     num_kept = tx.num_kept(group_id, table, num_tokens)
     if not tx.config.groups[group_id].is_state or not num_kept:
         return table[:num_kept]
     block = table[num_kept - 1]
-    return [*[NULL_BLOCK] * (num_kept - 1), table[-1] if tx.is_null(block) else block]
+    if tx.is_null(block):
+        block = table[last_state(request, table)]
+    return [*[NULL_BLOCK] * (num_kept - 1), block]
 
 
 def move_out(tx: Transaction, counts: dict[str, int], targets: dict[int, int]) -> None:

@@ -60,7 +60,7 @@ def plan_trims(tx: Transaction, request: RequestState, seen_from: int) -> tuple[
         table = request.tables[index]
         end = first = min(len(table), skipped_blocks(group, seen_from))
         if group.is_state:
-            first, last = min(end, request.num_cached[index]), _last_state(request, table)
+            first, last = min(end, request.num_cached[index]), last_state(request, table)
             if first + 1 < end and tx.is_null(table[first + 1]):
                 if end > last:
                     trims.append(Trim(index, last, end))
@@ -73,7 +73,7 @@ def plan_trims(tx: Transaction, request: RequestState, seen_from: int) -> tuple[
     return tuple(trims)
 
 
-def _last_state(request: RequestState, table: Sequence[int]) -> int:
+def last_state(request: RequestState, table: Sequence[int]) -> int:
     """Return the place of a request's state in a table, before those after drafts."""
     return len(table) - 1 - request.num_scheduled_drafts
 
@@ -108,7 +108,7 @@ def apply_trims(tx: Transaction, request: RequestState, trims: tuple[Trim, ...])
         edit.blank(trim.group_id, trim.first, trim.end)
         if tx.config.groups[trim.group_id].is_state:
             table = edit.tables[trim.group_id]
-            last = _last_state(request, table)  # external tokens may bring a state behind it
+            last = last_state(request, table)  # external tokens may bring a state behind it
             next_place = min(trim.end, last)
             num_cached[trim.group_id] = last if tx.is_null(table[next_place]) else next_place
     return replace(request, tables=tuple(edit.tables), num_cached=tuple(num_cached))

@@ -109,7 +109,7 @@ def m_leaves_with_the_last_draft(patcher: Patcher) -> None:
 )
 def m_trim_counts_to_the_last_draft(patcher: Patcher) -> None:
     """A trim takes the state after the last draft for the one that the request goes on with."""
-    patcher.replace(window, "_last_state", lambda _, table: len(table) - 1)
+    patcher.replace(window, "last_state", lambda _, table: len(table) - 1)
 
 
 @mutant("states-drafts-chunks", "DEADLOCK-FREE")

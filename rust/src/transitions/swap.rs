@@ -21,6 +21,7 @@ use crate::transitions::free::{check_leaving, cut_tables, leave_open_batch, rele
 use crate::transitions::in_flight::note_request;
 use crate::transitions::states::num_left;
 use crate::transitions::unconfirmed_loads::{lower_counted, note_owner};
+use crate::transitions::window::last_state;
 use crate::types::commands::Command;
 use crate::types::errors::Error;
 use crate::types::ids::{BlockId, Row, Table};
@@ -147,7 +148,7 @@ fn kept(state: &State, row: Row, num_tokens: u32) -> impl Iterator<Item = BlockI
 }
 
 /// Return the blocks of a table that hold a request's first tokens; of a state group, the last
-/// state alone.
+/// state before those after drafts, alone.
 fn saved_table(state: &State, row: Row, group_id: u32, num_tokens: u32) -> Table {
     let table = &state[row].tables[group_id as usize];
     let num_kept = state.num_kept(group_id, table, num_tokens);
@@ -156,7 +157,7 @@ fn saved_table(state: &State, row: Row, group_id: u32, num_tokens: u32) -> Table
     if let Some((last, before)) = held.split_last_mut().filter(|_| is_state) {
         before.fill(NULL_BLOCK);
         if state.is_null(*last) {
-            *last = table[table.len() - 1];
+            *last = table[last_state(&state[row], table) as usize];
         }
     }
     held

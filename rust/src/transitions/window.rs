@@ -84,7 +84,7 @@ pub fn plan_trims(state: &State, row: Row, seen_from: u32) -> Trims {
 }
 
 /// Return the place of a request's state in a table, before those after drafts.
-fn last_state(request: &RequestState, table: &Table) -> u32 {
+pub(crate) fn last_state(request: &RequestState, table: &Table) -> u32 {
     table.len() as u32 - 1 - request.num_scheduled_drafts()
 }
 
