@@ -87,8 +87,7 @@ class Redis:
 class Mooncake:
     """The client library of Mooncake, which reads into the slots by itself.
 
-    It is the client of a store: between two clients of their own, whose threads the system keeps on
-    other cores, one is up to half as fast as the other.
+    It is that of a store, since the system may keep the threads of two clients on other cores.
     """
 
     def __init__(self, store: MooncakeStore) -> None:

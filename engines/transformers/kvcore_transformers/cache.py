@@ -250,8 +250,7 @@ class KvcoreCache(PagedAttentionCache):
     def close_batch(self) -> None:
         """Take the open batch and make its copies."""
         batch = self.manager.take_batch()
-        if self.is_outdated:
-            self.renew()
+        self.renew()
         if not len(batch):
             self.scheduled.clear()
             return

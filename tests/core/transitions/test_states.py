@@ -140,7 +140,7 @@ def test_a_request_copies_one_state_per_interval_and_none_for_those_skipped(
 
 
 def test_a_stop_is_advice_for_a_chunk_of_any_length(backend: Backend) -> None:
-    """Whether the request has so many tokens is the business of the call that schedules them."""
+    """Only the call that schedules the tokens checks whether the request has that many."""
     core = make_hybrid(backend)
     core.add_request(Request("r", list(range(11))))
     assert core.checkpoint_stop("r", 10**9) == (8, True)

@@ -174,6 +174,7 @@ mod tests {
         };
         assert_eq!(found(late), Some("EVICT-ORDER"));
     }
+
     #[test]
     fn a_parent_that_waits_for_its_key_counts_as_cached() {
         let mut run = scheduled(Config { duplicates: Duplicates::Merge, ..config() });
