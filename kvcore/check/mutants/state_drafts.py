@@ -13,7 +13,7 @@ from kvcore.state.plan_records import Plan, StateStep
 from kvcore.state.state import RequestState
 from kvcore.state.table_edit import TableEdit
 from kvcore.state.transaction import Transaction
-from kvcore.transitions import allocate, checkpoints, plan, states, window
+from kvcore.transitions import allocate, checkpoints, plan, states, swap, window
 from kvcore.types import config
 from kvcore.types.groups import Group
 
@@ -100,6 +100,14 @@ def m_leaves_with_the_last_draft(patcher: Patcher) -> None:
     ) -> RequestState:
         moved: RequestState = move(tx, replace(request, drafts=()), num_tokens, **keeps)
         return replace(moved, drafts=request.drafts)
+
+
+@mutant("states-drafts-swap-three", "NOCRASH")
+def m_swap_saves_the_last_draft_state(patcher: Patcher) -> None:
+    """A request whose step two calls scheduled is swapped out with the state after its last
+    draft.
+    """
+    patcher.replace(swap, "last_state", lambda _, table: len(table) - 1)
 
 
 @mutant(

@@ -102,6 +102,19 @@ STATE_DRAFTS: dict[str, Profile] = {
         world(4, 2, 3, 3, *SWAPS, num_host_blocks=6, **ALONE),
         *(573, 2847),
     ),
+    "states-drafts-swap-three": Profile(
+        "recurrent states after drafts, steps of two calls that are swapped out, three in a batch",
+        world(
+            *(4, 1, 4, 3, *SWAPS),
+            num_host_blocks=4,
+            moves="calls",
+            moves_per_batch=3,
+            **{**DRAFTS, "without": ("append", "fork", *LEFT)},
+        ),
+        *(221, 11139),
+        backend="rust",
+        not_shown={f"call {name}: refused later": ROOMY for name in ("allocate_slots", "swap_in")},
+    ),
     "states-drafts-marks": Profile(
         "recurrent states after drafts, and those that calls keep inside a block",
         world(
