@@ -134,8 +134,9 @@ class KVCacheManager(Recordable, Questions, Timed):
         num_encoder_tokens: for cross-attention groups. full_sequence_must_fit: refuse unless the
         whole request fits. reserved_blocks: device blocks to leave free. checkpoint: let others
         start from the states after these tokens. A refusal keeps the trim of windows. Raises
-        TooManyTokens, BeyondModelLength, DraftsPending, NoEncoderGroup, NoStateGroup,
-        UnalignedCheckpoint, WrongHit, StaleHits, HitsOnRunningRequest, CachingDisabled.
+        TooManyTokens, BeyondModelLength, DraftsPending, TooManyDrafts, InOpenBatch, NoEncoderGroup,
+        NoStateGroup, UnalignedCheckpoint, WrongHit, StaleHits, HitsOnRunningRequest,
+        CachingDisabled.
         """
         check_hit_kind(hit)
         return self._core.allocate_slots(

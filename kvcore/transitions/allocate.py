@@ -53,8 +53,9 @@ def allocate_slots(
     all the request's tokens would fit now. reserved_blocks: how many blocks to leave free.
     checkpoint: keep the recurrent states after these tokens, wherever hits can end. A refusal keeps
     the window trim. Raises UnknownRequest, SwappedOut, LoadUnfinished, InvalidCount,
-    TooManyTokens, BeyondModelLength, DraftsPending, NoEncoderGroup, NoStateGroup,
-    UnalignedCheckpoint, WrongHit, StaleHits, UnknownBlock, HitsOnRunningRequest, CachingDisabled.
+    TooManyTokens, BeyondModelLength, DraftsPending, TooManyDrafts, InOpenBatch, NoEncoderGroup,
+    NoStateGroup, UnalignedCheckpoint, WrongHit, StaleHits, UnknownBlock, HitsOnRunningRequest,
+    CachingDisabled.
     """
     slot_request = make_slot_request(request_id, num_new_tokens, hit, options)
 

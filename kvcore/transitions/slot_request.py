@@ -22,6 +22,7 @@ from kvcore.types.errors import (
     BeyondModelLength,
     CachingDisabled,
     HitsOnRunningRequest,
+    InOpenBatch,
     InvalidCount,
     NoEncoderGroup,
     NoStateGroup,
@@ -103,6 +104,8 @@ def check_slot_request(
     check_length(tx, request, slot_request)
     if tx.config.has_states:
         check_one_unknown(tx, request, slot_request)
+        if slot_request.num_external_computed_tokens:
+            check_not_begun(tx, request)
     if slot_request.checkpoint:
         check_checkpoint(tx, request, slot_request)
     return hits
@@ -192,6 +195,19 @@ def check_one_unknown(tx: Transaction, request: RequestState, slot_request: Slot
         most = min(group.draft_states for group in tx.config.groups if group.is_state)
     if unknown > most:
         raise TooManyDrafts(request=request.request_id, num_drafts=unknown, most=most)
+
+
+def check_not_begun(tx: Transaction, request: RequestState) -> None:
+    """Raise InOpenBatch if the open batch computes tokens of a request that gets external ones,
+    which would overwrite its state before the forward pass has read it. Its hit may be in the
+    batch.
+    """
+    record = tx.scheduled.get(request.request_id)
+    if record is None:
+        return
+    brought = record.num_kept if record.num_kept > 1 else record.num_computed_before
+    if request.num_computed > brought:
+        raise InOpenBatch(kind="request", value=request.request_id)
 
 
 def check_checkpoint(tx: Transaction, request: RequestState, slot_request: SlotRequest) -> None:

@@ -155,6 +155,22 @@ STATES: dict[str, Profile] = {
         641,
         not_shown=NEVER_REFUSED,
     ),
+    "states-external-two": Profile(
+        "recurrent states that a connector brings, refused behind a step, two moves in a batch",
+        world(
+            *(4, 1, 4, 4),
+            num_external=2,
+            moves="calls",
+            moves_per_batch=2,
+            without=("fork", *LEFT),
+            **ALONE,
+        ),
+        85,
+        3110,
+        backend="rust",
+        shows=("call allocate_slots: InOpenBatch",),
+        not_shown=NEVER_REFUSED,
+    ),
     "states-marks": Profile(
         "recurrent states that calls keep inside a block",
         world(3, 2, 4, 4, enable_events=True, without=("append", "fork", *LEFT), **MARKED),

@@ -34,8 +34,8 @@ use crate::types::values::{Admitted, KVCacheBlocks, Reason, Verdict};
 ///
 /// External tokens get blocks that are held and not returned. A refusal keeps the window trim.
 /// Fails with UnknownRequest, SwappedOut, InvalidCount, TooManyTokens, BeyondModelLength,
-/// LoadUnfinished, DraftsPending, NoEncoderGroup, NoStateGroup, UnalignedCheckpoint, WrongHit,
-/// StaleHits, UnknownBlock, HitsOnRunningRequest, CachingDisabled.
+/// LoadUnfinished, DraftsPending, TooManyDrafts, InOpenBatch, NoEncoderGroup, NoStateGroup,
+/// UnalignedCheckpoint, WrongHit, StaleHits, UnknownBlock, HitsOnRunningRequest, CachingDisabled.
 pub fn allocate_slots(
     state: &mut State,
     request_id: &str,

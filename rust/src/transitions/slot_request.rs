@@ -62,6 +62,9 @@ pub fn check_slot_request(
     check_length(state, request, slot_request)?;
     if state.has_states {
         check_one_unknown(state, row, slot_request)?;
+        if slot_request.num_external_computed_tokens > 0 {
+            check_not_begun(state, row)?;
+        }
     }
     if slot_request.checkpoint {
         check_checkpoint(state, request, slot_request)?;
@@ -188,6 +191,23 @@ pub fn check_one_unknown(state: &State, row: Row, slot_request: &SlotRequest) ->
         return Err(Error::TooManyDrafts { request: request.name(), num_drafts, most });
     }
     Ok(())
+}
+
+/// Fails with InOpenBatch if the open batch computes tokens of a request that gets external ones:
+/// they would overwrite its state before the forward pass has read it. Its hits may be in the
+/// batch.
+fn check_not_begun(state: &State, row: Row) -> Result<(), Error> {
+    let request = &state[row];
+    let brought = state.batch.scheduled.get(row).map(|record| match record.num_kept {
+        0 | 1 => record.num_computed_before,
+        kept => kept,
+    });
+    match brought {
+        Some(brought) if request.num_computed > brought => {
+            Err(Error::InOpenBatch { kind: "request", value: request.name().into() })
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Fails unless there are states, and a hit can end where the call does, with known tokens.

@@ -7,6 +7,7 @@ from kvcore import Group, Hit, KVCacheBlocks, KVCacheManager
 from kvcore.types.errors import (
     BeyondDrafts,
     DraftsPending,
+    InOpenBatch,
     NoStateGroup,
     StaleHits,
     TooManyDrafts,
@@ -58,6 +59,21 @@ def drafting(backend: Backend) -> KVCacheManager:
     manager.add_drafts("taken", [13])
     manager.allocate_slots("taken", 1)
     step(manager)
+    return manager
+
+
+def begun(backend: Backend) -> KVCacheManager:
+    """The open batch computes tokens of "first", which computed none before, of "next" and of
+    "behind", whose external tokens came before them.
+    """
+    manager = make(backend, 20, groups=GROUPS)
+    for name, first in (("first", 0), ("next", 10), ("behind", 20)):
+        add(manager, name, range(first, first + 6))
+    manager.allocate_slots("next", 2)
+    step(manager)
+    manager.allocate_slots("first", 1)
+    manager.allocate_slots("next", 2)
+    manager.allocate_slots("behind", 1, num_external_computed_tokens=2)
     return manager
 
 
@@ -117,6 +133,16 @@ ROWS: list[Row] = [
         *("allocate_slots", "whole", 2),
         checkpoint=True,
     ),
+    *(
+        bad(
+            begun,
+            InOpenBatch(kind="request", value=name),
+            *("allocate_slots", name, 1),
+            num_external_computed_tokens=1,
+        )
+        for name in ("first", "next", "behind")
+    ),
+    bad(begun, InOpenBatch(kind="request", value="next"), "load", "next", 2),
     bad(
         cached,
         StaleHits(request="again", block=2, position=0),
