@@ -159,11 +159,11 @@ class Manager:
         """
         Whether calls are recorded.
         """
-    def key_marks(self, /, request_id: str) -> list[tuple[bytes, bytes]]:
+    def key_marks(self, /, request_id: str, removed: Any) -> list[bytes]:
         """
-        Of each group and each of a request's keys that a hit may need: whether it finds a block, 0
-        or 1, and the key, folded. The keys of a group end at each whole block, or at each hash if
-        hits may end inside its blocks. Changes nothing.
+        Of each group the marks of a request's keys that a hit may need, of 4 bytes each: 1 if the
+        key finds a block, else that of the key in `removed`. The keys of a group end at each whole
+        block, or at each hash if hits may end inside its blocks. Changes nothing.
         """
     def leave_recording(self, /) -> None:
         """

@@ -12,7 +12,7 @@ import warnings
 from _thread import allocate_lock, get_ident
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, cast
 
 from msgspec.structs import replace
 
@@ -46,6 +46,12 @@ READ_FIRST = {"request", "hashes", "hit", "request_ids", "block_ids", "done", "k
 """Arguments that a manager reads before it calls either backend."""
 HANDED_ON = [name for name in (*TRANSITIONS, *QUERIES) if READ_FIRST.isdisjoint(arguments(name))]
 """Methods that a manager takes directly from the twin, with equal names and arguments."""
+
+
+class _Marked(Protocol):
+    """Knows the mark of each removed key."""
+
+    def mark(self, key: int) -> int: ...
 
 
 class PythonBackend:
@@ -101,7 +107,7 @@ class PythonBackend:
                 removed.append((each.block, fold_key(each.key)))
         return len(commands), freed, removed
 
-    def key_marks(self, request_id: str) -> list[tuple[bytes, bytes]]:
+    def key_marks(self, request_id: str, removed: _Marked) -> list[bytes]:
         state = self.state()
         request, config = queries.find_request(state, request_id), state.config
         marks = []
@@ -111,7 +117,9 @@ class PythonBackend:
             last = len(request.block_hashes) * config.hash_block_size
             keys = [request.key_at(config, g, at) for at in range(size, last + 1, size)]
             found = [queries.get_cached_block(state, key) is not None for key in keys]
-            marks.append((bytes(found), struct.pack(f"<{len(keys)}Q", *map(fold_key, keys))))
+            known = zip(found, keys, strict=True)
+            each = [1 if here else removed.mark(fold_key(key)) for here, key in known]
+            marks.append(struct.pack(f"={len(each)}I", *each))
         return marks
 
     def prefix_keys(self, request_id: str, group_id: int, start: int, end: int) -> list[int]:

@@ -131,8 +131,7 @@ class Live:
     def _explain(self, name: str, used: int | None, external: int) -> Missed:
         """Explain a miss. used: tokens of the hit that was passed; None: what a look-up finds."""
         num_tokens, known = self._core.num_tokens(name), self._requests[name]
-        groups = self._core.key_marks(name)
-        marks = [self._removed.marks(flags, array("Q", folded)) for flags, folded in groups]
+        marks = [array("I", each) for each in self._core.key_marks(name, self._removed)]
         found, least = published_lengths(self.config, marks, num_tokens, num_tokens)
         if used is None:
             used = 0 if known.skips_reading else found[-1]

@@ -12,7 +12,7 @@ from array import array
 from collections.abc import Sequence
 
 from kvcore.explain.explanation import Removal
-from kvcore.explain.known_tokens import FINDABLE, NEVER, REMOVED
+from kvcore.explain.known_tokens import NEVER, REMOVED
 
 
 class RemovedKeys(Sequence[Removal]):
@@ -63,29 +63,16 @@ class RemovedKeys(Sequence[Removal]):
         self._heads[bucket] = at
         self._num_added += 1
 
-    def marks(self, flags: bytes, keys: array[int]) -> array[int]:
-        """Return a mark for each folded key: FINDABLE if its flag is 1; REMOVED or more, by the
-        place of its last removal; else NEVER.
-        """
-        first = flags.find(0)
-        if first < 0:
-            return array("I", iter(flags))
-        heads, mask, there, known = self._heads, self._mask, self._keys, self._marks
-        marks = array("I", iter(flags[:first]))
-        marks.extend(
-            [
-                known[at] if there[at := heads[key & mask]] == key else self._mark_behind(at, key)
-                for key in keys[first:]
-            ]
-        )
-        again = flags.find(1, first)
-        while again >= 0:
-            marks[again] = FINDABLE
-            again = flags.find(1, again + 1)
-        return marks
+    @property
+    def columns(self) -> tuple[array[int], ...]:
+        """The columns that `mark` reads: heads by bucket, then keys, links and marks by place."""
+        return self._heads, self._keys, self._next, self._marks
 
-    def _mark_behind(self, at: int, key: int) -> int:
-        """Return the mark of a key in the chain after a place."""
+    def mark(self, key: int) -> int:
+        """Return the mark of a folded key: REMOVED or more, by the place of its last removal; else
+        NEVER.
+        """
+        at = self._heads[key & self._mask]
         while at and self._keys[at] != key:
             at = self._next[at]
         return self._marks[at]

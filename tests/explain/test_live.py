@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import copy
 import pickle
-from array import array
 from collections.abc import Callable
 from typing import Any
 
@@ -288,7 +287,7 @@ def test_the_ring_is_a_dict_of_the_last_removals(num_entries: int) -> None:
         reported.append((key, removal))
         last = dict(reported[-num_entries:])
         keys = sorted({key for key, _ in reported})
-        marks = ring.marks(bytes(len(keys)), array("Q", keys))
+        marks = [ring.mark(key) for key in keys]
         found = {key: ring[mark - 2] for key, mark in zip(keys, marks, strict=True) if mark}
         assert found == last
         assert ring.has_dropped == (len(reported) > num_entries)

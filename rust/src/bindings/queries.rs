@@ -4,12 +4,15 @@
 //! They are those of `kvcore.backend.Backend`, but `can_allocate`, with the same arguments, results
 //! and errors.
 
+mod removed_keys;
+
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
 use crate::bindings::arguments::{BlockArg, IdArg};
 use crate::bindings::errors::{Given, Lend, Lent, raise};
 use crate::bindings::manager::Manager;
+use crate::bindings::queries::removed_keys::RemovedKeys;
 use crate::bindings::tiers::read_key;
 use crate::bindings::values;
 use crate::bindings::values::{PyBlocks, PyHit, PyKeys, PyNumbers, PyStatus};
@@ -28,7 +31,6 @@ use crate::types::commands::Command;
 use crate::types::groups::Group;
 use crate::types::keys::{Key, fold_key};
 
-/// A number of commands, blocks, and blocks with folded keys.
 impl Lent for PyRef<'_, Manager> {}
 
 impl<'py> Given<'py> {
@@ -43,9 +45,10 @@ fn lend<'py>(manager: &Bound<'py, PyAny>) -> PyResult<Box<dyn Lent + 'py>> {
     Ok(Box::new(Manager::shown(manager.cast()?)?))
 }
 
+/// A number of commands, blocks, and blocks with folded keys.
 type Changes = (usize, Vec<u32>, Vec<(u32, u64)>);
-/// For each group a flag per key, and the folded keys, little-endian.
-type Marks<'py> = Vec<(Bound<'py, PyBytes>, Bound<'py, PyBytes>)>;
+/// The mark of a key that finds a block.
+const FINDABLE: u32 = 1;
 
 #[pymethods]
 impl Manager {
@@ -100,30 +103,34 @@ impl Manager {
         values::keys(slf.py(), &keys)
     }
 
-    /// Of each group and each of a request's keys that a hit may need: whether it finds a block, 0
-    /// or 1, and the key, folded. The keys of a group end at each whole block, or at each hash if
-    /// hits may end inside its blocks. Changes nothing.
-    #[pyo3(signature = (request_id))]
-    fn key_marks<'py>(slf: &Bound<'py, Self>, request_id: IdArg<'_, 'py>) -> PyResult<Marks<'py>> {
+    /// Of each group the marks of a request's keys that a hit may need, of 4 bytes each: 1 if the
+    /// key finds a block, else that of the key in `removed`. The keys of a group end at each whole
+    /// block, or at each hash if hits may end inside its blocks. Changes nothing.
+    #[pyo3(signature = (request_id, removed))]
+    fn key_marks<'py>(
+        slf: &Bound<'py, Self>,
+        request_id: IdArg<'_, 'py>,
+        removed: &Bound<'py, PyAny>,
+    ) -> PyResult<Vec<Bound<'py, PyBytes>>> {
+        let columns = removed.getattr("columns")?.extract()?;
+        let removed = RemovedKeys::of(slf.py(), &columns)?;
         let marks = |state: &State, name: &str| {
-            let of_group = |keys: Vec<Key>| {
-                let flag = |key| u8::from(get_cached_block(state, key).is_some());
-                let flags: Vec<u8> = keys.iter().map(flag).collect();
-                let folded: Vec<u8> =
-                    keys.iter().flat_map(|key| fold_key(key).to_le_bytes()).collect();
-                (flags, folded)
+            let mark = |key: Key| match get_cached_block(state, &key) {
+                Some(_) => FINDABLE,
+                None => removed.mark(fold_key(&key)),
             };
             let request = find_request(state, name)?;
-            let keys = |(group_id, group): (u32, &Group)| {
+            let of_group = |(group_id, group): (u32, &Group)| {
                 let is_fine = state.has_tails || group.is_state();
                 let scale = if is_fine { 1 } else { state.scales[group_id as usize] };
-                (0..request.num_hashed(scale)).map(|at| request.key(scale, group_id, at)).collect()
+                let keys =
+                    (0..request.num_hashed(scale)).map(|at| request.key(scale, group_id, at));
+                keys.flat_map(|key| mark(key).to_ne_bytes()).collect::<Vec<u8>>()
             };
-            Ok((0..).zip(&state.config.groups).map(keys).map(of_group).collect::<Vec<_>>())
+            Ok((0..).zip(&state.config.groups).map(of_group).collect::<Vec<_>>())
         };
-        let bytes = |data: Vec<u8>| PyBytes::new(slf.py(), &data);
         let groups = Self::query_of(slf, request_id, marks)?;
-        Ok(groups.into_iter().map(|(flags, folded)| (bytes(flags), bytes(folded))).collect())
+        Ok(groups.iter().map(|marks| PyBytes::new(slf.py(), marks)).collect())
     }
 
     /// A request's keys in a group at multiples of the tokens per hash in (start, end], folded, as
