@@ -27,7 +27,6 @@ from kvcore_vllm.windows import Windows
 from kvcore_vllm.zeroing import Zeroing
 
 ADMITTED = (RequestStatus.WAITING, RequestStatus.PREEMPTED)
-FOLLOWED: dict[str, Any] = {"reads_tables": True}  # states.py and parts.py put rows in vLLM's form
 
 
 class KVCacheManager(Queries):
@@ -69,13 +68,13 @@ class KVCacheManager(Queries):
         )
         if enable_caching and use_eagle:
             check_lookahead(num_prefill_lookahead, scheduler_block_size)
-        compat = Compat(config, log_stats=False, keep_tokens=False, ends_steps=True, **FOLLOWED)
+        compat = Compat(  # states.py and parts.py read tables again, and put them in vLLM's form
+            config, log_stats=False, keep_tokens=False, ends_steps=True, reads_tables=True
+        )
         record_if_requested(compat.core)
-        self.compat = compat
-        self.kv_cache_config = kv_cache_config
+        self.compat, self.kv_cache_config = compat, kv_cache_config
         self.max_model_len, self.enable_caching = max_model_len, enable_caching
         specs = [read_spec(group) for group in kv_cache_config.kv_cache_groups]
-        lookahead = num_hash_lookahead_tokens
         # As in vLLM not with several groups and hashes that cover the tokens behind a block.
         again = use_eagle or len(config.groups) == 1
         self._num_prefilled_again = max(0, num_prefill_lookahead - 1) if again else 0
@@ -85,15 +84,15 @@ class KVCacheManager(Queries):
         self.mamba_shared_prefix_checkpoint = False
         if self._states is not None and has_parts(kv_cache_config, config, dcp_world_size):
             keeps = enable_mamba_shared_prefix_checkpoint
-            self._serve_parts(self._states, use_eagle, lookahead, keeps)
-        self.num_withdrawn = 0
+            self._serve_parts(self._states, use_eagle, num_hash_lookahead_tokens, keeps)
+        self.num_withdrawn, self._in_step = 0, False
         self.watermark_blocks = int(watermark * config.num_blocks)
+        lookahead = num_hash_lookahead_tokens
         self.events = Events(compat, specs, lookahead) if enable_kv_cache_events else None
         self._show(log_stats, hash_block_size, specs)
         self._windows = Windows(compat) if config.has_windows else None
         self._retain(scheduler_block_size, drops=use_eagle)
         self._zeroing = Zeroing(specs, wanted=kv_cache_config.needs_kv_cache_zeroing)
-        self._in_step = False
         self._loading = set[str]()  # requests of the last step that load
         if self.events is None and not (self._is_late or self._retention):
             vars(self)["cache_blocks"] = compat.cache_blocks  # called for each request of a step
