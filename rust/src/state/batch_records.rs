@@ -228,8 +228,8 @@ pub(crate) fn next_order(entries: &RequestEntries) -> u32 {
 }
 
 /// Return the entries of a batch in the order in which they were made.
-pub(crate) fn in_order(entries: &RequestEntries) -> Vec<(Row, &RequestEntry)> {
-    let mut ordered: Vec<(Row, &RequestEntry)> = entries.rows.iter().collect();
+pub(crate) fn in_order(entries: &RequestEntries) -> SmallVec<[(Row, &RequestEntry); 4]> {
+    let mut ordered: SmallVec<[(Row, &RequestEntry); 4]> = entries.rows.iter().collect();
     ordered.sort_by_key(|(_, entry)| entry.order);
     ordered
 }

@@ -129,6 +129,20 @@ impl Node {
         }
     }
 
+    /// Become a copy of another node of its world, with a state and a schedule of its own.
+    pub(crate) fn copy_beside(&mut self, node: &Node, state: &State, schedule: &Schedule) {
+        let Node { pending, memory, started, filled, unreported, outputs, texts, .. } = node;
+        self.state.clone_from(state);
+        self.schedule.clone_from(schedule);
+        self.pending.clone_from(pending);
+        self.memory.clone_from(memory);
+        self.started.clone_from(started);
+        self.filled = *filled;
+        self.unreported.clone_from(unreported);
+        self.outputs.clone_from(outputs);
+        self.texts.clone_from(texts);
+    }
+
     /// Return the schedule as it is known here, to follow calls with.
     pub(crate) fn resumed(&self) -> Schedule {
         let mut schedule = self.schedule.clone();

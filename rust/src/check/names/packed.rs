@@ -3,11 +3,16 @@
 //!
 //! A part of core_model.rs. Numbers take a byte if they are small; a block hash is its number in
 //! the tree of prefixes, so packed states are read by the search that wrote them alone. A state
-//! with anything rare (operations, batches in flight, extra keys, a policy's order) is its
-//! canonical bytes.
+//! with anything rare (operations, extra keys, recurrent states, a policy's order) is its canonical
+//! bytes.
 
+mod packed_batches;
 pub(crate) mod packed_node;
+mod packed_value;
 
+use std::sync::Arc;
+
+use crate::check::names::packed::packed_batches::{has_batches, read_batches, write_batches};
 use crate::codec::decode::decode;
 use crate::codec::encode::encode;
 use crate::oracle::calls::Name;
@@ -16,17 +21,20 @@ use crate::pool::block_pool::BlockPool;
 use crate::pool::free_queue::make_free_queue;
 use crate::state::state::{NO_HOST_BLOCK, RequestState, State};
 use crate::transitions::append::fast_path::note_quiet_until;
-use crate::transitions::requests::empty_request;
 use crate::types::ids::{BlockId, Row, Table};
 use crate::types::keys::make_key;
 use crate::types::violation::Violation;
 
 const COMMON: u8 = 0;
 const RARE: u8 = 1;
+/// A common state, with batches behind it.
+const IN_FLIGHT: u8 = 2;
 
 const SKIP_READING: u8 = 1;
 const PREEMPTED: u8 = 2;
 const SWAPPED: u8 = 4;
+/// In the place of a request's name.
+const NO_REQUEST: u8 = u8::MAX;
 
 /// Add a state to some bytes.
 pub(crate) fn pack(state: &State, prefixes: &mut Prefixes, out: &mut Vec<u8>) {
@@ -35,51 +43,67 @@ pub(crate) fn pack(state: &State, prefixes: &mut Prefixes, out: &mut Vec<u8>) {
         out.extend(encode(state));
         return;
     }
+    let has_batches = has_batches(state);
     let mut out = Packer { out, prefixes };
-    out.out.push(COMMON);
+    out.out.push(if has_batches { IN_FLIGHT } else { COMMON });
     out.number(state.batch.number as u32);
     out.number(state.requests.len() as u32);
     out.number(state.free_rows.len() as u32);
     state.free_rows.iter().for_each(|row| out.number(row.0));
-    state.requests().for_each(|request| out.request(request));
+    for request in &state.requests {
+        match request {
+            Some(request) => out.request(request),
+            None => out.out.push(NO_REQUEST),
+        }
+    }
     out.pool(&state.device);
     if let Some(host) = &state.host {
         out.pool(host);
     }
+    if has_batches {
+        write_batches(state, out.out);
+    }
 }
 
-/// Return the state of these bytes. empty: a state of its world that holds nothing.
+/// Read the state of these bytes into another one, whose room is used. empty: a state of its world
+/// that holds nothing.
 pub(crate) fn unpack(
     data: &[u8],
     empty: &State,
     prefixes: &mut Prefixes,
-) -> Result<State, Violation> {
+    state: &mut State,
+) -> Result<(), Violation> {
     if data[0] == RARE {
         let damaged =
             |error: crate::types::errors::Error| Violation::new("NOCRASH", error.to_string());
-        let mut state = decode(&data[1..]).map_err(damaged)?;
-        settle_all(&mut state);
-        return Ok(state);
+        *state = decode(&data[1..]).map_err(damaged)?;
+        settle_all(state);
+        return Ok(());
     }
     let mut source = Unpacker { data: &data[1..], prefixes };
-    let mut state = empty.clone();
+    let mut requests = std::mem::take(&mut state.requests);
+    state.clone_from(empty);
     state.batch.number = u64::from(source.number());
     let num_rows = source.number();
-    let free_rows: Vec<Row> = source.numbers().into_iter().map(Row).collect();
-    state.free_rows = (0..num_rows).map(Row).filter(|row| !free_rows.contains(row)).collect();
-    state.free_rows.reverse();
-    state.requests.resize_with(num_rows as usize, || None);
+    state.free_rows.extend(source.numbers().into_iter().map(Row));
+    requests.resize_with(num_rows as usize, || None);
     state.epochs.resize(num_rows as usize, 0);
-    for _ in free_rows.len()..num_rows as usize {
-        source.request(&mut state);
+    for (row, request) in (0..).map(Row).zip(&mut requests) {
+        *request = source.request(request.take(), state.config.groups.len());
+        if let Some(request) = request {
+            state.rows.insert(Arc::clone(&request.request_id), row);
+        }
     }
-    state.free_rows = free_rows;
+    state.requests = requests;
     source.pool(&mut state.device);
     if let Some(host) = &mut state.host {
         source.pool(host);
     }
-    settle_all(&mut state);
-    Ok(state)
+    if data[0] == IN_FLIGHT {
+        read_batches(&mut source.data, state);
+    }
+    settle_all(state);
+    Ok(())
 }
 
 /// Recompute how far requests can grow by their count alone, so that edges take this path as well.
@@ -96,21 +120,19 @@ pub(crate) fn settle_all(state: &mut State) {
 fn is_rare(state: &State) -> bool {
     let rare = |each: &RequestState| {
         let loads = each.num_loading > 0 || each.load_end > 0;
-        let output = each.output_from > 0 || !each.samplers.is_empty();
-        each.own_hashes || each.extra_keys.is_some() || loads || output
+        each.own_hashes || each.extra_keys.is_some() || loads
     };
     !state.operations.is_empty()
         || !state.named_pins.is_empty()
-        || !state.held_rows.is_empty()
+        || !state.loads.is_empty()
         || state.next_operation > 0
-        || state.config.max_in_flight > 0
+        || (state.has_states && has_batches(state))
         || state.device.policy.is_some()
         || state.epoch > 0
         || state.device.retention.is_some()
         || state.device.floors.is_some()
         || !state.device.silent.is_empty()
         || state.device.tails.is_some()
-        || !state.effects.commands.is_empty()
         || !state.effects.events.is_empty()
         || !state.new_blocks.is_empty()
         || state.requests().any(rare)
@@ -212,37 +234,69 @@ impl Unpacker<'_> {
     }
 
     fn numbers(&mut self) -> Vec<u32> {
-        (0..self.number()).map(|_| self.number()).collect()
+        let mut numbers = Vec::new();
+        self.numbers_into(&mut numbers);
+        numbers
     }
 
-    fn table(&mut self) -> Table {
-        let block = |number: u32| BlockId(number.wrapping_sub(1));
-        (0..self.number()).map(|_| block(self.number())).collect()
+    fn numbers_into(&mut self, numbers: &mut Vec<u32>) {
+        numbers.clear();
+        let length = self.number();
+        numbers.extend((0..length).map(|_| self.number()));
     }
 
-    /// Read a request into the last free row.
-    fn request(&mut self, state: &mut State) {
-        let (name, flags) = (Name(self.byte()), self.byte());
-        let row = empty_request(state, name.id());
-        let num_groups = state.config.groups.len();
-        let request = &mut state[row];
-        request.skip_reading = flags & SKIP_READING > 0;
-        request.preempted = flags & PREEMPTED > 0;
-        request.tokens = self.numbers();
-        request.drafts = self.numbers();
+    fn table(&mut self, table: &mut Table) {
+        table.clear();
+        let num_blocks = self.number();
+        table.extend((0..num_blocks).map(|_| BlockId(self.number().wrapping_sub(1))));
+    }
+
+    /// Read a request, if the row has one. old: the row's last one, whose room is used.
+    fn request(&mut self, old: Option<RequestState>, num_groups: usize) -> Option<RequestState> {
+        let name = Name(self.byte());
+        if name.0 == NO_REQUEST {
+            return None;
+        }
+        let flags = self.byte();
+        let old = old.unwrap_or_default();
+        let RequestState { mut tokens, mut drafts, mut block_hashes, .. } = old;
+        let RequestState { mut tables, mut num_cached, mut request_id, .. } = old;
+        if *request_id != *name.id() {
+            request_id = name.id().into();
+        }
+        self.numbers_into(&mut tokens);
+        self.numbers_into(&mut drafts);
+        block_hashes.clear();
         for _ in 0..self.number() {
             let number = self.number();
-            request.block_hashes.push(self.prefixes.hash_of(number));
+            block_hashes.push(self.prefixes.hash_of(number));
         }
-        request.num_computed = self.number();
-        for group_id in 0..num_groups {
-            request.tables[group_id] = self.table();
-            request.num_cached[group_id] = self.number();
+        let num_computed = self.number();
+        tables.resize_with(num_groups, Table::new);
+        num_cached.resize(num_groups, 0);
+        for (table, cached) in tables.iter_mut().zip(&mut num_cached) {
+            self.table(table);
+            *cached = self.number();
         }
+        let mut host_tables = Vec::new();
         if flags & SWAPPED > 0 {
-            request.host_tables = (0..num_groups).map(|_| self.table()).collect();
+            host_tables.resize_with(num_groups, Table::new);
+            host_tables.iter_mut().for_each(|table| self.table(table));
         }
-        debug_assert!(!request.host_tables.iter().flatten().any(|&id| id > NO_HOST_BLOCK));
+        debug_assert!(!host_tables.iter().flatten().any(|&id| id > NO_HOST_BLOCK));
+        Some(RequestState {
+            tokens,
+            drafts,
+            block_hashes,
+            tables,
+            num_cached,
+            request_id,
+            num_computed,
+            host_tables,
+            skip_reading: flags & SKIP_READING > 0,
+            preempted: flags & PREEMPTED > 0,
+            ..RequestState::default()
+        })
     }
 
     /// Read a pool over one that is empty.
@@ -274,6 +328,7 @@ impl Unpacker<'_> {
 mod tests {
     use super::*;
     use crate::state::open_batch::OpenBatch;
+    use crate::transitions::free::free;
     use crate::transitions::pins::pin;
     use crate::transitions::requests::remove_request;
     use crate::transitions::tests::*;
@@ -300,8 +355,34 @@ mod tests {
         let mut packed = Vec::new();
         pack(&state, &mut prefixes, &mut packed);
         let mut other = prefixes.clone();
-        let again = unpack(&packed, &empty, &mut other).unwrap();
+        let mut again = empty.clone();
+        unpack(&packed, &empty, &mut other, &mut again).unwrap();
         assert_eq!(encode(&again), encode(&state));
         assert!(packed.len() < 60, "{} bytes", packed.len());
+    }
+
+    #[test]
+    fn a_packed_state_comes_back_with_its_batches() {
+        let mut config = Config::new(9, 1, b"seed");
+        (config.max_in_flight, config.num_host_blocks) = (2, 2);
+        let empty = make_state(config.clone()).unwrap();
+        let mut state = empty.clone();
+        admit(&mut state, "0", &[1, 2, 3], 2);
+        admit(&mut state, "1", &[1, 2, 4], 3);
+        let mut prefixes = Prefixes::new(&config);
+        prefixes.learn(&state).unwrap();
+        take_batch(&mut state).unwrap();
+        allocate_slots(&mut state, "0", &SlotRequest::new(1)).unwrap().unwrap();
+        free(&mut state, "1").unwrap();
+        remove_request(&mut state, "1").unwrap();
+        let device = &state.device;
+        assert!(device.num_quarantined() > 0 && !device.index.is_empty());
+        assert!(!state.held_rows.is_empty() && !state.batch.published_keys.is_empty());
+        let mut packed = Vec::new();
+        pack(&state, &mut prefixes, &mut packed);
+        let mut again = state.clone();
+        admit(&mut again, "2", &[5], 1);
+        unpack(&packed, &empty, &mut prefixes, &mut again).unwrap();
+        assert!(packed[0] == IN_FLIGHT && encode(&again) == encode(&state));
     }
 }

@@ -53,8 +53,9 @@ pub struct CoreModel {
     base_schedule: Schedule,
     pub(crate) assumed: Result<(), Violation>,
     pub(crate) moves: Vec<Move>,
-    /// Paths that are done with.
+    /// Paths and states that are done with.
     pub(crate) spare: Vec<Path>,
+    spare_states: Vec<State>,
     pub(crate) writes: Vec<Write>,
     /// Whether calls are kept for a story.
     pub(crate) recording: bool,
@@ -86,6 +87,7 @@ impl CoreModel {
             assumed: Ok(()),
             moves: Vec::new(),
             spare: Vec::new(),
+            spare_states: Vec::new(),
             writes: Vec::new(),
             recording: false,
             calls: Vec::new(),
@@ -263,9 +265,10 @@ impl CoreModel {
     /// Return a packed node as bytes that other programs read, with the names of what does not hold
     /// there.
     pub(crate) fn findings(&mut self, node: &[u8]) -> Findings {
-        let Ok(state) = unpack(node, &self.empty, &mut self.prefixes) else {
+        let mut state = self.empty.clone();
+        if unpack(node, &self.empty, &mut self.prefixes, &mut state).is_err() {
             return (Vec::new(), vec!["NOCRASH"]);
-        };
+        }
         (encode(&state), self.checker.failing(&state))
     }
 }
@@ -290,10 +293,13 @@ impl Walk for CoreModel {
     }
 
     fn walk(&mut self, packed: &[u8], visit: &mut Visit<'_, CoreModel>) -> Result<(), Stop> {
-        caught(|| {
-            let state = unpack(packed, &self.empty, &mut self.prefixes)?;
+        let mut state = self.spare_states.pop().unwrap_or_else(|| self.empty.clone());
+        let walked = caught(|| {
+            unpack(packed, &self.empty, &mut self.prefixes, &mut state)?;
             self.walk_from(&state, visit)
-        })
+        });
+        self.spare_states.push(state);
+        walked
     }
 
     fn fingerprint(&mut self, state: &&State) -> Result<Fingerprint, Violation> {

@@ -10,12 +10,16 @@
 //! were not executed, so nothing is concluded from those that say who owns what.
 //! Twin: kvcore/check/search/flight_model.py.
 
+mod flight_checks;
 pub(crate) mod flight_ends;
+
+use hashbrown::HashSet;
+use rustc_hash::FxBuildHasher;
 
 use crate::check::names::canonical::renaming::Renaming;
 use crate::check::names::in_flight::flight_name;
 use crate::check::names::in_flight::{
-    Node, Unreported, fills, in_flight, keep_live, keep_reportable, reporters, taken, unused_wait,
+    Node, Unreported, fills, in_flight, keep_live, keep_reportable, reporters, taken,
 };
 use crate::check::names::packed::packed_node::{pack_node, unpack_node};
 use crate::check::properties::outcomes::check_events;
@@ -40,9 +44,12 @@ pub struct FlightModel {
     ghost: Ghost,
     /// Holds what a state counts on.
     wanted: Ghost,
-    /// Nodes and states that are done with.
+    /// Nodes that are done with.
     spare: Vec<Node>,
-    spare_states: Vec<State>,
+    /// Fingerprints of states that were checked: many nodes differ in memory and output alone.
+    checked: HashSet<Fingerprint, FxBuildHasher>,
+    /// The state that is looked up there.
+    looked_up: Vec<u8>,
     num_edges: u32,
 }
 
@@ -51,14 +58,20 @@ impl FlightModel {
     #[must_use]
     pub fn new(core: CoreModel, checks: &Checks) -> Self {
         let ghost = Ghost::checking(&core.world.config, checks);
-        let (spare, spare_states) = (Vec::new(), Vec::new());
-        FlightModel { core, wanted: ghost.clone(), ghost, spare, spare_states, num_edges: 0 }
+        let (wanted, checked) = (ghost.clone(), HashSet::default());
+        let (spare, looked_up) = (Vec::new(), Vec::new());
+        FlightModel { core, ghost, wanted, spare, checked, looked_up, num_edges: 0 }
     }
 
     /// Return a copy of a node, in the room of one that is done with.
     pub(crate) fn copy_of(&mut self, node: &Node) -> Node {
+        self.copy_beside(node, &node.state, &node.schedule)
+    }
+
+    /// Return a copy of a node, with a state and a schedule of its own.
+    fn copy_beside(&mut self, node: &Node, state: &State, schedule: &Schedule) -> Node {
         let mut copy = self.spare.pop().unwrap_or_else(|| node.clone());
-        copy.clone_from(node);
+        copy.copy_beside(node, state, schedule);
         copy
     }
 
@@ -169,13 +182,11 @@ impl FlightModel {
     /// Let some moves fill the open batch, and take it if it is not empty and there is room.
     fn fill(&mut self, node: &Node, path: Option<&Path>, full: bool) -> Result<Node, Violation> {
         let start = &node.state;
-        let mut after = self.copy_of(node);
-        match path {
-            None => after.schedule.resume(start),
-            Some(path) => {
-                after.state.clone_from(&path.state);
-                after.schedule.clone_from(&path.schedule);
-            }
+        let (opened, schedule) =
+            path.map_or((start, &node.schedule), |path| (&path.state, &path.schedule));
+        let mut after = self.copy_beside(node, opened, schedule);
+        if path.is_none() {
+            after.schedule.resume(start);
         }
         self.note_left(&mut after);
         keep_reportable(&mut after);
@@ -193,7 +204,7 @@ impl FlightModel {
         }
         let tokens = after.tokens_of_writes();
         let batch = taken(&after.state, &after.schedule, &mut self.core.prefixes);
-        self.call(&mut after, &Call::TakeBatch)?;
+        self.call(opened, &mut after, &Call::TakeBatch)?;
         let merges = !after.state.effects.commands.is_empty();
         self.core.checker.notes.note_goal("merge", merges);
         after.pending.push(batch);
@@ -262,13 +273,14 @@ impl FlightModel {
         self.closed(after, None)
     }
 
-    /// Make a call on the state of a node that is no part of a path.
-    pub(crate) fn call(&mut self, node: &mut Node, call: &Call) -> Result<(), Violation> {
-        let mut before = self.spare_states.pop().unwrap_or_else(|| self.core.empty.clone());
-        before.clone_from(&node.state);
-        let called = self.core.call(&before, &mut node.state, &mut Schedule::default(), call);
-        self.spare_states.push(before);
-        called.map(|_| ())
+    /// Make a call on the state of a node that is no part of a path. before: equal to that state.
+    pub(crate) fn call(
+        &mut self,
+        before: &State,
+        node: &mut Node,
+        call: &Call,
+    ) -> Result<(), Violation> {
+        self.core.call(before, &mut node.state, &mut Schedule::default(), call).map(|_| ())
     }
 
     /// Let batches in flight forget removed requests.
@@ -329,7 +341,7 @@ impl Walk for FlightModel {
         let ghost = &self.ghost;
         let made = || Node::new(self.core.empty.clone(), ghost.clone());
         let mut node = self.spare.pop().unwrap_or_else(made);
-        unpack_node(packed, &mut node)?;
+        unpack_node(packed, &self.core.empty, &mut self.core.prefixes, &mut node)?;
         let walked = caught(|| self.walk_from(&node, visit));
         self.spare.push(node);
         walked
@@ -341,55 +353,13 @@ impl Walk for FlightModel {
         Ok(keys.of(namer.canonical_with(&node.state, prefixes, &mut more)?))
     }
 
-    /// Check a new node: its state, its free blocks, and memory when everything is executed.
     fn check(&mut self, node: &Node) -> Result<(), Violation> {
-        let state = &node.state;
-        let CoreModel { checker, prefixes, world, .. } = &mut self.core;
-        checker.check_new(state, world, prefixes)?;
-        checker.notes.note_goal("quarantine", state.device.num_quarantined() > 0);
-        if world.config.max_in_flight > 0 {
-            checker.checks.hear_finding("CMD-INFLIGHT", unused_wait(node))?;
-        }
-        self.ghost.clone_from(&node.memory);
-        let mut device = (world.num_output_placeholders > 0).then(|| Device::recall(node, None));
-        for batch in node.waiting() {
-            self.ghost.epoch = batch.epoch;
-            self.ghost.execute(in_flight(&batch.commands), prefixes)?;
-            for (row, nodes) in &batch.nodes {
-                self.ghost.set_numbers(*row, nodes.clone());
-            }
-            let found = match &mut device {
-                None => self.ghost.forward_numbered(&batch.writes, &node.schedule),
-                Some(device) => {
-                    device.feed(&batch.feeds);
-                    let ghost = (&mut self.ghost, &node.schedule, &mut *prefixes);
-                    let epoch_of = |row| batch.epoch_of(row);
-                    device.forward((&batch.writes, &batch.tokens), epoch_of, &[], ghost)
-                }
-            };
-            checker.checks.hear(found)?;
-        }
-        self.ghost.epoch = state.epoch;
-        self.ghost.execute(in_flight(&state.effects.commands), prefixes)?;
-        let writes = node.schedule.writes();
-        let found = match &mut device {
-            None => self.ghost.forward(state, writes, &node.schedule, prefixes),
-            Some(device) => {
-                let ghost = (&mut self.ghost, &node.schedule, &mut *prefixes);
-                let epoch_of = |row| state.epoch_of(row);
-                device.forward((writes, &node.tokens_of_writes()), epoch_of, &[], ghost)
-            }
-        };
-        checker.checks.hear(found)?;
-        self.ghost.assume_owners(state);
-        if !node.unreported.is_empty() {
-            return Ok(());
-        }
-        self.ghost.check(state, &node.schedule, prefixes)
+        self.check_state(&node.state)?;
+        self.check_node(node)
     }
 
     fn pack(&mut self, node: Node) -> Vec<u8> {
-        let packed = pack_node(&node);
+        let packed = pack_node(&node, &mut self.core.prefixes);
         self.spare.push(node);
         packed
     }

@@ -32,7 +32,7 @@ pub struct Renaming<'a> {
     pub(crate) found: Result<(), Violation>,
 }
 
-impl Renaming<'_> {
+impl<'a> Renaming<'a> {
     /// Add a number.
     pub fn put(&mut self, number: usize) {
         put(self.name, number);
@@ -50,7 +50,7 @@ impl Renaming<'_> {
 
     /// Return the rows of the requests, in order.
     #[must_use]
-    pub fn order(&self) -> &[usize] {
+    pub fn order(&self) -> &'a [usize] {
         self.rows
     }
 
@@ -108,24 +108,16 @@ impl Renaming<'_> {
         self.put(name);
     }
 
-    /// Return the device blocks that were met, by their numbers.
-    #[must_use]
-    pub fn met_device(&self) -> Vec<BlockId> {
-        self.device.met.clone()
-    }
-
-    /// Return the host blocks that were met, by their numbers.
-    #[must_use]
-    pub fn met_host(&self) -> Vec<BlockId> {
-        self.host.met.clone()
-    }
-
     /// Add what a prefix is called, by its number in the tree; 0 for none.
     pub fn node(&mut self, node: u32) {
-        let path = self.prefixes.path(node);
-        let Some((&last, before)) = path.split_last() else { return self.put(0) };
-        before.iter().for_each(|&node| _ = self.tree.number(node));
-        self.tree.write(last, self.name);
+        if node == 0 {
+            return self.put(0);
+        }
+        if !self.tree.has_met(node) {
+            let path = self.prefixes.path(node);
+            path.iter().for_each(|&node| _ = self.tree.number(node));
+        }
+        self.tree.write(node, self.name);
     }
 
     /// Add what a key stands for: its group and prefix.
@@ -269,6 +261,11 @@ impl Tree {
     pub(crate) fn clear(&mut self) {
         self.round += 1;
         self.num_met = 0;
+    }
+
+    /// Tell whether a prefix was met; then all shorter ones of it were met before.
+    fn has_met(&self, node: u32) -> bool {
+        self.numbers.get(node as usize).is_some_and(|&(round, _)| round == self.round)
     }
 
     pub(crate) fn number(&mut self, node: u32) -> u16 {

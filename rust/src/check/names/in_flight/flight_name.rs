@@ -4,6 +4,8 @@
 //! Rows, blocks and prefixes have the names that one order of the requests gives them. Twin:
 //! kvcore/check/names/in_flight.py.
 
+use smallvec::SmallVec;
+
 use crate::check::names::canonical::renaming::Renaming;
 use crate::check::names::in_flight::{Node, Pending, in_flight};
 use crate::oracle::contents::{Content, TierBlock};
@@ -39,7 +41,7 @@ pub(crate) fn write(node: &Node, names: &mut Renaming<'_>) {
     if node.has_commands_to_come() {
         write_mirror(node, names);
     }
-    for row in names.order().to_vec() {
+    for &row in names.order() {
         let row = Row(row as u32);
         for known in [node.schedule.loading(row), node.schedule.failed(row)] {
             names.put(known.map_or(0, |token| 1 + token as usize));
@@ -70,7 +72,7 @@ fn write_outputs(node: &Node, names: &mut Renaming<'_>) {
     }
     let before = node.pending.iter().map(|batch| &batch.texts);
     for texts in std::iter::once(&node.texts).chain(before).filter(|each| !each.is_empty()) {
-        for row in names.order().to_vec() {
+        for &row in names.order() {
             let text = texts.iter().find(|each| each.0.index() == row);
             write_text(text.map_or(&[][..], |each| &each.1), names);
         }
@@ -92,7 +94,8 @@ fn write_text(text: &[u32], names: &mut Renaming<'_>) {
 
 /// Write the places that a batch uses, by their names.
 fn write_used(batch: &Pending, names: &mut Renaming<'_>) {
-    let mut used: Vec<usize> = batch.used.iter().map(|&place| name_of(place, names)).collect();
+    let mut used: SmallVec<[usize; 16]> =
+        batch.used.iter().map(|&place| name_of(place, names)).collect();
     used.sort_unstable();
     names.put(used.len());
     used.into_iter().for_each(|place| names.put(place));
@@ -116,7 +119,7 @@ fn write_open_batch(node: &Node, names: &mut Renaming<'_>) {
         write_write(each, &[(each.row, nodes)], names);
     }
     if batch.scheduled.keys().next().is_some() {
-        for row in names.order().to_vec() {
+        for &row in names.order() {
             let record = batch.scheduled.get(Row(row as u32));
             names.put(record.map_or(0, |record| 1 + record.num_computed_before as usize));
             names.put(record.map_or(0, |record| record.num_kept as usize));
@@ -206,17 +209,23 @@ fn write_write(write: &Write, nodes: &[(Row, Numbers)], names: &mut Renaming<'_>
 
 /// Write the contents of every block, in the order of the names.
 fn write_contents(node: &Node, names: &mut Renaming<'_>) {
-    let device = names.met_device().into_iter().map(|block| (Tier::Device, block));
-    let hosts = names.met_host().into_iter().filter(|&block| block != NO_HOST_BLOCK);
-    let places: Vec<TierBlock> = device.chain(hosts.map(|block| (Tier::Host, block))).collect();
-    for place in places {
-        let first = node.memory.first_slot(place);
-        let slots = &node.memory.contents[first..first + node.memory.size];
-        let known = slots.iter().any(|&content| content != Content::Unknown);
-        names.put(usize::from(known));
-        if known {
-            slots.iter().for_each(|&content| write_content(content, names));
+    for at in 0..names.device.met.len() {
+        write_block(node, (Tier::Device, names.device.met[at]), names);
+    }
+    for at in 0..names.host.met.len() {
+        if names.host.met[at] != NO_HOST_BLOCK {
+            write_block(node, (Tier::Host, names.host.met[at]), names);
         }
+    }
+}
+
+fn write_block(node: &Node, place: TierBlock, names: &mut Renaming<'_>) {
+    let first = node.memory.first_slot(place);
+    let slots = &node.memory.contents[first..first + node.memory.size];
+    let known = slots.iter().any(|&content| content != Content::Unknown);
+    names.put(usize::from(known));
+    if known {
+        slots.iter().for_each(|&content| write_content(content, names));
     }
 }
 
@@ -240,14 +249,14 @@ fn write_content(content: Content, names: &mut Renaming<'_>) {
 /// Write the worker's tables of requests and of the rows by which a batch writes.
 fn write_mirror(node: &Node, names: &mut Renaming<'_>) {
     let num_groups = node.state.config.groups.len();
-    let mut tables: Vec<Vec<usize>> = Vec::new();
+    let mut tables: SmallVec<[SmallVec<[usize; 8]>; 8]> = SmallVec::new();
     for (at, table) in node.memory.tables.iter().enumerate().filter(|each| !each.1.is_empty()) {
         let row = Row((at / num_groups) as u32);
         let mut writes = node.waiting().flat_map(|batch| &batch.writes);
         if !names.has_request(row) && !writes.any(|each| each.row == row) {
             continue;
         }
-        let mut said = vec![names.row_name(row), at % num_groups, table.len()];
+        let mut said = SmallVec::from_iter([names.row_name(row), at % num_groups, table.len()]);
         said.extend(table.iter().map(|&block: &BlockId| names.device_name(block)));
         tables.push(said);
     }

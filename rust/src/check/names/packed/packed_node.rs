@@ -1,29 +1,29 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Nodes with batches in flight, packed: the canonical bytes of the state, then what is beside it.
+//! Nodes with batches in flight, packed: the state, then what is beside it.
 //!
-//! Numbers take a byte if they are small. Numbers of prefixes are those of the search, so that only
-//! its workers read what they wrote.
+//! Numbers of prefixes are those of the search, so that only its workers read what they wrote.
 
 use crate::check::names::in_flight::{Node, Output, Pending, Unreported};
-use crate::check::names::packed::settle_all;
-use crate::codec::decode::decode;
-use crate::codec::encode::encode;
-use crate::oracle::calls::Name;
+use crate::check::names::packed::packed_value::{Packed, packed, read_bytes, write_bytes};
+use crate::check::names::packed::{pack, unpack};
 use crate::oracle::contents::{Content, Ghost, Marks};
-use crate::oracle::prefixes::Numbers;
+use crate::oracle::prefixes::Prefixes;
 use crate::oracle::schedule::writes::{Encoder, Write};
 use crate::oracle::schedule::{Known, Schedule};
-use crate::types::commands::{Commands, Tier};
-use crate::types::ids::{BlockId, Row};
-use crate::types::keys::{KEY_SIZE, Key};
+use crate::state::state::State;
 use crate::types::violation::Violation;
 
+/// Bytes of most packed nodes.
+const FEW_BYTES: usize = 1024;
+
 /// Return a node as bytes.
-pub(crate) fn pack_node(node: &Node) -> Vec<u8> {
-    let mut out = Vec::new();
+pub(crate) fn pack_node(node: &Node, prefixes: &mut Prefixes) -> Vec<u8> {
+    let mut out = Vec::with_capacity(FEW_BYTES);
     let Node { pending, schedule, started, filled, unreported, outputs, texts, .. } = node;
     let Ghost { contents, tables, marks, loads, epoch, .. } = &node.memory;
-    write_bytes(&encode(&node.state), &mut out);
+    let mut state = Vec::with_capacity(FEW_BYTES);
+    pack(&node.state, prefixes, &mut state);
+    write_bytes(&state, &mut out);
     pending.write(&mut out);
     contents.write(&mut out);
     tables.write(&mut out);
@@ -39,13 +39,16 @@ pub(crate) fn pack_node(node: &Node) -> Vec<u8> {
     out
 }
 
-/// Read a node of these bytes; node: one of its world. Fails with NOCRASH if its state cannot be
-/// restored.
-pub(crate) fn unpack_node(mut data: &[u8], node: &mut Node) -> Result<(), Violation> {
+/// Read a node of these bytes; node: one of its world. empty: a state of it that holds nothing.
+/// Fails with NOCRASH if its state cannot be restored.
+pub(crate) fn unpack_node(
+    mut data: &[u8],
+    empty: &State,
+    prefixes: &mut Prefixes,
+    node: &mut Node,
+) -> Result<(), Violation> {
     let source = &mut data;
-    let state = decode(read_bytes(source));
-    node.state = state.map_err(|error| Violation::new("NOCRASH", error.to_string()))?;
-    settle_all(&mut node.state);
+    unpack(read_bytes(source), empty, prefixes, &mut node.state)?;
     node.pending = Vec::read(source);
     let memory = &mut node.memory;
     memory.contents = Vec::read(source);
@@ -63,209 +66,30 @@ pub(crate) fn unpack_node(mut data: &[u8], node: &mut Node) -> Result<(), Violat
     Ok(())
 }
 
-fn write_bytes(bytes: &[u8], out: &mut Vec<u8>) {
-    (bytes.len() as u32).write(out);
-    out.extend_from_slice(bytes);
-}
-
-fn read_bytes<'a>(source: &mut &'a [u8]) -> &'a [u8] {
-    let size = u32::read(source) as usize;
-    let (bytes, rest) = source.split_at(size);
-    *source = rest;
-    bytes
-}
-
-/// A value that is a part of packed nodes.
-trait Packed: Sized {
-    fn write(&self, out: &mut Vec<u8>);
-
-    /// Read a value of bytes that `write` gave, and take them off.
-    fn read(source: &mut &[u8]) -> Self;
-}
-
-impl Packed for u64 {
-    /// Write seven bits per byte, the last one below 128.
+impl Packed for Content {
     fn write(&self, out: &mut Vec<u8>) {
-        let mut number = *self;
-        while number >= 128 {
-            out.push(number as u8 | 128);
-            number >>= 7;
-        }
-        out.push(number as u8);
+        let (kind, place) = match *self {
+            Content::Unknown => (0, None),
+            Content::Rubbish => (1, None),
+            Content::Zeros => (2, None),
+            Content::Spoilt => (3, None),
+            Content::Prefix(number, group) => (4, Some((number, group))),
+            Content::Encoded(number, group) => (5, Some((number, group))),
+        };
+        out.push(kind);
+        place.iter().for_each(|place| place.write(out));
     }
 
     fn read(source: &mut &[u8]) -> Self {
-        let (mut number, mut shift) = (0, 0);
-        loop {
-            let byte = u8::read(source);
-            number |= u64::from(byte & 127) << shift;
-            if byte < 128 {
-                return number;
-            }
-            shift += 7;
+        match u8::read(source) {
+            0 => Content::Unknown,
+            1 => Content::Rubbish,
+            2 => Content::Zeros,
+            3 => Content::Spoilt,
+            4 => Content::Prefix(u32::read(source), u8::read(source)),
+            _ => Content::Encoded(u32::read(source), u8::read(source)),
         }
     }
-}
-
-impl Packed for u8 {
-    fn write(&self, out: &mut Vec<u8>) {
-        out.push(*self);
-    }
-
-    fn read(source: &mut &[u8]) -> Self {
-        let (&first, rest) = source.split_first().expect("packed nodes are written by pack_node");
-        *source = rest;
-        first
-    }
-}
-
-/// Values that are packed as another kind of value.
-macro_rules! packed_as {
-    ($($kind:ty: $other:ty, $to:expr, $from:expr;)*) => {
-        $(impl Packed for $kind {
-            fn write(&self, out: &mut Vec<u8>) {
-                let to: fn(&$kind) -> $other = $to;
-                to(self).write(out);
-            }
-
-            fn read(source: &mut &[u8]) -> Self {
-                let from: fn($other) -> $kind = $from;
-                from(<$other>::read(source))
-            }
-        })*
-    };
-}
-
-packed_as! {
-    u32: u64, |number| u64::from(*number), |number| number as u32;
-    i32: u32, |number| *number as u32, |number| number as i32;
-    bool: u8, |flag| u8::from(*flag), |byte| byte > 0;
-    Row: u32, |row| row.0, Row;
-    BlockId: u32, |block| block.0, BlockId;
-    Name: u8, |name| name.0, Name;
-    Tier: bool, |tier| *tier == Tier::Host, |host| if host { Tier::Host } else { Tier::Device };
-    Content: (u8, (u32, u8)), of_content, to_content;
-}
-
-fn of_content(content: &Content) -> (u8, (u32, u8)) {
-    match *content {
-        Content::Unknown => (0, (0, 0)),
-        Content::Rubbish => (1, (0, 0)),
-        Content::Zeros => (2, (0, 0)),
-        Content::Spoilt => (3, (0, 0)),
-        Content::Prefix(number, group) => (4, (number, group)),
-        Content::Encoded(number, group) => (5, (number, group)),
-    }
-}
-
-fn to_content((kind, (number, group)): (u8, (u32, u8))) -> Content {
-    match kind {
-        0 => Content::Unknown,
-        1 => Content::Rubbish,
-        2 => Content::Zeros,
-        3 => Content::Spoilt,
-        4 => Content::Prefix(number, group),
-        _ => Content::Encoded(number, group),
-    }
-}
-
-impl Packed for Key {
-    fn write(&self, out: &mut Vec<u8>) {
-        out.extend(self.0);
-    }
-
-    fn read(source: &mut &[u8]) -> Self {
-        let (key, rest) = source.split_first_chunk::<KEY_SIZE>().expect("a key was written");
-        *source = rest;
-        Key(*key)
-    }
-}
-
-impl Packed for Commands {
-    fn write(&self, out: &mut Vec<u8>) {
-        self.rows.write(out);
-        write_bytes(&self.keys, out);
-        self.moving.write(out);
-    }
-
-    fn read(source: &mut &[u8]) -> Self {
-        let (rows, keys) = (Vec::read(source), read_bytes(source).to_vec());
-        Commands { rows, keys, moving: Vec::read(source) }
-    }
-}
-
-impl<T: Packed> Packed for Option<T> {
-    fn write(&self, out: &mut Vec<u8>) {
-        self.is_some().write(out);
-        self.iter().for_each(|value| value.write(out));
-    }
-
-    fn read(source: &mut &[u8]) -> Self {
-        bool::read(source).then(|| T::read(source))
-    }
-}
-
-impl<T: Packed> Packed for Vec<T> {
-    fn write(&self, out: &mut Vec<u8>) {
-        (self.len() as u32).write(out);
-        self.iter().for_each(|value| value.write(out));
-    }
-
-    fn read(source: &mut &[u8]) -> Self {
-        (0..u32::read(source)).map(|_| T::read(source)).collect()
-    }
-}
-
-impl Packed for Numbers {
-    fn write(&self, out: &mut Vec<u8>) {
-        (self.len() as u32).write(out);
-        self.iter().for_each(|value| value.write(out));
-    }
-
-    fn read(source: &mut &[u8]) -> Self {
-        (0..u32::read(source)).map(|_| u32::read(source)).collect()
-    }
-}
-
-impl<T: Packed + Copy + Default, const N: usize> Packed for [T; N] {
-    fn write(&self, out: &mut Vec<u8>) {
-        self.iter().for_each(|value| value.write(out));
-    }
-
-    fn read(source: &mut &[u8]) -> Self {
-        std::array::from_fn(|_| T::read(source))
-    }
-}
-
-/// Tuples and structs: their fields in order.
-macro_rules! packed {
-    ($($name:ident { $($field:ident),* $(,)? })*) => {
-        $(impl Packed for $name {
-            fn write(&self, out: &mut Vec<u8>) {
-                $(self.$field.write(out);)*
-            }
-
-            fn read(source: &mut &[u8]) -> Self {
-                $name { $($field: Packed::read(source)),* }
-            }
-        })*
-    };
-    ($(($($kind:ident $place:tt),*))*) => {
-        $(impl<$($kind: Packed),*> Packed for ($($kind,)*) {
-            fn write(&self, out: &mut Vec<u8>) {
-                $(self.$place.write(out);)*
-            }
-
-            fn read(source: &mut &[u8]) -> Self {
-                ($($kind::read(source),)*)
-            }
-        })*
-    };
-}
-
-packed! {
-    (A 0, B 1)
-    (A 0, B 1, C 2, D 3)
 }
 
 packed! {
@@ -285,9 +109,13 @@ packed! {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::oracle::calls::Name;
+    use crate::oracle::prefixes::Numbers;
     use crate::state::state::make_state;
-    use crate::types::commands::Command;
+    use crate::types::commands::{Command, Commands, Tier};
     use crate::types::config::Config;
+    use crate::types::ids::{BlockId, Row};
+    use crate::types::keys::{KEY_SIZE, Key};
 
     /// Return a batch in flight with a value in every field, the largest of their kinds among them.
     fn pending() -> Pending {
@@ -319,6 +147,7 @@ mod tests {
         let config = Config::new(7, 2, b"seed");
         let empty = || Node::new(make_state(config.clone()).unwrap(), Ghost::new(&config));
         let (mut node, name, row) = (empty(), Name(1), Row(2));
+        let mut prefixes = Prefixes::new(&config);
         let kinds = [Content::Rubbish, Content::Zeros, Content::Spoilt];
         node.memory.contents[..3].copy_from_slice(&kinds);
         node.memory.contents[3] = Content::Prefix(u32::MAX, 1);
@@ -340,7 +169,8 @@ mod tests {
         node.outputs = vec![Output { num_new: 13, stale: true, ..Output::awaited(name, row, 14) }];
         node.texts = node.pending[0].texts.clone();
         let mut again = empty();
-        unpack_node(&pack_node(&node), &mut again).unwrap();
+        let packed = pack_node(&node, &mut prefixes);
+        unpack_node(&packed, &empty().state, &mut prefixes, &mut again).unwrap();
         assert_eq!(format!("{again:?}"), format!("{node:?}"));
     }
 }

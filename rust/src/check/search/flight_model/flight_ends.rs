@@ -36,7 +36,7 @@ impl FlightModel {
     pub(crate) fn complete(&mut self, node: &Node) -> Result<Node, Violation> {
         let mut after = self.copy_of(node);
         let batch = node.pending[0].number;
-        self.call(&mut after, &Call::Complete { batch })?;
+        self.call(&node.state, &mut after, &Call::Complete { batch })?;
         let merges = after.state.effects.commands.len() > node.state.effects.commands.len();
         self.core.checker.notes.note_goal("merge", merges);
         let mut schedule = node.resumed();
@@ -49,7 +49,7 @@ impl FlightModel {
     /// Take back a batch and all later ones; unexecuted ones never run.
     pub(crate) fn cancel(&mut self, node: &Node, number: u64) -> Result<Node, Violation> {
         let mut after = self.copy_of(node);
-        self.call(&mut after, &Call::Cancel { batch: number })?;
+        self.call(&node.state, &mut after, &Call::Cancel { batch: number })?;
         let gone = node.pending.iter().filter(|batch| batch.number >= number);
         let counts = gone.flat_map(|batch| batch.before.iter().copied());
         for (row, before) in counts.chain(node.schedule.scheduled()) {
@@ -83,7 +83,7 @@ impl FlightModel {
         let mut after = self.copy_of(node);
         let mut schedule = node.resumed();
         let call = Call::CompleteOperation { operation: number, done };
-        self.call(&mut after, &call)?;
+        self.call(&node.state, &mut after, &call)?;
         schedule.follow(&node.state, &call, &Value::Nothing);
         self.core.checker.checks.hear(schedule.check(&after.state))?;
         after.memory.complete(number, done, &mut self.core.prefixes)?;
