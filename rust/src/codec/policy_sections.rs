@@ -99,7 +99,7 @@ pub(crate) fn read_uses(source: &mut Reader<'_>, state: &mut State) -> Result<()
         let (key, number) = (source.key()?, source.u64()?);
         let known = read_use(source)?;
         let rises = last.is_none_or(|last| last < number);
-        if !rises || !history.leaves(number, key, known) || known.place != KEYLESS {
+        if !rises || !history.leaves(number, &key, known) || known.place != KEYLESS {
             return Err(source.damaged("the order of evictions is impossible"));
         }
         last = Some(number);

@@ -218,12 +218,7 @@ impl BlockPool {
     /// The same, for a tenant.
     pub(crate) fn take_for(&mut self, tenant: u8, count: u32, effects: &mut Effects) -> Taken {
         debug_assert!(count <= self.num_free(), "ADMIT-EXACT: {count} blocks were not planned");
-        let mut blocks = Taken::with_capacity(count as usize);
-        match (&self.policy, &self.floors) {
-            (None, None) => self.queue.take_front(count, |block| blocks.push(block)),
-            (_, Some(_)) => self.take_past_floors(count, tenant, &mut blocks),
-            (Some(_), None) => self.take_by_policy(count, &mut blocks),
-        }
+        let blocks = self.dequeue_next(tenant, count);
         let are_many = blocks.len() > FEW;
         self.prefetch_first(&blocks);
         for (place, &block) in blocks.iter().enumerate() {
@@ -243,6 +238,17 @@ impl BlockPool {
             blocks.iter().for_each(|&block| self.note_taker(block, tenant));
         }
         self.forget_wishes(&blocks);
+        blocks
+    }
+
+    /// Take `count` blocks out of the free queue for a tenant, as the policy decides; keys stay.
+    pub fn dequeue_next(&mut self, tenant: u8, count: u32) -> Taken {
+        let mut blocks = Taken::with_capacity(count as usize);
+        match (&self.policy, &self.floors) {
+            (None, None) => self.queue.take_front(count, |block| blocks.push(block)),
+            (_, Some(_)) => self.take_past_floors(count, tenant, &mut blocks),
+            (Some(_), None) => self.take_by_policy(count, &mut blocks),
+        }
         blocks
     }
 
@@ -377,7 +383,7 @@ impl BlockPool {
             effects.announce_removed(self.index.key(block));
         }
         if let Some(policy) = &mut self.policy {
-            policy.history.remember(block, *self.index.key(block));
+            policy.history.remember(block, self.index.key(block));
             self.move_by_policy(block);
         } else if self.retention.is_some() {
             self.lower(block);

@@ -94,6 +94,12 @@ impl FreeQueue {
         (before, after)
     }
 
+    /// The block behind another one of its ring.
+    pub(crate) fn behind(&self, block: BlockId) -> Option<BlockId> {
+        let after = self.links[block.index()].after;
+        (after < self.num_blocks).then_some(BlockId(after))
+    }
+
     /// The ring whose front leaves next: the first that is not empty, or the last ring.
     pub(crate) fn first_ring(&self) -> u32 {
         self.filled.trailing_zeros().min(self.num_rings() - 1)

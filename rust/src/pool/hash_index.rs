@@ -100,6 +100,13 @@ impl HashIndex {
         self.find(self.heads[bucket], tag, key)
     }
 
+    /// The same, for keys that rarely have a block.
+    pub(crate) fn first_if_any(&self, key: &Key) -> Option<BlockId> {
+        let (bucket, tag) = self.place_of(key);
+        let head = self.heads[bucket];
+        if self.may_hold(head, tag) { self.find(head, tag, key) } else { None }
+    }
+
     /// The blocks under a key, first published first; empty if there is none.
     #[must_use]
     pub fn get(&self, key: &Key) -> Vec<BlockId> {
@@ -149,6 +156,18 @@ impl HashIndex {
             return self.join(first, block);
         }
         self.chain[block.index()] = head;
+        self.heads[bucket] = tag | (block.0 + 1);
+        self.length += 1;
+    }
+
+    /// Add a block under a key that has none, in an index without epochs.
+    pub(crate) fn insert_new(&mut self, key: &Key, block: BlockId) {
+        let (bucket, tag) = self.place_of(key);
+        if self.keys.len() <= block.index() {
+            self.extend_keys(block);
+        }
+        self.keys[block.index()] = *key;
+        self.chain[block.index()] = self.heads[bucket];
         self.heads[bucket] = tag | (block.0 + 1);
         self.length += 1;
     }

@@ -15,10 +15,14 @@ use smallvec::SmallVec;
 use crate::pool::block_pool::{AHEAD, BlockPool, Taken};
 use crate::pool::floors::Spare;
 use crate::pool::free_queue::{CURRENT, OLDER, num_older};
+use crate::pool::policy_state::PolicyState;
 use crate::pool::prefetch::prefetch;
 use crate::types::ids::BlockId;
 use crate::types::keys::Key;
-use crate::types::policies::{self, Front, KEYLESS, Place, Seen};
+use crate::types::policies::{self, Front, KEYLESS, MAX_FRONTS, Place, Seen, Uses};
+
+/// What a place in a list of fronts has before it is filled.
+const NO_FRONT: Front = Front { section: 0, block: BlockId(0), length: 0 };
 
 impl BlockPool {
     /// Free blocks that waiting requests will look up.
@@ -46,8 +50,7 @@ impl BlockPool {
         if is_known && !policy.history.found(block, policy.now) {
             return;
         }
-        let seen = policy.seen(block, key);
-        policies::on_use(eviction, &mut policy.memory, &seen);
+        policies::on_use(eviction, &mut policy.memory, &policy.history.uses[block.index()]);
     }
 
     /// Note that the content of a block is found, if it has any.
@@ -58,18 +61,19 @@ impl BlockPool {
         }
         let (eviction, Some(policy)) = (self.eviction(), &mut self.policy) else { return };
         if !policy.history.uses.is_empty() && policy.history.found(block, policy.now) {
-            let seen = policy.seen(block, self.index.key(block));
-            policies::on_use(eviction, &mut policy.memory, &seen);
+            policies::on_use(eviction, &mut policy.memory, &policy.history.uses[block.index()]);
         }
     }
 
     /// Take `count` blocks out of the free queue.
     #[cold]
     pub(crate) fn take_by_policy(&mut self, count: u32, blocks: &mut Taken) {
+        let mut ahead = self.queue.front();
+        (0..AHEAD).for_each(|_| self.prefetch_next(&mut ahead));
         for _ in 0..count {
+            self.prefetch_next(&mut ahead);
             let Some(block) = self.next_by_policy(None) else { return };
             self.dequeue(block);
-            self.prefetch_next(block);
             blocks.push(block);
         }
         if let Some(policy) = self.policy.as_ref().filter(|each| !each.history.uses.is_empty()) {
@@ -78,32 +82,34 @@ impl BlockPool {
         }
     }
 
-    /// Prefetch what is read of a block that is taken, and of the second one behind it.
-    fn prefetch_next(&self, block: BlockId) {
+    /// Prefetch what is read of a free block that is taken soon, and go to the one behind it.
+    fn prefetch_next(&self, ahead: &mut Option<BlockId>) {
+        let (Some(block), Some(policy)) = (*ahead, &self.policy) else { return };
+        prefetch(&policy.places, block.index());
+        prefetch(&policy.history.uses, block.index());
         self.index.prefetch_key(block);
-        if let (Some(policy), Some(next)) = (&self.policy, self.queue.front()) {
-            prefetch(&policy.history.uses, self.queue.links(next.0).1 as usize);
-        }
+        *ahead = self.queue.behind(block);
     }
 
     /// Return the block that leaves next, as the policy decides; of those that may be taken, if
     /// there are floors.
     pub(crate) fn next_by_policy(&mut self, left: Option<&Spare>) -> Option<BlockId> {
         let eviction = self.eviction();
-        if policies::chooses(eviction) {
-            for _ in 0..self.queue.len() {
-                let front = self.next_to_leave(left)?;
-                if self.key(front).is_none() {
-                    break;
-                }
-                let fronts = self.fronts(left);
-                let policy = self.policy.as_mut()?;
-                let (section, place) = policies::take(eviction, &mut policy.memory, &fronts);
-                let chosen = fronts.iter().find(|each| each.section == section)?.id;
-                let Some(place) = place else { return Some(chosen) };
-                self.dequeue(chosen);
-                self.put(chosen, place);
+        let num_fronts = policies::num_fronts(eviction);
+        for _ in 0..if num_fronts > 0 { self.queue.len() } else { 0 } {
+            let (fronts, count) = self.fronts(left, num_fronts);
+            if count == 0 {
+                break;
             }
+            let PolicyState { now, memory, history, places, .. } = &mut **self.policy.as_mut()?;
+            let seen = |block: BlockId| {
+                let known = Uses { place: places[block.index()], ..history.of(block) };
+                Seen { now: *now, known, due: None }
+            };
+            let (chosen, place) = policies::take(eviction, memory, &fronts[..count], seen);
+            let Some(place) = place else { return Some(chosen) };
+            self.dequeue(chosen);
+            self.put(chosen, place);
         }
         self.next_to_leave(left)
     }
@@ -116,10 +122,14 @@ impl BlockPool {
         }
     }
 
-    /// Return the front block of each section, of those that may be taken.
-    fn fronts(&self, left: Option<&Spare>) -> SmallVec<[Front; 2]> {
-        let mut fronts = SmallVec::new();
-        let Some(policy) = &self.policy else { return fronts };
+    /// Return the front blocks of the first sections, of those that may be taken; none while a
+    /// block without a key is free.
+    fn fronts(&self, left: Option<&Spare>, number: usize) -> ([Front; MAX_FRONTS], usize) {
+        let (mut fronts, mut count) = ([NO_FRONT; MAX_FRONTS], 0);
+        let Some(policy) = &self.policy else { return (fronts, count) };
+        if policy.lengths[usize::from(KEYLESS.section())] > 0 || self.queue.first_ring() == OLDER {
+            return (fronts, count);
+        }
         let mut before = self.queue.sentinel(CURRENT);
         for (section, &length) in (0..).zip(&policy.lengths).filter(|each| *each.1 > 0) {
             let mut block = BlockId(self.queue.links(before).1);
@@ -128,12 +138,12 @@ impl BlockPool {
             while block.0 != before && !may_take(block) {
                 block = BlockId(self.queue.links(block.0).1);
             }
-            if let Some(key) = self.key(block).filter(|_| may_take(block)) {
-                let seen = policy.seen(block, key);
-                fronts.push(Front { section, id: block, block: seen, length });
+            if count < number && may_take(block) {
+                fronts[count] = Front { section, block, length };
+                count += 1;
             }
         }
-        fronts
+        (fronts, count)
     }
 
     /// Remove a block from the free queue.

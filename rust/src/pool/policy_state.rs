@@ -233,7 +233,7 @@ impl History {
 
     /// Note that a content was evicted, after all others; the oldest is forgotten if there are as
     /// many as blocks. Returns false if it was evicted before.
-    pub(crate) fn leaves(&mut self, number: u64, key: Key, known: Uses) -> bool {
+    pub(crate) fn leaves(&mut self, number: u64, key: &Key, known: Uses) -> bool {
         self.ghosts.add(number, key, known)
     }
 
@@ -249,7 +249,7 @@ impl History {
     }
 
     /// Remember the uses of the content of a block that loses its key.
-    pub(crate) fn remember(&mut self, block: BlockId, key: Key) {
+    pub(crate) fn remember(&mut self, block: BlockId, key: &Key) {
         let Some(known) = self.uses.get_mut(block.index()) else { return };
         let known = Uses { place: KEYLESS, ..std::mem::take(known) };
         if known.uses > 0 {
@@ -305,14 +305,14 @@ impl Ghosts {
     }
 
     /// Add a content as the newest; false if it was there.
-    fn add(&mut self, number: u64, key: Key, known: Uses) -> bool {
-        let old = self.index.first(&key);
+    fn add(&mut self, number: u64, key: &Key, known: Uses) -> bool {
+        let old = self.index.first_if_any(key);
         let Some(slot) = old.or(self.order.front()) else { return true };
         if old.is_none() {
             if self.num_unused() == 0 {
                 self.index.remove(slot);
             }
-            self.index.insert(key, slot);
+            self.index.insert_new(key, slot);
         }
         self.order.remove(slot);
         self.order.append(slot, USED);
@@ -322,7 +322,7 @@ impl Ghosts {
 
     /// Remove a content; returns its uses if it was there.
     fn remove(&mut self, key: &Key) -> Option<Uses> {
-        let slot = self.index.first(key)?;
+        let slot = self.index.first_if_any(key)?;
         self.index.remove(slot);
         self.order.remove(slot);
         self.order.append(slot, UNUSED);
@@ -378,21 +378,21 @@ mod tests {
         let uses = |uses| Uses { uses, ..Uses::default() };
         let numbers = |history: &History| history.left().map(|each| each.0).collect::<Vec<_>>();
         for number in 1..=3 {
-            assert!(history.leaves(number, key(number as u8), uses(number as u32)));
+            assert!(history.leaves(number, &key(number as u8), uses(number as u32)));
         }
         assert!(history.computed(BlockId(0), &key(2), 5, 9));
         assert_eq!(history.of(BlockId(0)), Uses { depth: 5, ..uses(2) });
         assert!(!history.computed(BlockId(1), &key(2), 5, 9));
         assert_eq!(numbers(&history), [1, 3]);
-        assert!(!history.leaves(4, key(1), uses(7)));
+        assert!(!history.leaves(4, &key(1), uses(7)));
         assert_eq!(numbers(&history), [3, 4]);
-        assert!(history.leaves(5, key(5), uses(1)));
-        assert!(history.leaves(6, key(6), uses(1)));
+        assert!(history.leaves(5, &key(5), uses(1)));
+        assert!(history.leaves(6, &key(6), uses(1)));
         assert_eq!((numbers(&history), history.num_left()), (vec![4, 5, 6], 3));
         assert!(!history.computed(BlockId(2), &key(3), 0, 9));
         history.clear();
         assert_eq!((numbers(&history), history.num_left()), (vec![], 0));
-        assert!(history.leaves(7, key(4), uses(1)));
+        assert!(history.leaves(7, &key(4), uses(1)));
         assert_eq!(numbers(&history), [7]);
     }
 }

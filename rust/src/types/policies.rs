@@ -76,8 +76,7 @@ pub(crate) struct Seen {
 pub(crate) struct Front {
     pub(crate) section: u8,
     /// The block that stands in front.
-    pub(crate) id: BlockId,
-    pub(crate) block: Seen,
+    pub(crate) block: BlockId,
     pub(crate) length: u32,
 }
 
@@ -140,9 +139,10 @@ pub(crate) fn start(eviction: Eviction) -> Vec<u64> {
 }
 
 /// A content was found, or computed: again, if it has more than one use.
-pub(crate) fn on_use(eviction: Eviction, memory: &mut [u64], block: &Seen) {
-    if eviction == Eviction::Learned && block.known.uses > 1 {
-        count_one(memory, 2 + 2 * kind_of(block.known.uses - 1, block.known.depth));
+#[inline]
+pub(crate) fn on_use(eviction: Eviction, memory: &mut [u64], known: &Uses) {
+    if eviction == Eviction::Learned && known.uses > 1 {
+        count_one(memory, 2 + 2 * kind_of(known.uses - 1, known.depth));
     }
 }
 
@@ -163,29 +163,38 @@ pub(crate) fn on_release(eviction: Eviction, memory: &mut [u64], block: &Seen) -
     }
 }
 
-/// Whether `take` may say something else than the first front.
-pub(crate) fn chooses(eviction: Eviction) -> bool {
-    matches!(eviction, Eviction::S3Fifo | Eviction::Learned)
+/// The most fronts that `take` reads.
+pub(crate) const MAX_FRONTS: usize = 2;
+
+/// How many fronts `take` reads; 0 if the first block of the queue leaves without being read.
+pub(crate) fn num_fronts(eviction: Eviction) -> usize {
+    match eviction {
+        Eviction::S3Fifo => MAX_FRONTS,
+        Eviction::Learned => 1,
+        _ => 0,
+    }
 }
 
-/// The front that leaves; with a place, it goes there and stays, and the policy is asked again.
+/// The block that leaves, one of the fronts; with a place, it goes there and stays, and the policy
+/// is asked again. seen: what the policy sees of a front.
 pub(crate) fn take(
     eviction: Eviction,
     memory: &mut [u64],
     fronts: &[Front],
-) -> (u8, Option<Place>) {
+    seen: impl Fn(BlockId) -> Seen,
+) -> (BlockId, Option<Place>) {
     let mut front = &fronts[0];
     if eviction == Eviction::Learned {
-        memory[0] = front.block.known.place.order();
-        return (front.section, None);
+        memory[0] = seen(front.block).known.place.order();
+        return (front.block, None);
     }
     if fronts.len() > 1 && 9 * u64::from(front.length) < u64::from(fronts[1].length) {
         front = &fronts[1];
     }
-    let Seen { now, known, .. } = front.block;
+    let Seen { now, known, .. } = seen(front.block);
     let stays =
         if front.section == SMALL { known.uses > 2 } else { known.last >= known.place.order() };
-    (front.section, stays.then_some(Place::new(MAIN, now)))
+    (front.block, stays.then_some(Place::new(MAIN, now)))
 }
 
 /// Return the kind of a content, by its uses and the order of magnitude of its depth.

@@ -51,7 +51,7 @@ pub(crate) fn forget_times(pool: &mut BlockPool, number: u64) -> u64 {
     policy.history.next_number = 0;
     policy.history.uses = uses.iter().map(ranked).collect();
     for (number, (key, known)) in (0..).zip(&ghosts) {
-        policy.history.leaves(number, *key, ranked(known));
+        policy.history.leaves(number, key, ranked(known));
         policy.history.next_number = number + 1;
     }
     pool.policy = Some(policy);
