@@ -93,12 +93,12 @@ def check_page(view: View, name: str, num_bytes: int) -> FarStatus:
 def check_pages(
     names: Sequence[str],
     views: Sequence[View],
-    got: Sequence[int | FarStatus],
+    got: Iterable[int | FarStatus],
     remove: Callable[[Sequence[str]], object],
 ) -> list[FarStatus]:
     """Verify the slots that a store filled, and remove its damaged entries: no put replaces them.
 
-    got: the size of each entry, or why there is none.
+    got: the size of each entry, or why there is none; each page is verified before the next one.
     """
     statuses = [
         each if isinstance(each, FarStatus) else check_page(view, name, each)

@@ -8,7 +8,7 @@ was verified in its slot (page.py).
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 import attrs
@@ -82,10 +82,11 @@ class BlockingStore(Protocol):
     def find(self, names: Sequence[str], lease_s: float) -> list[bool]:
         """Return for each name whether it exists."""
 
-    def get(self, names: Sequence[str], views: Sequence[View]) -> list[int | FarStatus]:
+    def get(self, names: Sequence[str], views: Sequence[View]) -> Iterable[int | FarStatus]:
         """Fill slots, which are writable and not empty.
 
-        Returns for each name the size of its entry, or why there is none.
+        Gives for each name the size of its entry, or why there is none. If it is an iterator, each
+        page is verified while later ones are on their way.
         """
 
     def put(self, names: Sequence[str], views: Sequence[View]) -> list[FarStatus]:

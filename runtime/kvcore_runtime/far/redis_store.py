@@ -7,7 +7,9 @@ command. The server evicts by itself (`maxmemory-policy allkeys-lru`), or refuse
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Sequence
+from io import BufferedReader
 from typing import Any
 
 from kvcore.far.errors import InvalidTier
@@ -18,6 +20,9 @@ from kvcore_runtime.errors import load_extra
 LOOPBACK = "redis://127.0.0.1:6379/0"
 ASKED_BYTES_MAX = 8 << 20
 """Most bytes of pages that are asked for at once, and wait in the server; a larger page alone."""
+LINE_BYTES = 512
+STATUSES = dict.fromkeys((b"+OK", b"$-1", b"_\r\n"), FarStatus.OK) | {b"-OO": FarStatus.FULL}
+"""Of a put: stored, nil if the page is there already, and out of memory. Others: FAILED."""
 
 
 class RedisStore:
@@ -28,25 +33,24 @@ class RedisStore:
     whether an unreachable server is an error. Raises PackageMissing, InvalidTier, TierUnusable.
     """
 
-    def __init__(
-        self, url: str = LOOPBACK, *, timeout_s: float = 1.0, required: bool = True
-    ) -> None:
+    def __init__(self, url: str = LOOPBACK, *, timeout_s: float = 1.0, required: bool = True):
         if not timeout_s > 0:
             raise InvalidTier(name="timeout_s", value=timeout_s, expected="more than 0 seconds")
-        self._redis = load_extra("redis", what="pages in Redis", package="redis", extra="redis")
+        redis = load_extra("redis", what="pages in Redis", package="redis", extra="redis")
         limits = {"socket_timeout": timeout_s, "socket_connect_timeout": timeout_s}
         try:
-            self._client: Any = self._redis.Redis.from_url(url, **limits, retry=None)
+            self._client: Any = redis.Redis.from_url(url, **limits, retry=None)
+            self._client.ping()
         except ValueError:  # whose text may be a part of the password
             expected = "redis://host:port/database"
             raise InvalidTier(name="url", value="(not shown)", expected=expected) from None
-        try:
-            self._client.ping()
-        except self._redis.RedisError as error:
+        except redis.RedisError as error:
             if required:
                 self.close()
+                at = self._client.connection_pool.connection_kwargs
+                place = f"{at.get('host', at.get('path'))}:{at.get('port', '')}"
                 reason = f"Redis does not answer: {type(error).__name__}"
-                raise TierUnusable(place=self._place(), reason=reason) from None
+                raise TierUnusable(place=place, reason=reason) from None
 
     def attach(self, memory: View, slot_bytes: int) -> None:
         """See `FarTier`."""
@@ -59,29 +63,26 @@ class RedisStore:
                 pipeline.exists(name)
             return [bool(each) for each in pipeline.execute()]
 
-    def get(self, names: Sequence[str], views: Sequence[View]) -> list[int | FarStatus]:
+    def get(self, names: Sequence[str], views: Sequence[View]) -> Iterator[int | FarStatus]:
         """See `BlockingStore`: no more of a value is read than tells that it is too long."""
-        got: list[int | FarStatus] = []
+        pairs = list(zip(names, views, strict=True))
         num_each = max(1, ASKED_BYTES_MAX // max(map(len, views), default=1))
-        for start in range(0, len(names), num_each):
-            asked = slice(start, start + num_each)
-            pairs = zip(names[asked], views[asked], strict=True)
-            answers = self._ask([("GETRANGE", name, 0, len(view)) for name, view in pairs])
-            for view, value in zip(views[asked], answers, strict=True):
-                if isinstance(value, bytes) and len(value) == len(view):
-                    view[:] = value
-                got.append(len(value) if isinstance(value, bytes) else FarStatus.FAILED)
-        empty = [at for at, size in enumerate(got) if size == 0]
-        found = self.find([names[at] for at in empty], 0.0)
-        for at, is_there in zip(empty, found, strict=True):
-            got[at] = 0 if is_there else FarStatus.MISSING
-        return got
+        for start in range(0, len(pairs), num_each):
+            asked = pairs[start : start + num_each]
+            with self._lent() as (connection, answers):
+                pack = connection.pack_command  # `pack_commands` takes three times as long
+                sent = [x for name, view in asked for x in pack("GETRANGE", name, 0, len(view))]
+                connection.send_packed_command([b"".join(sent)])
+                for name, view in asked:
+                    size = read_answer(answers, view)
+                    yield size if size or self.find([name], 0.0)[0] else FarStatus.MISSING
 
     def put(self, names: Sequence[str], views: Sequence[View]) -> list[FarStatus]:
         """See `BlockingStore`."""
-        pairs = zip(names, views, strict=True)
-        answers = self._ask([("SET", name, view, "NX") for name, view in pairs])
-        return [self._status(each) for each in answers]
+        commands = [("SET", name, view, "NX") for name, view in zip(names, views, strict=True)]
+        with self._lent() as (connection, answers):
+            connection.send_packed_command(connection.pack_commands(commands))
+            return [STATUSES.get(answers.readline(LINE_BYTES)[:3], FarStatus.FAILED) for _ in names]
 
     def remove(self, names: Sequence[str]) -> None:
         """See `BlockingStore`."""
@@ -91,30 +92,29 @@ class RedisStore:
         """See `BlockingStore`."""
         self._client.close()
 
-    def _ask(self, commands: Sequence[tuple[object, ...]]) -> Iterator[object]:
-        """Send commands at once; yield their answers, among them the server's errors."""
+    @contextlib.contextmanager
+    def _lent(self) -> Iterator[tuple[Any, BufferedReader]]:
+        """Lend a connection, and the file of its answers: its parser copies each several times."""
         pool = self._client.connection_pool
         connection = pool.get_connection()
         try:
-            connection.send_packed_command(connection.pack_commands(commands))
-            for _ in commands:
-                try:
-                    answer = connection.read_response()
-                except self._redis.ResponseError as error:
-                    answer = error
-                yield answer
+            with connection._sock.makefile("rb", LINE_BYTES) as answers:
+                yield connection, answers
         except BaseException:  # else the next command would read what is left
             connection.disconnect()
             raise
         finally:
             pool.release(connection)
 
-    def _status(self, answer: object) -> FarStatus:
-        """Convert the answer to a `SET NX`: done, already there (None), or an error."""
-        if isinstance(answer, self._redis.OutOfMemoryError):
-            return FarStatus.FULL
-        return FarStatus.FAILED if isinstance(answer, Exception) else FarStatus.OK
 
-    def _place(self) -> str:
-        options = self._client.connection_pool.connection_kwargs
-        return f"{options.get('host', options.get('path'))}:{options.get('port', '')}"
+def read_answer(answers: BufferedReader, view: View) -> int | FarStatus:
+    """Read an answer of bytes, into a slot if it is as large; FAILED for an error of the server."""
+    head = answers.readline(LINE_BYTES)
+    if head.startswith(b"-"):
+        return FarStatus.FAILED
+    size = int(head[1:]) if head.startswith(b"$") else -1
+    if 0 <= size <= len(view) + 1:
+        got = answers.readinto(view if size == len(view) else bytearray(size))
+        if got + len(answers.read(2)) == size + 2:
+            return size
+    raise ConnectionError("Redis: an answer of another kind, or the connection was closed")

@@ -20,7 +20,12 @@ from kvcore.far.errors import UnknownTicket
 from kvcore.far.page import check_pages
 from kvcore.far.tier import BlockingStore, Done, FarStatus, View
 
-NUM_THREADS = {"find": 1, "get": 2, "put": 1}
+KINDS = ("find", "get", "put")
+"""Kinds of operations; each has a thread."""
+HELD_UP_S = 0.25
+"""After so many seconds of one get, a second thread does those that wait. It does not run always:
+two threads would wait for each other, for Python's lock, and for cores.
+"""
 NUM_WAITING_MAX = 64
 """The most tickets of each kind of operation that wait for a thread."""
 
@@ -44,11 +49,11 @@ class ThreadedTier:
         self._done: SimpleQueue[Done] = SimpleQueue()
         self._waited: list[Done] = []
         """What `wait` has taken, for the next `poll`."""
-        self._queues: dict[str, SimpleQueue[_Job | None]] = {
-            kind: SimpleQueue() for kind in NUM_THREADS
-        }
-        self._threads: list[threading.Thread] = []
+        self._queues: dict[str, SimpleQueue[_Job | None]] = {kind: SimpleQueue() for kind in KINDS}
+        self._threads: dict[str, threading.Thread] = {}
         self._is_closed = False
+        self._got_at = 0.0
+        """When a thread began its latest get."""
 
     def attach(self, memory: View, slot_bytes: int) -> None:
         """See `FarTier`."""
@@ -74,6 +79,8 @@ class ThreadedTier:
 
     def poll(self) -> list[Done]:
         """See `FarTier`."""
+        if self._queues["get"].qsize() and time.monotonic() - self._got_at > HELD_UP_S:
+            self._start("get", name="second", waits=False)
         done, self._waited = self._waited, []
         with contextlib.suppress(Empty):
             while True:
@@ -92,10 +99,9 @@ class ThreadedTier:
         """See `FarTier`. Threads that still wait for the store are not joined."""
         self._is_closed = True
         end = time.monotonic() + timeout_s
-        for kind, count in NUM_THREADS.items():
-            for _ in range(count):
-                self._queues[kind].put(None)
-        for thread in self._threads:
+        for queue in (*self._queues.values(), self._queues["get"]):
+            queue.put(None)
+        for thread in self._threads.values():
             thread.join(max(0.0, end - time.monotonic()))
         with contextlib.suppress(Exception):  # of the client library
             self._store.close()
@@ -104,27 +110,31 @@ class ThreadedTier:
         if self._is_closed:
             return None
         if not self._threads:
-            for each, count in NUM_THREADS.items():
-                for _ in range(count):
-                    thread = threading.Thread(
-                        target=self._serve, args=(each,), name=f"kvcore-far-{each}", daemon=True
-                    )
-                    self._threads.append(thread)
-                    thread.start()
+            for each in KINDS:
+                self._start(each, name=each, waits=True)
         if self._queues[kind].qsize() >= NUM_WAITING_MAX:
             return None
         self._jobs[job.ticket] = job
         self._queues[kind].put(job)
         return job.ticket
 
-    def _serve(self, kind: str) -> None:
+    def _start(self, kind: str, *, name: str, waits: bool) -> None:
+        """Start the thread of a name, unless it runs. waits: for work, else it ends without any."""
+        if name not in self._threads or not self._threads[name].is_alive():
+            self._threads[name] = threading.Thread(
+                target=self._serve, args=(kind, waits), name=f"kvcore-far-{name}", daemon=True
+            )
+            self._threads[name].start()
+
+    def _serve(self, kind: str, waits: bool) -> None:
         run = {"find": self._find, "get": self._get, "put": self._put}[kind]
-        while (job := self._queues[kind].get()) is not None:
-            statuses = (FarStatus.FAILED,) * len(job.names)
-            if not job.is_cancelled:
-                with contextlib.suppress(Exception):  # of the client library: FAILED
-                    statuses = tuple(run(job))
-            self._done.put(Done(job.ticket, statuses))
+        with contextlib.suppress(Empty):
+            while (job := self._queues[kind].get(waits)) is not None:
+                statuses = (FarStatus.FAILED,) * len(job.names)
+                if not job.is_cancelled:
+                    with contextlib.suppress(Exception):  # of the client library: FAILED
+                        statuses = tuple(run(job))
+                self._done.put(Done(job.ticket, statuses))
 
     def _find(self, job: _Job) -> list[FarStatus]:
         found = self._store.find(job.names, job.lease_s)
@@ -134,5 +144,6 @@ class ThreadedTier:
         return self._store.put(job.names, job.views)
 
     def _get(self, job: _Job) -> list[FarStatus]:
+        self._got_at = time.monotonic()
         got = self._store.get(job.names, job.views)
         return check_pages(job.names, job.views, got, self._store.remove)

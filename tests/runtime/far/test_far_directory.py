@@ -13,7 +13,7 @@ import pytest
 from kvcore_runtime.cache.errors import TierUnusable
 from kvcore_runtime.far import private_files
 from kvcore_runtime.far.directory import DirectoryStore
-from kvcore_runtime.far.threaded import NUM_WAITING_MAX, ThreadedTier
+from kvcore_runtime.far.threaded import HELD_UP_S, NUM_WAITING_MAX, ThreadedTier
 
 from kvcore.far.errors import InvalidTier, UnknownTicket
 from kvcore.far.page import PAYLOAD_START, PageOwner, begin_page, seal_page
@@ -301,6 +301,34 @@ def test_a_stopped_store_stops_no_call_and_every_ticket_ends_once() -> None:
     tier.close(10)
     assert store.is_closed
     assert tier.submit_find([name()], 1.0) is None
+
+
+def test_gets_wait_for_one_that_is_short_and_pass_one_that_is_held_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 100.0
+    monkeypatch.setattr("kvcore_runtime.far.threaded.time.monotonic", lambda: now)
+    store = Stopped()
+    tier = ThreadedTier(store)  # type: ignore[arg-type] # lists for sequences
+    tier.submit_load([name()], [empty()])
+    assert store.begun.acquire(timeout=30)
+    others = [tier.submit_load([name(each)], [empty()]) for each in (1, 2)]
+    now += HELD_UP_S
+    assert tier.poll() == []
+    assert not store.begun.acquire(timeout=0.05), "the first may end soon"
+    now += 0.01
+    tier.poll()
+    assert store.begun.acquire(timeout=30), "the second runs beside the first"
+    now += 1.0
+    tier.poll()
+    assert not store.begun.acquire(timeout=0.05), "there is no third thread"
+    store.go.set()
+    ended: list[Done] = []
+    while len(ended) < 3:
+        tier.wait(30)
+        ended += tier.poll()
+    assert {each.ticket for each in ended} > set(others)
+    tier.close(10)
 
 
 def test_a_store_that_is_stopped_for_ever_does_not_hold_close(

@@ -4,14 +4,15 @@
 import signal
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
+from io import BufferedReader, BytesIO
 
 import pytest
 from kvcore_runtime.cache.errors import TierUnusable
 from kvcore_runtime.engine.engine import Engine
 from kvcore_runtime.errors import PackageMissing
 from kvcore_runtime.far.exchange import FarExchange
-from kvcore_runtime.far.redis_store import RedisStore
+from kvcore_runtime.far.redis_store import RedisStore, read_answer
 from kvcore_runtime.far.threaded import ThreadedTier
 
 from kvcore import Config
@@ -56,7 +57,7 @@ def test_a_page_is_kept_found_had_and_removed(server: Redis) -> None:
     assert store.put([name(1), name(2)], [page(1), page(2)]) == [FarStatus.OK] * 2
     assert store.put([name(1)], [page(2)]) == [FarStatus.OK]
     assert store.find([name(1), name(3)], 1.0) == [True, False]
-    assert store.get([name(1), name(3)], got) == [SIZE, FarStatus.MISSING]
+    assert list(store.get([name(1), name(3)], got)) == [SIZE, FarStatus.MISSING]
     assert got[0] == page(1), "nothing is overwritten"
     store.remove([name(1), name(2)])
     assert store.find([name(1), name(2)], 1.0) == [False, False]
@@ -75,18 +76,16 @@ def test_few_bytes_of_pages_are_asked_for_at_once(
     pool = store._client.connection_pool
     connection = pool.get_connection()
     pool.release(connection)  # it lends it again
-    pack = connection.pack_commands
+    send = connection.send_packed_command
 
-    def spy(commands: Iterable[tuple[str, ...]]) -> list[bytes]:
-        asked = list(commands)
-        if asked[0][0] == "GETRANGE":
-            requested.append(len(asked))
-        packed: list[bytes] = pack(asked)
-        return packed
+    def spy(commands: list[bytes], **options: bool) -> None:
+        if count := commands[0].count(b"GETRANGE"):
+            requested.append(count)
+        send(commands, **options)
 
-    monkeypatch.setattr(connection, "pack_commands", spy)
+    monkeypatch.setattr(connection, "send_packed_command", spy)
     slots = [memoryview(bytearray(page_bytes)) for _ in names]
-    assert store.get(names, slots) == [page_bytes] * (count - 1) + [FarStatus.MISSING]
+    assert list(store.get(names, slots)) == [page_bytes] * (count - 1) + [FarStatus.MISSING]
     assert requested == answers
     assert slots[:-1] == pages
     store.remove(names)
@@ -101,7 +100,7 @@ def test_pages_of_all_sizes_come_back(server: Redis, page_bytes: int, count: int
     pages = [memoryview(bytes([each % 256]) * page_bytes) for each in range(count)]
     slots = [memoryview(bytearray(page_bytes)) for _ in names]
     assert store.put(names, pages) == [FarStatus.OK] * count
-    assert store.get(names, slots) == [page_bytes] * count
+    assert list(store.get(names, slots)) == [page_bytes] * count
     assert slots == pages
     store.remove(names)
 
@@ -110,17 +109,25 @@ def test_a_value_that_is_too_long_is_not_read(server: Redis) -> None:
     store, got = make_store(server.port), empty()
     store._client.set(name(1), bytes(1000 * SIZE))
     before = store._client.info("stats")["total_net_output_bytes"]
-    assert store.get([name(1)], [got]) == [SIZE + 1]
+    assert list(store.get([name(1)], [got])) == [SIZE + 1]
     assert store._client.info("stats")["total_net_output_bytes"] - before < 200 * SIZE
     assert got == empty()
     store.remove([name(1)])
+
+
+@pytest.mark.parametrize(
+    "answer", [b"", b"$5\r\npa", b"$4\r\npage", b":4\r\n", b"$-1\r\n", b"$6\r\npaged?\r\n"]
+)
+def test_what_is_no_answer_of_bytes_or_too_long_is_an_error(answer: bytes) -> None:
+    with pytest.raises(ConnectionError, match="another kind, or the connection was closed"):
+        read_answer(BufferedReader(BytesIO(answer)), bytearray(4))
 
 
 def test_an_error_of_the_server_ends_one_name_and_no_other(server: Redis) -> None:
     store, got = make_store(server.port), [empty(), empty()]
     store._client.rpush(name(1), "a list")
     store.put([name(2)], [page(2)])
-    assert store.get([name(1), name(2)], got) == [FarStatus.FAILED, SIZE]
+    assert list(store.get([name(1), name(2)], got)) == [FarStatus.FAILED, SIZE]
     assert got[1] == page(2)
     store.remove([name(1), name(2)])
 
@@ -166,11 +173,11 @@ def test_a_connection_that_timed_out_gives_no_answer_of_the_question_before() ->
         store = make_store(server.port)
         store.put([name(1), name(2)], [page(1), page(2)])
         server.send(signal.SIGSTOP)
-        with pytest.raises(library.TimeoutError):
-            store.get([name(1)], [empty()])
+        with pytest.raises(TimeoutError):
+            list(store.get([name(1)], [empty()]))
         server.send(signal.SIGCONT)
         got = empty()
-        assert store.get([name(2)], [got]) == [SIZE]
+        assert list(store.get([name(2)], [got])) == [SIZE]
         assert got == page(2)
 
 
