@@ -47,7 +47,8 @@ class Handler(BaseHTTPRequestHandler):
         self.answer(200, b"{{}}")
 
     def do_POST(self):
-        self.answer(400, b"no such field")
+        is_refused = self.path == "REFUSED"
+        self.answer(400 if is_refused else 200, b"{{}}")
 
     def answer(self, code, text):
         self.send_response(code)
@@ -65,7 +66,7 @@ def test_a_dynamo_that_refuses_an_engine_leaves_the_index_to_kvcore(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("KVCORE_PEERS", str(tmp_path))
-    write_program(tmp_path, REFUSING)
+    write_program(tmp_path, REFUSING.replace("REFUSED", "/register"))
     node = SimpleNamespace(name="A", events="tcp://127.0.0.1:1", replay="tcp://127.0.0.1:2")
     with contextlib.ExitStack() as stack:
         index = cluster._index(stack, [cast(cluster.Node, node)], own_index=False)
@@ -73,3 +74,18 @@ def test_a_dynamo_that_refuses_an_engine_leaves_the_index_to_kvcore(
     said = capsys.readouterr().out
     assert "Dynamo's indexer does not register the engines: HTTP Error 400: Bad Request" in said
     assert "the index: kvcore's own" in said
+
+
+def test_a_dynamo_that_refuses_a_question_leaves_the_index_to_kvcore(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("KVCORE_PEERS", str(tmp_path))
+    write_program(tmp_path, REFUSING.replace("REFUSED", "/query"))
+    node = SimpleNamespace(name="A", events="tcp://127.0.0.1:1", replay="tcp://127.0.0.1:2")
+    with contextlib.ExitStack() as stack:
+        index = cluster._index(stack, [cast(cluster.Node, node)], own_index=False)
+        assert isinstance(index, cluster.DynamoIndex)
+        assert [index.find([1] * 40) for _ in range(2)] == [{"A": 0}] * 2
+    said = capsys.readouterr().out
+    assert said.count("Dynamo's indexer does not answer: HTTP Error 400: Bad Request") == 1
+    assert said.endswith("the index: kvcore's own\n")

@@ -262,18 +262,21 @@ def _answer(engine: Engine, request_id: str, prompt: list[int]) -> dict[str, Any
 
 
 def _index(stack: contextlib.ExitStack, nodes: list[Node], *, own_index: bool) -> Index:
+    def make_own() -> Index:
+        is_there = peer_python("dynamo").exists()
+        hint = "" if is_there else " (Dynamo's: make engines-dynamo installs it)"
+        print(f"the index: kvcore's own{hint}")
+        return OwnIndex(stack.enter_context(EventSource()), nodes)
+
     if not own_index and (port := _start_dynamo(stack)) is not None:
         try:
-            index = DynamoIndex(port, nodes)
+            index = DynamoIndex(port, nodes, make_own)
         except (OSError, ValueError) as error:  # an error of HTTP; no JSON
             print(f"Dynamo's indexer does not register the engines: {error}")
         else:
             print(f"the index: Dynamo's indexer at port {port}")
             return index
-    is_there = peer_python("dynamo").exists()
-    hint = "" if is_there else " (Dynamo's: make engines-dynamo installs it)"
-    print(f"the index: kvcore's own{hint}")
-    return OwnIndex(stack.enter_context(EventSource()), nodes)
+    return make_own()
 
 
 def _start_dynamo(stack: contextlib.ExitStack) -> int | None:
@@ -327,10 +330,12 @@ class OwnIndex:
 
 
 class DynamoIndex:
-    """Dynamo's indexer, which hashes tokens itself, over HTTP."""
+    """Dynamo's indexer, which hashes tokens itself, over HTTP; once it fails, another index."""
 
-    def __init__(self, port: int, nodes: list[Node]) -> None:
+    def __init__(self, port: int, nodes: list[Node], make_other: Callable[[], Index]) -> None:
         self._port = port
+        self._make_other = make_other
+        self._other: Index | None = None
         self._numbers = {node.name: number for number, node in enumerate(nodes, start=1)}
         for node in nodes:
             _call_dynamo(
@@ -347,8 +352,15 @@ class DynamoIndex:
 
     def find(self, prompt: list[int]) -> dict[str, int]:
         """See `Index`."""
-        found = _call_dynamo(self._port, "/query", {"token_ids": prompt, "model_name": MODEL_NAME})
-        scores = found.get("scores", {})
+        if self._other is not None:
+            return self._other.find(prompt)
+        body = {"token_ids": prompt, "model_name": MODEL_NAME}
+        try:
+            scores = _call_dynamo(self._port, "/query", body).get("scores", {})
+        except (OSError, ValueError) as error:
+            print(f"Dynamo's indexer does not answer: {error}")
+            self._other = self._make_other()
+            return self._other.find(prompt)
         return {
             name: scores.get(str(number), {}).get("0", 0) // BLOCK_SIZE
             for name, number in self._numbers.items()
