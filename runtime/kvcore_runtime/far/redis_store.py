@@ -18,19 +18,17 @@ from kvcore_runtime.cache.errors import TierUnusable
 from kvcore_runtime.errors import load_extra
 
 LOOPBACK = "redis://127.0.0.1:6379/0"
-ASKED_BYTES_MAX = 8 << 20
-"""Most bytes of pages that are asked for at once, and wait in the server; a larger page alone."""
+ASKED_BYTES_MAX = 8 << 20  # of pages, which wait in the server; a larger page alone
 LINE_BYTES = 512
-STATUSES = dict.fromkeys((b"+OK", b"$-1", b"_\r\n"), FarStatus.OK) | {b"-OO": FarStatus.FULL}
-"""Of a put: stored, nil if the page is there already, and out of memory. Others: FAILED."""
+NIL = (b"$-1", b"_\r\n")  # so begin the answers for no page, and to a put of one that is there
+STATUSES = dict.fromkeys((b"+OK", *NIL), FarStatus.OK) | {b"-OO": FarStatus.FULL}
 
 
 class RedisStore:
-    """See `BlockingStore`.
+    """See `BlockingStore`. Raises PackageMissing, InvalidTier, TierUnusable.
 
-    url: in the form of the client library, with a password that the caller reads from a file or the
-    environment; no message contains it. timeout_s: for a connection and for an answer. required:
-    whether an unreachable server is an error. Raises PackageMissing, InvalidTier, TierUnusable.
+    url: in the form of the client library, with a password from a file or the environment, which no
+    message contains. timeout_s: of a connection, and of an answer. required: it must answer now.
     """
 
     def __init__(self, url: str = LOOPBACK, *, timeout_s: float = 1.0, required: bool = True):
@@ -42,8 +40,7 @@ class RedisStore:
             self._client: Any = redis.Redis.from_url(url, **limits, retry=None)
             self._client.ping()
         except ValueError:  # whose text may be a part of the password
-            expected = "redis://host:port/database"
-            raise InvalidTier(name="url", value="(not shown)", expected=expected) from None
+            raise InvalidTier(name="url", value="(not shown)", expected="redis://host/0") from None
         except redis.RedisError as error:
             if required:
                 self.close()
@@ -64,18 +61,19 @@ class RedisStore:
             return [bool(each) for each in pipeline.execute()]
 
     def get(self, names: Sequence[str], views: Sequence[View]) -> Iterator[int | FarStatus]:
-        """See `BlockingStore`: no more of a value is read than tells that it is too long."""
-        pairs = list(zip(names, views, strict=True))
+        """See `BlockingStore`. A value that is too long is not read: the connection is closed."""
+        left = list(zip(names, views, strict=True))
         num_each = max(1, ASKED_BYTES_MAX // max(map(len, views), default=1))
-        for start in range(0, len(pairs), num_each):
-            asked = pairs[start : start + num_each]
+        while asked := left[:num_each]:
             with self._lent() as (connection, answers):
-                pack = connection.pack_command  # `pack_commands` takes three times as long
-                sent = [x for name, view in asked for x in pack("GETRANGE", name, 0, len(view))]
-                connection.send_packed_command([b"".join(sent)])
-                for name, view in asked:
-                    size = read_answer(answers, view)
-                    yield size if size or self.find([name], 0.0)[0] else FarStatus.MISSING
+                connection.send_command("MGET", *(name for name, _ in asked))
+                int(answers.readline(LINE_BYTES)[1:])  # the number of answers, or an error
+                for _, view in asked:
+                    del left[0]
+                    yield (size := read_answer(answers, view))
+                    if size > len(view):
+                        connection.disconnect()
+                        break
 
     def put(self, names: Sequence[str], views: Sequence[View]) -> list[FarStatus]:
         """See `BlockingStore`."""
@@ -108,12 +106,14 @@ class RedisStore:
 
 
 def read_answer(answers: BufferedReader, view: View) -> int | FarStatus:
-    """Read an answer of bytes, into a slot if it is as large; FAILED for an error of the server."""
+    """Read the value of a name, into its slot if it is as large; of a larger one only the size."""
     head = answers.readline(LINE_BYTES)
-    if head.startswith(b"-"):
-        return FarStatus.FAILED
+    if head[:3] in NIL:
+        return FarStatus.MISSING
     size = int(head[1:]) if head.startswith(b"$") else -1
-    if 0 <= size <= len(view) + 1:
+    if size > len(view):
+        return size
+    if size >= 0:
         got = answers.readinto(view if size == len(view) else bytearray(size))
         if got + len(answers.read(2)) == size + 2:
             return size
