@@ -19,6 +19,7 @@ from kvcore.record.names import UNKNOWN
 from kvcore.record.outcomes import EXTENDS, FIRST_ERROR, ROWS, Recorded, read_outcome
 from kvcore.record.recorder import SUFFIX
 from kvcore.record.segment import HEADER_SIZE, KEYS, MAGIC, Segment, read_header, read_segment
+from kvcore.state.state import State
 from kvcore.types.keys import HASH_SIZE
 
 
@@ -80,12 +81,13 @@ def first_calls(files: list[Path]) -> list[int]:
     return numbers
 
 
-def read_calls(segment: Segment) -> Iterator[RecordedCall]:
+def read_calls(segment: Segment, state: State | None = None) -> Iterator[RecordedCall]:
     """Read the calls of a segment. Raises DamagedRecord for an invalid state, NewerRecord.
 
-    Reading ends at an incomplete call in the tail, which was never committed.
+    state: the segment's, if it was decoded before. Reading ends at an incomplete call in the tail,
+    which was never committed.
     """
-    ids = _ids(segment)
+    ids = _ids(decode(segment.state) if state is None else state)
     number = segment.header.first_call
     for place, (offset, data) in enumerate(segment.frames):
         source = Source(data, ids, by_keys=bool(segment.header.flags & KEYS))
@@ -157,7 +159,6 @@ def _read_new_hashes(source: Source, arguments: Mapping[str, Any]) -> dict[str, 
     return found
 
 
-def _ids(segment: Segment) -> dict[int, str]:
-    """Return the ids of the requests of a segment's first state, by row."""
-    rows = enumerate(decode(segment.state).rows)
-    return {row: request_id for row, request_id in rows if request_id is not None}
+def _ids(state: State) -> dict[int, str]:
+    """Return the ids of the requests of a state, by row."""
+    return {row: name for row, name in enumerate(state.rows) if name is not None}

@@ -166,6 +166,27 @@ def test_a_variant_of_a_record_that_begins_later_begins_empty(
     assert done.variants[0].tally.computed_tokens == 1
 
 
+def test_requests_get_their_own_tokens_if_their_rows_are_others_in_a_variant(
+    tmp_path: Path, backend: Backend
+) -> None:
+    """In the record "a" has row 0 and "b" row 1; in the variant it is the other way round."""
+    manager = KVCacheManager(POOL, backend)
+    for call in admission("a", [1]):
+        perform_on(manager, call)
+    manager.start_recording(Recorder(tmp_path / "record"))
+    ends_a = [Call("free", ("a",)), Call("remove_request", ("a",)), Call("take_batch")]
+    calls = [*admission("b", [3, 3, 3]), *ends_a, *admission("a", [4])]
+    calls += [Call("append", (["b"], [5])), Call("take_batch"), Call("free", ("b",))]
+    for call in [*calls, Call("add_request", (Request("again", [3, 3, 3, 5, 7]),))]:
+        perform_on(manager, call)
+    hit = manager.get_computed_blocks("again")
+    assert hit.num_tokens == 4
+    manager.allocate_slots("again", 1, hit)
+    manager.stop_recording()
+    done = what_if(tmp_path / "record", {"more": attrs.evolve(POOL, num_blocks=9)}, backend)
+    assert done.variants[0].tally.hit_tokens == 4
+
+
 def test_batches_are_numbered_from_where_a_record_begins(tmp_path: Path, backend: Backend) -> None:
     config = attrs.evolve(POOL, max_in_flight=2)
     calls = [*admission("a", [1] * 3), Call("free", ("a",)), Call("remove_request", ("a",))]

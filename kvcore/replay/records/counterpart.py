@@ -23,6 +23,7 @@ from kvcore.types.values import Hit, Refused, Status
 BY_BLOCKS = ("pin", "unpin", "store", "evict_blocks")
 STEPS = ("allocate_slots", "load", "append", "swap_in")
 """Calls that schedule slots, or wait for blocks before some can be scheduled."""
+ADDS = ("add_request", "fork")
 FORGETS = ("cancel", "rewind", "truncate")
 """Calls that may stop requests which they do not name."""
 AVOIDED = object()
@@ -86,6 +87,8 @@ class Counterpart:
         """Whether the open batch schedules nothing."""
         self.unborn: set[str] = set()
         """Children whose fork is still pending."""
+        self.has_same_rows = True
+        """Whether all requests that were added have the rows of the record."""
         self.blocks: dict[int, int] = {}
         """Pinned blocks, and operations below: recorded id -> id here."""
         self.operations: dict[int, int] = {}
@@ -174,6 +177,8 @@ class Counterpart:
         self.note(name, arguments, value, call.target)
         if name == "append":
             return value.refused
+        if name in ADDS and value != call.value:
+            self.has_same_rows = False
         if name in FORGETS:
             self.forget_idle()
         return value
@@ -239,7 +244,7 @@ class Counterpart:
             self.is_idle &= not value.done
             return
         if name == "take_batch":
-            if value.buffer:
+            if value.keys:  # each eviction has one
                 tally.evictions += value.column("kind").tolist().count(Evict.kind)
             return
         request_id = arguments.get("request_id", "")

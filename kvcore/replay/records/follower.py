@@ -135,12 +135,32 @@ class Follower(Counterpart):
                 self._go_on()
         self.tally.in_place += in_place
 
+    def append_at_once(self, call: Made) -> bool:
+        """Make an `append` by its rows if none of its requests is delayed; False: some are still to
+        be given their tokens, after `appended` ones.
+        """
+        is_whole = not self.appended and call.value.refused is None
+        if not (is_whole and self.has_same_rows) or self.queues or self.gone:
+            return False
+        arguments = {name: call.arguments.get(name) for name in ("requests", "tokens")}
+        try:
+            value = self.call("append", arguments, call.filled)
+        except KvcoreError:
+            return False
+        self.note("append", {}, value, 0)
+        if value.refused is not None:
+            self.appended = value.done
+            return False
+        self.num_compared, self.tally.in_place = self.num_compared + 1, self.tally.in_place + 1
+        return True
+
     def follow_append(
         self, made: Made, request_ids: list[str], tokens: Sequence[int] | None
     ) -> None:
         """Give requests their next tokens. Waiting requests get theirs later."""
         self.num_compared += 1
-        now, in_place = [*range(len(request_ids))], True
+        now: Sequence[int] = range(len(request_ids))
+        in_place = True
 
         def one(place: int) -> Made:
             request_id = request_ids[place]
@@ -152,12 +172,13 @@ class Follower(Counterpart):
             return Made(made.number, "append", arguments, filled=filled)
 
         if self.queues or self.gone:
-            now = []
+            left = list[int]()
             for place, request_id in enumerate(request_ids):
                 if request_id in self.queues or request_id in self.gone:
                     in_place &= self._follow(one(place))
                 else:
-                    now.append(place)
+                    left.append(place)
+            now = left
         while now:
             named = {"requests": request_ids, "tokens": tokens}
             if len(now) < len(request_ids):

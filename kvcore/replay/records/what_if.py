@@ -13,6 +13,7 @@ import os
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,7 @@ ADMITS, GIVES_BACK = ("allocate_slots", "load", "swap_in"), ("free", "swap_out")
 ENDS = {*ADMITS, "remove_request"}
 AHEAD_MAX = 1 << 16
 """The largest number of calls to read ahead."""
+WRONG = (KvcoreError, Refused)
 COUNTED = ("allocate_slots", "load", "fork")
 NOT_WORDED = ("groups", "hash_seed", "hash_unit")
 WORDED = {
@@ -97,17 +99,19 @@ def what_if(
     rows = {row: name for row, name in enumerate(state.rows) if name is not None}
     room_for_others = set[tuple[int, str]]()
     has_larger, num_calls = any(each.scale > 1 for each in followers), 0
-    for call in _with_room_for_others(_calls(files), room_for_others):
+    for call in _with_room_for_others(_calls(files, first, state), room_for_others):
         made = _make(base, call, rows, has_larger)
         num_calls += 1
         if call.name in ("add_request", "fork") and isinstance(made.value, int):
             rows[made.value] = _added(made)
-        wrong = isinstance(made.value, KvcoreError | Refused)
+        wrong = isinstance(made.value, WRONG)
         parts: list[Made] = []
         for each in followers:
             if each.parted_at is None and each.make_as_recorded(made):
                 continue
             if call.name == "append" and isinstance(made.value, Appended):
+                if each.append_at_once(made):
+                    continue
                 names, tokens = _read_append(made, rows, each.appended)
                 each.appended = 0
                 each.follow_append(made, names, tokens)
@@ -165,15 +169,14 @@ def _from_word(name: str, word: str) -> int | bool | str | dict[str, str | int] 
     return int(word)
 
 
-def _calls(files: Iterable[Path]) -> Iterator[RecordedCall]:
-    """Yield the calls that returned, up to the first gap."""
-    following = None
-    for path in files:
-        segment = read_segment(path)
-        if following not in (None, segment.header.first_call):
+def _calls(files: Sequence[Path], first: Segment, state: State) -> Iterator[RecordedCall]:
+    """Yield the calls that returned, up to the first gap. first, state: of the first file."""
+    segments = chain([(first, state)], ((read_segment(path), None) for path in files[1:]))
+    following = first.header.first_call
+    for segment, known in segments:
+        if segment.header.first_call != following:
             return
-        following = segment.header.first_call
-        for call in read_calls(segment):
+        for call in read_calls(segment, known):
             if call.result is not None:
                 following += 1
                 yield call
