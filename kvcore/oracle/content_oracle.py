@@ -48,6 +48,10 @@ from kvcore.types.groups import Group, skipped_tokens
 
 Tables = dict[tuple[int, int], tuple[int, ...]]
 """The blocks of a row, for each group."""
+FORGOTTEN = -1
+"""In the place of a table's entry that counts as unknown."""
+FORGOTTEN_REST = -2
+"""In the place of all entries from there on, of which not even the number is known."""
 Nodes = Sequence[int]
 Layer = tuple[int, Group, list[TierBlock]]
 
@@ -365,4 +369,5 @@ def set_entry(tables: Tables, command: SetTable | CutTable) -> None:
         tables[place] = table[: command.length]
     else:
         at = command.position
-        tables[place] = (*table[:at], command.block, *table[at + 1 :])
+        if table[at : at + 1] != (FORGOTTEN_REST,):
+            tables[place] = (*table[:at], command.block, *table[at + 1 :])

@@ -207,6 +207,7 @@ def test_all_backends_count_the_same(capsys: pytest.CaptureFixture[str]) -> None
         ((*SMALL, "--pins", "2"), "nothing is pinned"),
         ((*SMALL, "--drafts", "1", "--ahead", "1"), "use --drafts or --ahead"),
         ((*SMALL, "--outputs", "3"), "no output is to come: use --ahead"),
+        ((*SMALL, "--forgets-overwritten"), "no batch is to come: use --max-in-flight"),
         ((*SMALL, "--prompt", "3"), "longer than a request may be"),
         ((*SMALL, "--drafts", "2"), "leave no space"),
         ((*SMALL, "--external", "1"), "use --moves calls"),

@@ -90,6 +90,12 @@ def _add_world(group: Any) -> None:
     add("--pins", type=natural, metavar="N", help="maximum number of pins (1, if pin is tried)")
     add("--ahead", type=natural, metavar="N", help="maximum positions to come per call (0)")
     add("--outputs", type=natural, metavar="N", help="maximum outputs to hand in, with --ahead (2)")
+    add(
+        "--forgets-overwritten",
+        action="store_true",
+        default=None,
+        help="what batches to come overwrite unread counts as unknown, which folds states",
+    )
     add("--marks", action="store_true", default=None, help="calls also keep states inside a block")
     add("--loads-fail", action="store_true", default=None, help="loads can fail, at each token")
     add("--moves", choices=("engine", "calls"), help="explore an engine's moves, or single calls")
@@ -268,6 +274,9 @@ def _check_world(options: argparse.Namespace, world: World) -> None:
         raise BadOptions("a request has known drafts or positions to come: use --drafts or --ahead")
     if options.outputs and not world.num_output_placeholders:
         raise BadOptions("no output is to come: use --ahead")
+    flies = world.config.max_in_flight or world.num_output_placeholders
+    if world.forgets_overwritten and not flies:
+        raise BadOptions("no batch is to come: use --max-in-flight or --ahead")
     if not world.config.num_host_blocks and {"swap_out", "swap_in"} & world.calls:
         raise BadOptions("swapping needs a host tier: use --host-blocks")
     if world.loads_fail and not (world.num_external or "load" in world.calls):
@@ -333,7 +342,7 @@ FIELDS = {
     **{name: f"num_{name}" for name in ("letters", "drafts", "lookahead", "external", "pins")},
     "outputs": "num_outputs",
     "ahead": "num_output_placeholders",
-    **{name: name for name in ("loads_fail", "marks", "moves")},
+    **{name: name for name in ("loads_fail", "forgets_overwritten", "marks", "moves")},
     "moves_per_batch": "moves_per_batch",
     "host_blocks": "num_host_blocks",
     **{name: name for name in ("max_in_flight", "publish", "duplicates", "eviction")},

@@ -16,7 +16,7 @@ import attrs
 
 from kvcore.check.names.canonical import LOST, Name, Renaming
 from kvcore.check.world.ghost import Ghost
-from kvcore.oracle.content_oracle import Tables
+from kvcore.oracle.content_oracle import FORGOTTEN, FORGOTTEN_REST, Tables
 from kvcore.oracle.contents import Content, Contents, TierBlock
 from kvcore.oracle.schedule import Schedule, Write
 from kvcore.state.state import RequestState, State
@@ -345,7 +345,7 @@ def _mirror(node: Node, names: Renaming) -> Name:
     waiting = node.waiting
     written = {b.requests[each.request_id].row for b in waiting for each in b.writes}
     tables = sorted(
-        (names.row(row), group_id, names.device.names(table))
+        (names.row(row), group_id, _table(table, names))
         for (row, group_id), table in node.tables.items()
         if table and (row in written or names.has_request(row))
     )
@@ -353,3 +353,10 @@ def _mirror(node: Node, names: Renaming) -> Name:
     for row, group_id, table in tables:
         name += [row, group_id, len(table), *table]
     return name
+
+
+def _table(table: tuple[int, ...], names: Renaming) -> Name:
+    forgotten = {FORGOTTEN: LOST, FORGOTTEN_REST: LOST + 1}
+    return [
+        forgotten[each] if each in forgotten else names.device.names([each])[0] for each in table
+    ]

@@ -23,6 +23,7 @@ from typing import Any
 import attrs
 
 from kvcore.check.names.canonical import canonical, fingerprint
+from kvcore.check.names.forgotten import forget_overwritten
 from kvcore.check.names.in_flight import (
     OF_OWNERS,
     Node,
@@ -310,7 +311,8 @@ class FlightModel(CoreModel):
         ghost.loading = dict(node.loading)
         reached = attrs.evolve(node, state=drained(state))
         counted = ghost.counted(reached.state, {})
-        return attrs.evolve(reached, contents=live(reached, counted.contents))
+        kept = attrs.evolve(reached, contents=live(reached, counted.contents))
+        return forget_overwritten(kept) if self.world.forgets_overwritten else kept
 
     def _without(self, node: Node, step: CheckedCall) -> Node:
         """Return the node after a step; what is in flight forgets a removed request."""

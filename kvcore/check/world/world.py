@@ -121,6 +121,8 @@ class World:
     num_output_placeholders: most positions to come that one call schedules; above 0, batches are
     planned before the output of the ones before them, which is handed in at any later moment.
     num_outputs: most outputs that such an engine has yet to hand in.
+    forgets_overwritten: whether what a batch to come overwrites before anything reads it counts as
+    unknown, which folds states.
     kinds_of_requests: extra keys and flags of new requests, each in turn. moves_per_batch: most
     moves between two `take_batch`. loads_fail: every load of external tokens also fails, from each
     of its tokens on. calls: names of the transitions to try. moves: "calls" tries each call by
@@ -141,6 +143,7 @@ class World:
     num_pins: int = 1
     num_output_placeholders: int = 0
     num_outputs: int = 2
+    forgets_overwritten: bool = False
     delays: tuple[bool, ...] = (False,)
     marks: bool = False
     kinds_of_requests: tuple[Mapping[str, Any], ...] = ({},)

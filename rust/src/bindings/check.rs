@@ -118,6 +118,7 @@ fn read_world(world: &Bound<'_, PyAny>) -> PyResult<World> {
         num_pins: number("num_pins")?,
         num_output_placeholders: number("num_output_placeholders")?,
         num_outputs: number("num_outputs")?,
+        forgets_overwritten: world.getattr("forgets_overwritten")?.is_truthy()?,
         delays: delays.iter().map(|each| each.extract()).collect::<PyResult<_>>()?,
         marks: world.getattr("marks")?.is_truthy()?,
         kinds_of_requests,

@@ -8,6 +8,7 @@
 //! state's. Twin: kvcore/check/names/in_flight.py.
 
 pub(crate) mod flight_name;
+pub(crate) mod forgotten;
 
 use crate::oracle::calls::Name;
 use crate::oracle::contents::{Content, Ghost, TierBlock};

@@ -18,6 +18,7 @@ use rustc_hash::FxBuildHasher;
 
 use crate::check::names::canonical::renaming::Renaming;
 use crate::check::names::in_flight::flight_name;
+use crate::check::names::in_flight::forgotten::forget_overwritten;
 use crate::check::names::in_flight::{
     Node, Unreported, fills, in_flight, keep_live, keep_reportable, reporters, taken,
 };
@@ -314,6 +315,9 @@ impl FlightModel {
         node.schedule.resume(&node.state);
         self.wanted.assume(&node.state, &node.schedule, &mut self.core.prefixes)?;
         keep_live(&mut node, &self.wanted);
+        if self.core.world.forgets_overwritten {
+            forget_overwritten(&mut node);
+        }
         Ok(node)
     }
 }

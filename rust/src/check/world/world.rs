@@ -98,6 +98,8 @@ pub struct World {
     pub num_output_placeholders: u32,
     /// Most outputs that such an engine has yet to hand in.
     pub num_outputs: u32,
+    /// Whether what a batch to come overwrites before anything reads it counts as unknown.
+    pub forgets_overwritten: bool,
     /// Whether calls delay the caching of their blocks, or not, each in turn.
     pub delays: Vec<bool>,
     /// Whether calls also keep the state after their tokens, where hits can end.
@@ -132,6 +134,7 @@ impl World {
             num_pins: 1,
             num_output_placeholders: 0,
             num_outputs: 2,
+            forgets_overwritten: false,
             delays: vec![false],
             marks: false,
             kinds_of_requests: vec![KindOfRequest::default()],

@@ -9,6 +9,11 @@ use crate::state::state::State;
 use crate::types::commands::{Command, Tier};
 use crate::types::ids::{BlockId, Row, Table};
 
+/// In the place of a table's entry that counts as unknown; no block has this number.
+pub(crate) const FORGOTTEN: BlockId = BlockId(u32::MAX);
+/// In the place of all entries from there on, of which not even the number is known.
+pub(crate) const FORGOTTEN_REST: BlockId = BlockId(u32::MAX - 1);
+
 impl Ghost {
     /// Run the commands of a batch in order.
     pub fn execute(
@@ -100,6 +105,7 @@ impl Ghost {
             Command::SetTable { row, group_id, position, block } => {
                 let table = self.table_mut(row, group_id);
                 match table.get_mut(position as usize) {
+                    Some(entry) if *entry == FORGOTTEN_REST => {}
                     Some(entry) => *entry = block,
                     None => table.push(block),
                 }

@@ -12,8 +12,8 @@ use crate::types::ids::{BlockId, Row};
 use crate::types::keys::Key;
 use crate::types::violation::Violation;
 
-/// The number that replaces a request that is gone.
-const LOST: usize = 9999;
+/// The number that replaces what is gone.
+pub(crate) const LOST: usize = 9999;
 
 /// One order of a state's requests, and the name that is being written in it.
 #[derive(Debug)]

@@ -6,8 +6,9 @@
 
 use smallvec::SmallVec;
 
-use crate::check::names::canonical::renaming::Renaming;
+use crate::check::names::canonical::renaming::{LOST, Renaming};
 use crate::check::names::in_flight::{Node, Pending, in_flight};
+use crate::oracle::contents::mirror::{FORGOTTEN, FORGOTTEN_REST};
 use crate::oracle::contents::{Content, TierBlock};
 use crate::oracle::prefixes::Numbers;
 use crate::oracle::schedule::writes::Write;
@@ -257,7 +258,11 @@ fn write_mirror(node: &Node, names: &mut Renaming<'_>) {
             continue;
         }
         let mut said = SmallVec::from_iter([names.row_name(row), at % num_groups, table.len()]);
-        said.extend(table.iter().map(|&block: &BlockId| names.device_name(block)));
+        said.extend(table.iter().map(|&block: &BlockId| match block {
+            FORGOTTEN => LOST,
+            FORGOTTEN_REST => LOST + 1,
+            _ => names.device_name(block),
+        }));
         tables.push(said);
     }
     tables.sort_unstable();
