@@ -20,6 +20,7 @@ ALONE = ("fork", *LEFT)
 AHEAD: dict[str, Any] = {"num_output_placeholders": 1, "num_letters": 1}
 FLYING: dict[str, Any] = {**AHEAD, "max_in_flight": 1, "without": ALONE}
 DRAFTS: dict[str, Any] = {**FLYING, "num_output_placeholders": 2}
+FORGETS: dict[str, Any] = {"forgets_overwritten": True}
 ROOMY = "one request never lacks a block"
 NEVER_REFUSED = {f"call {name}: refused later": ROOMY for name in ("allocate_slots", "append")}
 SHOWS = ("call add_tokens: done", "call add_tokens: StaleOutput", "goal stale output")
@@ -168,6 +169,14 @@ RUN_AHEAD: dict[str, Profile] = {
         shows=SHOWS,
         not_shown=NEVER_REFUSED,
     ),
+    "ahead-groups-full": Profile(
+        "two requests in a full and a windowed group, what is overwritten unread forgotten",
+        world(6, 2, 5, 1, "truncate", "cancel", groups=(SLOT, WINDOW), **FORGETS, **FLYING),
+        *(810_687, 3_000_617),
+        slow=True,
+        backend="rust",
+        shows=SHOWS,
+    ),
     "ahead-sizes": Profile(
         "a draft to come in groups of two block sizes",
         world(5, 1, 3, 1, "cancel", groups=(FULL, WINDOW), **DRAFTS),
@@ -208,6 +217,18 @@ RUN_AHEAD: dict[str, Profile] = {
         slow=True,
         backend="rust",
         shows=SHOWS,
+    ),
+    "ahead-fork-full": Profile(
+        "forks and cuts of two requests of four tokens, what is overwritten unread forgotten",
+        world(4, 2, 4, 1, "truncate", "cancel", **FORGETS, **{**FLYING, "without": LEFT}),
+        *(2_403_138, 9_407_923),
+        slow=True,
+        backend="rust",
+        shows=SHOWS,
+        not_shown={
+            f"call {name}: refused later": "two requests never lack a block"
+            for name in ("allocate_slots", "append")
+        },
     ),
     "ahead-leave": Profile(
         "requests removed while output is to come",
