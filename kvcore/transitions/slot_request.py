@@ -202,12 +202,25 @@ def check_not_begun(tx: Transaction, request: RequestState) -> None:
     which would overwrite its state before the forward pass has read it. Its hit may be in the
     batch.
     """
-    record = tx.scheduled.get(request.request_id)
-    if record is None:
+    record, count = tx.scheduled.get(request.request_id), request.num_computed
+    if record is None or count == record.num_computed_before:
         return
-    brought = record.num_kept if record.num_kept > 1 else record.num_computed_before
-    if request.num_computed > brought:
+    own_first = count == 1 or any(group.is_cross for group in tx.config.groups)  # is kept, too
+    if (count > record.num_kept or own_first) and not _only_brought(tx, request):
         raise InOpenBatch(kind="request", value=request.request_id)
+
+
+def _only_brought(tx: Transaction, request: RequestState) -> bool:
+    """Return whether the last of a request's tokens in the open batch are external ones or its
+    hit. The state after a hit has a key; the batch itself gives none until it is taken.
+    """
+    name, count = request.request_id, request.num_computed
+    mine = (each for each in tx.loads if each.reporters[0].request_id == name)
+    if any(each.batch == tx.batch.number and each.end == count for each in mine):
+        return True
+    groups = zip(tx.config.groups, request.tables, strict=True)
+    states = [table[-1] for group, table in groups if group.is_state and table]
+    return any(tx.device.keys[block] is not None for block in states)
 
 
 def check_checkpoint(tx: Transaction, request: RequestState, slot_request: SlotRequest) -> None:

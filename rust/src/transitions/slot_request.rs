@@ -5,6 +5,7 @@
 //! each of its blocks still has the request's key.
 //! Source: S000-01, 04, 21, 22, 25. Twin: kvcore/transitions/slot_request.py.
 
+use crate::state::batch_records::UnconfirmedLoad;
 use crate::state::state::{NULL_BLOCK, RequestState, State};
 use crate::transitions::requests::{check_drafts_settled, check_no_drafts};
 use crate::types::errors::Error;
@@ -197,17 +198,30 @@ pub fn check_one_unknown(state: &State, row: Row, slot_request: &SlotRequest) ->
 /// they would overwrite its state before the forward pass has read it. Its hits may be in the
 /// batch.
 fn check_not_begun(state: &State, row: Row) -> Result<(), Error> {
-    let request = &state[row];
-    let brought = state.batch.scheduled.get(row).map(|record| match record.num_kept {
-        0 | 1 => record.num_computed_before,
-        kept => kept,
-    });
-    match brought {
-        Some(brought) if request.num_computed > brought => {
-            Err(Error::InOpenBatch { kind: "request", value: request.name().into() })
-        }
-        _ => Ok(()),
+    let (request, count) = (&state[row], state[row].num_computed);
+    let Some(record) = state.batch.scheduled.get(row) else { return Ok(()) };
+    if count == record.num_computed_before {
+        return Ok(());
     }
+    let own_first = count == 1 || state.config.groups.iter().any(Group::is_cross); // is kept, too
+    if (count > record.num_kept || own_first) && !only_brought(state, row) {
+        return Err(Error::InOpenBatch { kind: "request", value: request.name().into() });
+    }
+    Ok(())
+}
+
+/// Whether the last of a request's tokens in the open batch are external ones or its hit. The state
+/// after a hit has a key; the batch itself gives none until it is taken.
+fn only_brought(state: &State, row: Row) -> bool {
+    let (request, number) = (&state[row], state.batch.number);
+    let brings = |load: &UnconfirmedLoad| {
+        load.reporters[0].row == row && load.batch == number && load.end == request.num_computed
+    };
+    let mut groups = state.config.groups.iter().zip(&request.tables);
+    state.loads.iter().any(brings)
+        || groups.any(|(group, table)| {
+            group.is_state() && table.last().is_some_and(|&block| state.device.key(block).is_some())
+        })
 }
 
 /// Fails unless there are states, and a hit can end where the call does, with known tokens.

@@ -77,6 +77,15 @@ def begun(backend: Backend) -> KVCacheManager:
     return manager
 
 
+def encoding(backend: Backend) -> KVCacheManager:
+    """The open batch brings an encoder's tokens, and computes one token behind external ones."""
+    groups = (Group(2), Group(2, kind="cross_attention"), Group(2, kind="state"))
+    manager = make(backend, 20, groups=groups, enable_caching=False)
+    add(manager, "encodes", range(8))
+    manager.allocate_slots("encodes", 1, num_external_computed_tokens=2, num_encoder_tokens=4)
+    return manager
+
+
 PENDING = DraftsPending(request="taken", num_drafts=1)
 
 ROWS: list[Row] = [
@@ -143,6 +152,12 @@ ROWS: list[Row] = [
         for name in ("first", "next", "behind")
     ),
     bad(begun, InOpenBatch(kind="request", value="next"), "load", "next", 2),
+    bad(
+        encoding,
+        InOpenBatch(kind="request", value="encodes"),
+        *("allocate_slots", "encodes", 0),
+        num_external_computed_tokens=1,
+    ),
     bad(
         cached,
         StaleHits(request="again", block=2, position=0),
