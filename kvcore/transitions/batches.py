@@ -25,7 +25,7 @@ from kvcore.state.table_edit import TableEdit
 from kvcore.state.transaction import Transaction, transition
 from kvcore.transitions.in_flight import lower_restored, note_published_key, num_finished
 from kvcore.transitions.publish import publish_blocks, stored
-from kvcore.transitions.tails.keys import move_tails, publish_tails, settle_tails
+from kvcore.transitions.tails.keys import complete_tails, move_tails, settle_tails
 from kvcore.transitions.unconfirmed_loads import confirm_loads, note_keyed, note_owner
 from kvcore.types.arguments import read_int
 from kvcore.types.commands import Batch, close, named_rows
@@ -142,7 +142,7 @@ def publish_written(tx: Transaction, batch: BatchInFlight) -> None:
         if made.publishes and request.status is Status.RUNNING and not request.num_loading:
             count = num_finished(tx, request)
             publish_blocks(tx, request, count, final=True)
-            publish_tails(tx, tx.request(request_id), made.before, count)
+            complete_tails(tx, tx.request(request_id), made, count)
     merges = tx.batch.merges
     tx.batch = replace(tx.batch, merges=before)
     settle_merges(tx, merges)

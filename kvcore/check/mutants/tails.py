@@ -172,6 +172,12 @@ def m_tailed_block_is_freed_as_empty(patcher: Patcher) -> None:
     patcher.replace(KeyedTransaction, "has_key", lambda self, block: self.keys[block] is not None)
 
 
+@mutant("tails-completed-fork", "CACHE-KV")
+def m_completed_keys_go_to_copies(patcher: Patcher) -> None:
+    """A batch that completes gives its tail keys to copies that a later batch makes."""
+    patcher.replace(keys, "_used", lambda *_: True)
+
+
 @mutant("tails-groups", "TAIL-SOUND")
 def m_longer_tails_come_first(patcher: Patcher) -> None:
     """The tail keys of a block do not rise."""

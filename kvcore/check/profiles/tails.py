@@ -21,6 +21,7 @@ MARKED: dict[str, Any] = {**ALONE, "marks": True, "moves": "calls"}
 WINDOW = Group(2, kind="sliding_window", window=2)
 STATES_FLYING: dict[str, Any] = {**MARKED, "groups": (FULL, STATE), "max_in_flight": 1}
 SHOWS = ("command CopyOnWrite",)
+OF_FREED = ("command Touch", "command Evict", "goal quarantine", "goal abort in flight")
 ALONE_THERE = "a request that hits inside a block replaces it, and the pool has no room for more"
 
 TAILS: dict[str, Profile] = {
@@ -260,6 +261,23 @@ TAILS: dict[str, Profile] = {
         *(5792, 15317),
         backend="rust",
         shows=SHOWS,
+    ),
+    "tails-completed-fork": Profile(
+        "hits inside blocks, forks that copy before the batch they copy from is completed",
+        world(
+            *(2, 2, 2, 1, "cancel"),
+            publish="completed",
+            moves_per_batch=2,
+            without=("free", *LEFT),
+            **FLYING,
+        ),
+        *(2084, 5690),
+        backend="rust",
+        shows=SHOWS,
+        not_shown={
+            **dict.fromkeys(NEVER_REFUSED, "each of two requests holds one of two blocks"),
+            **dict.fromkeys(OF_FREED, "no request is freed"),
+        },
     ),
     "tails-flight-fork": Profile(
         "hits inside blocks, forks, a batch in flight",

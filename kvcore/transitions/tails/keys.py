@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from kvcore.state.batch_records import PublishedKey
+from kvcore.state.batch_records import PublishedKey, RequestEntry
 from kvcore.state.open_batch import OpenBatch
 from kvcore.state.state import RequestState
 from kvcore.state.transaction import Transaction
@@ -75,11 +75,20 @@ def _give_tails(tx: Transaction, request: RequestState, start: int, end: int) ->
         note_published_key(tx, block, key)
 
 
+def complete_tails(tx: Transaction, request: RequestState, made: RequestEntry, end: int) -> None:
+    """Give the tail keys of a completed batch, up to `end` tokens, to the blocks that it wrote: a
+    copy that a later batch makes may be cancelled. made: the batch's entry of the request.
+    """
+    later = [*(batch.entries for batch in tx.in_flight), tx.entries]
+    wrote = None if all(request.request_id not in entries for entries in later) else made
+    publish_tails(tx, request, made.before, end, wrote)
+
+
 def publish_tails(
-    tx: Transaction, request: RequestState, start: int, end: int
+    tx: Transaction, request: RequestState, start: int, end: int, wrote: RequestEntry | None = None
 ) -> list[PublishedKey]:
     """Make the parts of a request's blocks findable that end behind `start` tokens, up to `end`, at
-    most its computed ones; return the new keys.
+    most its computed ones; return the new keys. wrote: only of blocks that its forward pass used.
     """
     given: list[PublishedKey] = []
     if not tx.config.has_tails or tx.is_stale(request):
@@ -91,10 +100,17 @@ def publish_tails(
             size = group.block_size
             for position in range(start // size, -(-last // size)):
                 ends = max(start, position * size), min(last, (position + 1) * size - 1)
-                if ends[0] // unit < ends[1] // unit:
+                if ends[0] // unit < ends[1] // unit and _used(wrote, group_id, position):
                     block = request.tables[group_id][position]
                     given += _publish_parts(tx, request, (group_id, position), block, ends)
     return given
+
+
+def _used(made: RequestEntry | None, group_id: int, position: int) -> bool:
+    """Return whether a place of the tables still has the block that a batch used there."""
+    if made is None:
+        return True
+    return position < made.held[group_id] and (group_id, position) not in made.replaced
 
 
 def _publish_parts(

@@ -22,7 +22,7 @@ use crate::state::table_edit::TableEdit;
 use crate::transitions::checkpoints::{publish_owed, settle_ends};
 use crate::transitions::in_flight::{lower_restored, note_published_key, num_finished};
 use crate::transitions::publish::{announce_stored, publish_blocks, stored_bytes};
-use crate::transitions::tails::keys::{move_tails, publish_tails, settle_tails, tails_to_come};
+use crate::transitions::tails::keys::{complete_tails, move_tails, settle_tails, tails_to_come};
 use crate::transitions::unconfirmed_loads::{confirm_loads, note_keyed, note_owner};
 use crate::types::commands::{Batch, close_into, named_rows};
 use crate::types::config::Publish;
@@ -146,7 +146,7 @@ fn publish_written(state: &mut State, batch: &BatchInFlight) {
             let num_tokens = num_finished(state, row);
             let late = u32::from(seeded(Mutant::PublishedLate)).min(num_tokens);
             publish_blocks(state, row, num_tokens - late, true);
-            publish_tails(state, row, made.before, num_tokens);
+            complete_tails(state, row, made.before, num_tokens, batch);
         }
     }
     let merges = std::mem::replace(&mut state.batch.merges, before);

@@ -157,6 +157,9 @@ fn check_tails(made: &Made<'_>) -> Finding {
         let groups = (0..).zip(&after.config.groups).zip(&after[row].tables);
         for ((index, _), table) in groups.filter(|((_, group), _)| group.has_tokens()) {
             for (position, &block) in (0..).zip(table) {
+                if is_of_later_batch(made, row, (index, position)) {
+                    continue;
+                }
                 let held = after.device.tail_keys(block);
                 let begun = own_tails(after, row, index, position, first).len();
                 let written = own_tails(after, row, index, position, num_tokens);
@@ -193,6 +196,19 @@ fn written(made: &Made<'_>) -> SmallVec<[(Row, u32, u32); 2]> {
     let runs = |row: Row| after[row].status() == Status::Running;
     let known = entries.into_iter().filter(|(row, entry)| entry.publishes && runs(*row));
     known.map(|(row, entry)| (row, entry.before, num_finished(after, row))).collect()
+}
+
+/// Whether a place of a request's tables may have a copy that a batch after the completed one
+/// makes. A cancel may leave it unwritten, so it gets no key.
+fn is_of_later_batch(made: &Made<'_>, row: Row, (group_id, position): (u32, u32)) -> bool {
+    let State { in_flight, batch, .. } = made.before;
+    if !matches!(made.call, Call::Complete { .. }) {
+        return false;
+    }
+    let (completed, others) = (&in_flight[0], &in_flight[1..]);
+    let later = others.iter().map(|batch| &batch.entries);
+    later.chain([&batch.entries]).any(|entries| entries.get(row).is_some())
+        && !completed.uses(row, group_id, position)
 }
 
 /// Return the requests of which a call publishes blocks, each with its last such token.

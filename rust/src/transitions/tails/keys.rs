@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use hashbrown::HashSet;
 
-use crate::state::batch_records::PublishedKey;
+use crate::state::batch_records::{BatchInFlight, PublishedKey};
 use crate::state::state::State;
 use crate::transitions::in_flight::{note_published_key, num_finished};
 use crate::transitions::unconfirmed_loads::note_tail;
@@ -55,7 +55,7 @@ pub(crate) fn tails_to_come(state: &State) -> Vec<(Row, u32)> {
 /// Give the tail keys of the batch just taken.
 pub(crate) fn settle_tails(state: &mut State, rows: &[(Row, u32)]) {
     for &(row, before) in rows {
-        let given = publish_tails(state, row, before, state[row].num_accepted());
+        let given = publish_tails(state, row, before, state[row].num_accepted(), None);
         if let Some(batch) = state.in_flight.last_mut()
             && !given.is_empty()
         {
@@ -88,18 +88,33 @@ pub(crate) fn cache_tails(state: &mut State, row: Row, count: u32) {
 fn give_tails(state: &mut State, row: Row, start: u32, end: u32) {
     let record = state.batch.scheduled.get(row);
     let taken = record.map_or(u32::MAX, |record| record.num_computed_before);
-    for (block, key) in publish_tails(state, row, start, end.min(taken)) {
+    for (block, key) in publish_tails(state, row, start, end.min(taken), None) {
         note_published_key(state, block, key);
     }
 }
 
+/// Give the tail keys of a completed batch in (start, end] to the blocks that it wrote: a copy that
+/// a later batch makes may be cancelled.
+pub(crate) fn complete_tails(
+    state: &mut State,
+    row: Row,
+    start: u32,
+    end: u32,
+    batch: &BatchInFlight,
+) {
+    let taken = state.in_flight.iter().map(|batch| &batch.entries);
+    let is_later = taken.chain([&state.batch.entries]).any(|entries| entries.get(row).is_some());
+    publish_tails(state, row, start, end, is_later.then_some(batch));
+}
+
 /// Make the parts of a request's blocks findable that end behind `start` tokens, up to `end`, at
-/// most its computed ones; return the new keys.
+/// most its computed ones; return the new keys. wrote: only of blocks that its forward pass used.
 pub(crate) fn publish_tails(
     state: &mut State,
     row: Row,
     start: u32,
     end: u32,
+    wrote: Option<&BatchInFlight>,
 ) -> Vec<PublishedKey> {
     let mut given = Vec::new();
     if !state.has_tails || state.is_stale(row) {
@@ -116,7 +131,8 @@ pub(crate) fn publish_tails(
         }
         for position in start / size..last.div_ceil(size) {
             let ends = (start.max(position * size), last.min((position + 1) * size - 1));
-            if ends.0 / unit < ends.1 / unit {
+            let is_used = wrote.is_none_or(|batch| batch.uses(row, group_id, position));
+            if ends.0 / unit < ends.1 / unit && is_used {
                 let block = state[row].tables[group_id as usize][position as usize];
                 publish_parts(state, row, (group_id, position, block), ends, &mut given);
             }
