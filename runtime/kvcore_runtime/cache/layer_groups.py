@@ -48,14 +48,21 @@ class LayerGroups:
         return len(self.kept)
 
 
-def make_groups(visibilities: Sequence[Visibility], block_size: int) -> tuple[Group, ...]:
+def make_groups(
+    visibilities: Sequence[Visibility], block_size: int, draft_states: int = 0
+) -> tuple[Group, ...]:
     """Make cache groups of one block size for layers with these visibilities: the fewest of equal
-    layer counts.
+    layer counts. draft_states: of groups of states.
     """
     counts = {each: visibilities.count(each) for each in dict.fromkeys(visibilities)}
     num_layers = math.gcd(*counts.values())
     return tuple(
-        Group(block_size, kind=each.kind, window=each.window)
+        Group(
+            block_size,
+            kind=each.kind,
+            window=each.window,
+            draft_states=draft_states if each.is_state else 0,
+        )
         for each, count in counts.items()
         for _ in range(count // num_layers)
     )

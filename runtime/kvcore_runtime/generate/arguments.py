@@ -108,9 +108,8 @@ def _read_visibilities(given: argparse.Namespace) -> tuple[Visibility, ...]:
     if given.states:
         if given.model != "tiny":
             raise WrongCall(f"--states: {given.model} has no states, --model tiny may")
-        for name in ("drafts", "directory"):
-            if getattr(given, name):
-                raise WrongCall(f"--states with --{name.replace('_', '-')}: not for states yet")
+        if given.directory:
+            raise WrongCall("--states with --directory: not for states yet")
     if given.hash_block_size is not None and given.directory is not None:
         raise WrongCall("--hash-block-size with --directory: files keep whole blocks")
     kinds = [FULL, *([STATE] if given.states else [])]
@@ -125,7 +124,7 @@ def _read_visibilities(given: argparse.Namespace) -> tuple[Visibility, ...]:
 def _read_config(given: argparse.Namespace, visibilities: tuple[Visibility, ...]) -> Config:
     return Config(
         given.blocks,
-        groups=make_groups(visibilities or (FULL,), given.block_size),
+        groups=make_groups(visibilities or (FULL,), given.block_size, given.drafts),
         hash_block_size=given.hash_block_size,
         num_host_blocks=given.host_blocks,
         # The most that a window holds: itself and one step's tokens.

@@ -63,10 +63,20 @@ def test_the_hybrid_demo_runs_ahead(capsys: pytest.CaptureFixture[str]) -> None:
     assert result["summary"]["steps_overlapped"] > 0
 
 
+def test_the_hybrid_demo_guesses_tokens(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(["--tiny", "--states", "--drafts", "2", "--guard", "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["verified"]["rows of logits bit by bit"] > 0
+    assert result["summary"]["drafts"] > result["summary"]["drafts_accepted"] > 0
+
+
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        (["--drafts", "2"], "--states with --drafts: not for states yet"),
+        (
+            ["--drafts", "16", "--block-size", "16"],
+            "config draft_states=16: must be smaller than block_size=16",
+        ),
         (["--directory", "pages"], "--states with --directory: not for states yet"),
     ],
 )
