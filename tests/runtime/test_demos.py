@@ -29,7 +29,7 @@ def environment() -> dict[str, str]:
 
 
 def start(name: str, *options: str) -> subprocess.Popen[str]:
-    """Start a demonstration in a process group of its own."""
+    """Start a demonstration in a process group of its own, that minds SIGHUP also under nohup."""
     return subprocess.Popen(
         command(name, *options),
         env=environment(),
@@ -37,6 +37,7 @@ def start(name: str, *options: str) -> subprocess.Popen[str]:
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),
     )
 
 
