@@ -93,6 +93,7 @@ def leave_open_batch(tx: Transaction, request: RequestState) -> None:
     """Take a request out of the open batch.
 
     Its keys and merges are withdrawn, its count falls back, its blocks past that are released.
+    Positions to come of batches before stay.
     """
     record = tx.scheduled.get(request.request_id)
     if record is None:
@@ -109,7 +110,7 @@ def leave_open_batch(tx: Transaction, request: RequestState) -> None:
         drop_end(tx, request.request_id)
         num_tokens = num_left(record)
         request = step_back(tx, request, num_tokens) if num_tokens else request
-    cut_tables(tx, request, num_tokens)
+    cut_tables(tx, request, num_tokens, request.num_output_placeholders)
 
 
 def withdraw(

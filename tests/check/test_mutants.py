@@ -70,6 +70,7 @@ RUN_AHEAD = {
     "a window is trimmed for positions to come": ("m_window_moves_with_positions_to_come",),
     "a copy is judged from the known tokens": ("m_copies_from_the_known_tokens_on",),
     "a child shares positions to come": ("m_child_counts_positions_to_come",),
+    "a request that leaves its step loses output to come": ("m_leaving_loses_output_to_come",),
     "output of an older life is taken": (
         "m_scheduled_anew_takes_old_output",
         "m_cut_takes_old_output",

@@ -22,6 +22,7 @@ from kvcore.transitions import (
     allocate,
     append,
     batches,
+    free,
     output,
     plan,
     requests,
@@ -171,6 +172,20 @@ def m_child_counts_positions_to_come(patcher: Patcher) -> None:
         return int(request.num_computed if record is None else record.num_computed_before)
 
     patcher.replace(Transaction, "num_settled", settled)
+
+
+@mutant("ahead-moves", "OUTPUT-ONCE")
+def m_leaving_loses_output_to_come(patcher: Patcher) -> None:
+    """A request that leaves the open batch awaits only the oldest of the batches before."""
+    cut = free.cut_tables
+
+    def without_to_come(
+        tx: Transaction, request: RequestState, num_tokens: int, num_to_come: int
+    ) -> None:
+        del num_to_come
+        cut(tx, request, num_tokens)
+
+    patcher.during(free, "leave_open_batch", free, "cut_tables", without_to_come)
 
 
 @mutant("ahead-swap", "COMPUTED-RULE", shows=AHEAD_SWAPPED)

@@ -47,6 +47,13 @@ RUN_AHEAD: dict[str, Profile] = {
         *(380, 735),
         not_shown=NEVER_REFUSED,
     ),
+    "ahead-moves": Profile(
+        "steps planned ahead, requests that leave in the step that schedules them",
+        world(3, 1, 3, 1, groups=(SLOT,), moves_per_batch=2, without=ALONE, **AHEAD),
+        *(2361, 4998),
+        shows=SHOWS,
+        not_shown=NEVER_REFUSED,
+    ),
     "ahead-letters": Profile(
         "a batch in flight whose output may be either of two tokens",
         world(2, 1, 4, 2, "truncate", "cancel", **{**FLYING, "num_letters": 2}),

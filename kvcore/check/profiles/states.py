@@ -256,7 +256,7 @@ STATES: dict[str, Profile] = {
     "states-ahead-moves": Profile(
         "recurrent states of tokens to come, two moves in a batch",
         world(4, 1, 3, 2, "unschedule", moves_per_batch=2, **AHEAD),
-        *(8409, 17640),
+        *(8404, 17633),
         backend="rust",
         shows=SHOWS,
         not_shown=NEVER_REFUSED,
@@ -308,7 +308,7 @@ STATES: dict[str, Profile] = {
             publish="completed",
             **{**FLYING, "without": ("fork", "free", *LEFT)},
         ),
-        *(7419, 23355),
+        *(7411, 23333),
         backend="rust",
         shows=SHOWS,
         not_shown={"goal abort in flight": "no request is freed"},

@@ -101,6 +101,7 @@ fn counts_on(state: &State, row: Row, item: &UnwrittenBlock) -> bool {
 
 /// Take a request out of the open batch.
 /// Its keys and merges are withdrawn, its count falls back, and its blocks past that are released.
+/// Positions to come of batches before stay.
 pub(crate) fn leave_open_batch(state: &mut State, row: Row) {
     let Some(record) = state.batch.scheduled.remove(row) else { return };
     let mut num_tokens = record.num_computed_before;
@@ -114,7 +115,8 @@ pub(crate) fn leave_open_batch(state: &mut State, row: Row) {
             step_back(state, row, num_tokens);
         }
     }
-    cut_tables(state, row, num_tokens, 0);
+    let num_to_come = state[row].num_output_placeholders();
+    cut_tables(state, row, num_tokens, num_to_come);
 }
 
 /// Withdraw keys and merges of what the open batch writes for a request past num_tokens.
