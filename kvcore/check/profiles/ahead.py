@@ -108,6 +108,22 @@ RUN_AHEAD: dict[str, Profile] = {
         backend="rust",
         shows=SHOWS,
     ),
+    "ahead-drafts-full": Profile(
+        "two requests of five tokens, a draft to come, with cuts; what is overwritten is forgotten",
+        world(4, 2, 5, 1, "truncate", "cancel", **FORGETS, **DRAFTS),
+        *(13_658_734, 60_583_500),
+        slow=True,
+        backend="rust",
+        shows=SHOWS,
+    ),
+    "ahead-drafts-completed-full": Profile(
+        "the same, published when their batch is completed",
+        world(4, 2, 5, 1, "truncate", "cancel", publish="completed", **FORGETS, **DRAFTS),
+        *(14_054_576, 62_700_518),
+        slow=True,
+        backend="rust",
+        shows=SHOWS,
+    ),
     "ahead-drafts-two": Profile(
         "a draft to come, and two batches in flight",
         world(3, 1, 4, 1, "cancel", **{**DRAFTS, "max_in_flight": 2}),
