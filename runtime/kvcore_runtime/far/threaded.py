@@ -23,8 +23,9 @@ from kvcore.far.tier import BlockingStore, Done, FarStatus, View
 KINDS = ("find", "get", "put")
 """Kinds of operations; each has a thread."""
 HELD_UP_S = 0.25
-"""After so many seconds of one get, a second thread does those that wait. It does not run always:
-two threads would wait for each other, for Python's lock, and for cores.
+"""If one get takes longer than this many seconds, a second thread begins the next ones. It ends
+when none waits: two threads that always run would wait for each other, for Python's lock and for
+cores.
 """
 NUM_WAITING_MAX = 64
 """The most tickets of each kind of operation that wait for a thread."""
