@@ -42,6 +42,10 @@ class RequestEntry(Struct, frozen=True, gc=False):
     held: tuple[int, ...] = ()
     replaced: frozenset[tuple[int, int]] = frozenset()
 
+    def uses(self, group_id: int, position: int) -> bool:
+        """Return whether the forward pass uses the block that is in this place of a table."""
+        return position < self.held[group_id] and (group_id, position) not in self.replaced
+
 
 class OwedCheckpoint(Struct, frozen=True, gc=False):
     """A state that a batch in flight writes and that is findable once the batch is completed.

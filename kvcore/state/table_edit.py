@@ -198,9 +198,7 @@ def users(tx: Transaction, request_id: str, group_id: int, position: int) -> lis
     found = []
     for batch in tx.in_flight:
         known = batch.entries.get(request_id)
-        if known is None or position >= known.held[group_id]:
-            continue
-        if (group_id, position) not in known.replaced:
+        if known is not None and known.uses(group_id, position):
             found.append(batch.number)
     return found
 

@@ -100,18 +100,25 @@ def _shifted(
 
 
 def inherit_entries(tx: Transaction, parent_id: str, child_id: str) -> None:
-    """Give a forked child its parent's entries, although no batch schedules it."""
+    """Give a forked child its parent's entries, although no batch schedules it. A batch in flight
+    uses the blocks that they share.
+    """
+    shared = tuple(len(table) for table in tx.request(child_id).tables)
     for index, batch in enumerate(tx.in_flight):
         if parent_id in batch.entries:
-            tx.in_flight[index] = replace(batch, entries=_with(batch.entries, parent_id, child_id))
+            entries = _with(batch.entries, parent_id, child_id, shared)
+            tx.in_flight[index] = replace(batch, entries=entries)
     if parent_id in tx.entries:
-        tx.entries = _with(tx.entries, parent_id, child_id)
+        tx.entries = _with(tx.entries, parent_id, child_id, shared)
 
 
-def _with(entries: Map[str, RequestEntry], parent_id: str, child_id: str) -> Map[str, RequestEntry]:
+def _with(
+    entries: Map[str, RequestEntry], parent_id: str, child_id: str, shared: tuple[int, ...]
+) -> Map[str, RequestEntry]:
     parent = entries[parent_id]
-    held = (0,) * len(parent.held)
-    child = RequestEntry(next_order(entries), parent.before, parent.restore, parent.publishes, held)
+    held = tuple(map(min, parent.held, shared))
+    replaced = frozenset(place for place in parent.replaced if place[1] < held[place[0]])
+    child = replace(parent, order=next_order(entries), held=held, replaced=replaced)
     return entries.set(child_id, child)
 
 

@@ -151,10 +151,9 @@ def _is_of_later_batch(before: State, call: Call, name: str, place: tuple[int, i
         return False
     completed, *others = before.in_flight
     later = [*(batch.entries for batch in others), before.batch.entries]
-    made, (group_id, position) = completed.entries[name], place
     if all(name not in entries for entries in later):
         return False
-    return position >= made.held[group_id] or place in made.replaced
+    return not completed.entries[name].uses(*place)
 
 
 def _publishing(

@@ -100,17 +100,11 @@ def publish_tails(
             size = group.block_size
             for position in range(start // size, -(-last // size)):
                 ends = max(start, position * size), min(last, (position + 1) * size - 1)
-                if ends[0] // unit < ends[1] // unit and _used(wrote, group_id, position):
+                is_used = wrote is None or wrote.uses(group_id, position)
+                if ends[0] // unit < ends[1] // unit and is_used:
                     block = request.tables[group_id][position]
                     given += _publish_parts(tx, request, (group_id, position), block, ends)
     return given
-
-
-def _used(made: RequestEntry | None, group_id: int, position: int) -> bool:
-    """Return whether a place of the tables still has the block that a batch used there."""
-    if made is None:
-        return True
-    return position < made.held[group_id] and (group_id, position) not in made.replaced
 
 
 def _publish_parts(

@@ -10,8 +10,10 @@
 
 use std::sync::Arc;
 
+use smallvec::SmallVec;
+
 use crate::mutants::{Mutant, seeded};
-use crate::state::batch_records::{RequestEntries, RequestEntry, next_order};
+use crate::state::batch_records::{RequestEntries, RequestEntry, TableCell, next_order};
 use crate::state::state::State;
 use crate::state::table_edit::remove_places;
 use crate::types::groups::Group;
@@ -115,22 +117,31 @@ pub(crate) fn shift_starts(state: &mut State, row: Row, above: u32, num_tokens: 
     state.batch.entries.rows.get_mut(row).into_iter().for_each(entries);
 }
 
-/// Give a forked child its parent's entries, although no batch schedules it.
+/// Give a forked child its parent's entries, although no batch schedules it. A batch in flight uses
+/// the blocks that they share.
 pub(crate) fn inherit_entries(state: &mut State, parent: Row, child: Row) {
+    let shared: SmallVec<[u32; 4]> =
+        state[child].tables.iter().map(|table| table.len() as u32).collect();
     for batch in &mut state.in_flight {
         if batch.entries.get(parent).is_some() {
-            inherit_one(&mut Arc::make_mut(batch).entries, parent, child);
+            let batch = Arc::make_mut(batch);
+            inherit_one(&mut batch.entries, parent, child, &shared);
+            let held = |group_id: u32| batch.entries.held_in(child, group_id);
+            let kept = batch.replaced_of(parent).filter(|&(group_id, at)| at < held(group_id));
+            let kept: Vec<TableCell> = kept.map(|(group_id, at)| (child, group_id, at)).collect();
+            batch.replaced.extend(kept);
         }
     }
-    inherit_one(&mut state.batch.entries, parent, child);
+    inherit_one(&mut state.batch.entries, parent, child, &shared);
 }
 
-fn inherit_one(entries: &mut RequestEntries, parent: Row, child: Row) {
+fn inherit_one(entries: &mut RequestEntries, parent: Row, child: Row, shared: &[u32]) {
     let order = next_order(entries);
     let Some(&known) = entries.get(parent) else { return };
-    let width = entries.held(parent).len();
+    let held: SmallVec<[u32; 4]> =
+        entries.held(parent).iter().zip(shared).map(|(one, other)| *one.min(other)).collect();
     entries.insert_new(child, RequestEntry { order, ..known });
-    entries.held.resize(entries.held.len() + width, 0);
+    entries.held.extend(held);
 }
 
 /// Drop a request's entries in all batches; those in flight keep its row.
