@@ -122,6 +122,8 @@ def _publish_parts(
     if not keys or tx.is_null(block):
         return []
     had_key, held = tx.device.has_key(block), tx.device.tail_keys(block)
+    if tx.loads and not had_key and tx.device.ref_counts[block] > 1:
+        return []
     known, merges = set(held), tx.config.duplicates == "merge"
     first = position * tx.config.groups[group_id].block_size
     rank = _num_shorter(tx, request, (group_id, first), held, start) if held else 0
@@ -137,7 +139,8 @@ def _publish_parts(
     if tx.loads and given:
         unit = tx.config.hash_block_size
         last = (start // unit + 1 + keys.index(given[-1][1])) * unit
-        note_tail(tx, request.request_id, block, last, had_key=had_key)
+        older = first if had_key else -1
+        note_tail(tx, request.request_id, block, last, had_key=had_key, start=older)
     return given
 
 

@@ -156,6 +156,9 @@ fn publish_parts(
     let keys = keys_between(state, row, group_id, (start, end));
     let first = position * state.config.groups[group_id as usize].block_size;
     let had_key = state.device.has_key(block);
+    if !state.loads.is_empty() && !had_key && state.device.ref_count(block) > 1 {
+        return;
+    }
     let merges = state.config.duplicates == Duplicates::Merge;
     let mut known: HashSet<Key> = state.device.tail_keys(block).iter().copied().collect();
     let mut rank = num_shorter(state, row, (group_id, first), block, start);
@@ -172,7 +175,7 @@ fn publish_parts(
         }
     }
     if let Some(last) = last.filter(|_| !state.loads.is_empty()) {
-        note_tail(state, row, (block, last), had_key);
+        note_tail(state, row, (block, last), had_key, had_key.then_some(first));
     }
 }
 
@@ -263,7 +266,7 @@ pub(crate) fn note_same(
     }
     if let Some(last) = last.filter(|_| !state.loads.is_empty()) {
         let end = position * size + (last as u32 + 1) * state.hash_block_size;
-        note_tail(state, row, (block, end), true);
+        note_tail(state, row, (block, end), true, None);
     }
 }
 
