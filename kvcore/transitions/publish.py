@@ -42,9 +42,12 @@ def cache_blocks(state: State, request_id: str, num_computed_tokens: int) -> Out
                 request=request_id, num_computed=request.num_computed, requested=count
             )
         if tx.config.enable_caching:
+            finished = min(count, num_finished(tx, request))
+            publish_blocks(tx, request, finished, final=True)
+            count = min(count, len(request.tokens))
             if tx.config.publish == "completed":
-                count = min(count, num_finished(tx, request))
-            publish_blocks(tx, request, min(count, len(request.tokens)))
+                count = finished
+            publish_blocks(tx, tx.request(request_id), count)
             if tx.config.has_states:
                 from kvcore.transitions.checkpoints import cache_state  # few models have states
 

@@ -234,7 +234,7 @@ PROFILES: dict[str, Profile] = {
             moves="calls",
             without=("fork", "append", "free", "remove_request", "reset_prefix_cache"),
         ),
-        *(1923, 6012),
+        *(1905, 5968),
         shows=("goal merge",),
         not_shown={
             "call allocate_slots: refused later": "a block for each token",

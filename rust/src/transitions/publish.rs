@@ -50,8 +50,10 @@ pub fn cache_blocks(
     }
     if state.config.enable_caching {
         let mut count = state[row].num_tokens().min(num_computed_tokens as u32);
+        let finished = count.min(num_finished(state, row));
+        publish_blocks(state, row, finished, true);
         if state.config.publish == Publish::Completed {
-            count = count.min(num_finished(state, row));
+            count = finished;
         }
         publish_blocks(state, row, count, false);
         if state.has_states {
