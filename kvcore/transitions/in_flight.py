@@ -137,6 +137,15 @@ def _without(entries: Map[str, RequestEntry], request_id: str) -> Map[str, Reque
     return Map({name: replace(each, order=at) for at, (name, each) in enumerate(left)})
 
 
+def is_unfinished(tx: Transaction, block: int, key: bytes) -> bool:
+    """Return whether an unfinished batch published a key, and may yet withdraw it."""
+    batches = (tx.published_keys, *(batch.published_keys for batch in tx.in_flight))
+    unwritten = (item for record in tx.scheduled.values() for item in record.unwritten)
+    if any((block, key) in published for published in batches):
+        return True
+    return any((item.block, item.key) == (block, key) for item in unwritten)
+
+
 def num_finished(tx: Transaction, request: RequestState) -> int:
     """Count a request's tokens, without drafts, that neither a batch in flight nor the open one
     computes.

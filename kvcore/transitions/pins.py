@@ -10,12 +10,12 @@ Twin: rust/src/transitions/pins.rs.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from itertools import chain
 
 from kvcore.state.state import NamedPin, RequestState, State
 from kvcore.state.transaction import Transaction, transition
-from kvcore.transitions.in_flight import num_finished
+from kvcore.transitions.in_flight import is_unfinished, num_finished
 from kvcore.transitions.prefix_lookup import aligned, common_length, needed, needed_tails
 from kvcore.transitions.requests import is_text
 from kvcore.transitions.unconfirmed_loads import is_unconfirmed
@@ -126,14 +126,34 @@ def _prefix(
         if record is not None:
             finished = min(finished, record.num_computed_before)
     most = min(count, finished, len(request.block_hashes) * config.hash_block_size)
-    length = common_length(state, request, aligned(config, most), most)
-    if not length:
-        part = "part of a block" if config.has_tails else "whole block"
-        reason = f"{finished} are computed, and no {part} of them is found"
-        if not config.enable_caching:
-            reason = "prefix caching is off"
+    part = "part of a block" if config.has_tails else "whole block"
+    reason = f"{finished} are computed, and no {part} of them is found"
+    while length := common_length(state, request, aligned(config, most), most):
+        found = list(_needed_blocks(state, tx, request, length))
+        late = [(end, block) for block, key, end in found if is_unfinished(tx, block, key)]
+        if not late:
+            break
+        most = min(length, min(late)[0]) - 1
+        reason = f"block {min(late)[1]} is found, but an unfinished batch may withdraw its key"
+    if not config.enable_caching:
+        reason = "prefix caching is off"
+    if length and not found:  # a chunk begins at their end
+        reason = f"a hit of {length} needs no block"
+    if not length or not found:
         raise NothingToPin(request=request.request_id, requested=count, reason=reason)
-    blocks: list[int] = []
+    for block, _, _ in found:
+        if tx.loads and is_unconfirmed(tx, block):
+            raise LoadUnconfirmed(block=block)
+    return length, tuple(dict.fromkeys(block for block, _, _ in found))
+
+
+def _needed_blocks(
+    state: State, tx: Transaction, request: RequestState, length: int
+) -> Iterator[tuple[int, bytes, int]]:
+    """Yield the blocks that a hit of a request's first tokens needs, each with the key under which
+    it is found and the number of tokens that the key names.
+    """
+    config = tx.config
     sizes = [group.block_size for group in config.groups]
     for group_id, table in enumerate(request.tables):
         for position in sorted(needed(config, group_id, length)):
@@ -141,18 +161,11 @@ def _prefix(
             end = length if is_state else (position + 1) * sizes[group_id]
             key = request.key_at(config, group_id, end)
             own = tx.device.keys[table[position]] == key
-            blocks.append(table[position] if own else state.device.index.firsts[key])
+            yield table[position] if own else state.device.index.firsts[key], key, end
         for end in needed_tails(config, group_id, length):
             key, position = request.key_at(config, group_id, end), end // sizes[group_id]
             held = table[position] if position < len(table) else None
             if held is None or key not in tx.device.tail_keys(held):
                 held = tx.device.first_tail(key)
             assert held is not None, "IDX-COMPLETE: the look-up has found it"
-            blocks += [held] * (held not in blocks)
-    if not blocks:  # a chunk begins at their end
-        reason = f"a hit of {length} needs no block"
-        raise NothingToPin(request=request.request_id, requested=count, reason=reason)
-    for block in blocks:
-        if tx.loads and is_unconfirmed(tx, block):
-            raise LoadUnconfirmed(block=block)
-    return length, tuple(blocks)
+            yield held, key, end

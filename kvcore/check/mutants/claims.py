@@ -53,6 +53,12 @@ def m_pin_of_a_prefix_misses_its_windows(patcher: Patcher) -> None:
         return () if config.groups[group_id].is_windowed else old(config, group_id, length)
 
 
+@mutant("prefix-pins-delays", "PIN-HIT", costs=ONLY_HITS)
+def m_pin_of_a_prefix_is_not_written(patcher: Patcher) -> None:
+    """A pin of a prefix holds a block that the open batch writes for another request."""
+    patcher.replace(pins, "is_unfinished", lambda *_: False)
+
+
 @mutant("floors", "FLOOR", costs=LESS_KEPT)
 def m_floor_keeps_nothing(patcher: Patcher) -> None:
     """Anyone takes what a floor keeps, though an admission counts it."""

@@ -111,6 +111,23 @@ CLAIMS: dict[str, Profile] = {
         backend="rust",
         shows=SHOWS,
     ),
+    "prefix-pins-delays": Profile(
+        "prefixes pinned by name, whose own blocks are cached late, two moves in a batch",
+        world(
+            *(3, 2, 2, 2, *PINS),
+            groups=(SLOT,),
+            num_letters=1,
+            delays=(False, True),
+            moves="calls",
+            moves_per_batch=2,
+            without=SHARING,
+            **ROOM,
+        ),
+        840,
+        45832,
+        backend="rust",
+        shows=(*SHOWS, "call pin_prefix: NothingToPin"),
+    ),
     "prefix-pins-flight": Profile(
         "prefixes pinned by name, a batch in flight",
         world(3, 2, 2, 2, *PINS, without=STAYING, **FLYING_SLOTS, **ROOM),

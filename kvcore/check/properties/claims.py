@@ -15,6 +15,9 @@ from kvcore.trace.calls import Call, perform
 from kvcore.transitions.prefix_lookup import first_missing, needed
 from kvcore.types.values import Outcome, Status
 
+TAKES_KEYS = frozenset({"evict_blocks", "rewind", "advance_epoch"})
+"""The transitions that take keys from blocks that are pinned."""
+
 
 def pins(before: State, call: Call, outcome: Outcome[State, Any]) -> Iterator[str]:
     """PINS: a block's pins are those of its operations, of `pin` and `unpin`, and of pinned
@@ -51,9 +54,15 @@ def pins_alone(state: State) -> dict[int, int]:
 
 def pin_hit(before: State, call: Call, outcome: Outcome[State, Any]) -> Iterator[str]:
     """PIN-HIT: if the prefix that a new pin covers was findable, it stays so when everything else
-    that is cached is evicted.
+    that is cached is evicted; and until `evict_blocks`, a report or new weights, its blocks keep a
+    key.
     """
     if call.name != "pin_prefix":
+        had, has = before.device.has_key, outcome.state.device.has_key
+        for name, pin in before.named_pins.items() if call.name not in TAKES_KEYS else ():
+            for block in pin.blocks:
+                if had(block) and not has(block):
+                    yield f"{call.name} takes the keys of block {block}, which pin {name!r} holds"
         return
     request, length, after = before.requests[call.args[1]], outcome.value, outcome.state
     if is_found(before, request, length):

@@ -159,6 +159,15 @@ pub(crate) fn forget_entries(state: &mut State, row: Row) {
     state.batch.entries.rows.remove(row);
 }
 
+/// Whether an unfinished batch published a key, and may yet withdraw it.
+pub(crate) fn is_unfinished(state: &State, block: BlockId, key: &Key) -> bool {
+    let batch = &state.batch;
+    let taken = state.in_flight.iter().map(|batch| &batch.published_keys);
+    let published = taken.chain([&batch.published_keys]).flatten().map(|(at, of)| (at, of));
+    let unwritten = batch.scheduled.values().flat_map(|record| batch.unwritten_of(record));
+    published.chain(unwritten.map(|item| (&item.block, &item.key))).any(|x| x == (&block, key))
+}
+
 /// Tokens of a request, drafts aside, that no batch computes any more.
 pub(crate) fn num_finished(state: &State, row: Row) -> u32 {
     if seeded(Mutant::PublishesInFlight) {

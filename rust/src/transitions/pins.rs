@@ -10,11 +10,12 @@ use std::collections::HashSet;
 
 use crate::state::state::State;
 use crate::state::state::named_pins::{NamedPin, named_blocks};
-use crate::transitions::in_flight::num_finished;
+use crate::transitions::in_flight::{is_unfinished, num_finished};
 use crate::transitions::prefix_lookup::{found_length, needed, needed_tails};
 use crate::transitions::unconfirmed_loads::is_unconfirmed;
 use crate::types::errors::{Error, check_count};
 use crate::types::ids::{BlockId, Row};
+use crate::types::keys::Key;
 
 /// Hold blocks that have an owner or a key, once per occurrence in the list.
 ///
@@ -100,47 +101,63 @@ fn prefix(state: &State, row: Row, count: i64) -> Result<(u32, Vec<BlockId>), Er
         let before = state.batch.scheduled.get(row).map(|record| record.num_computed_before);
         finished = num_finished(state, row).min(before.unwrap_or(u32::MAX));
     }
-    let most = u32::try_from(count).unwrap_or(u32::MAX).min(finished);
-    let length = found_length(state, request, most);
-    if length == 0 {
-        let part = if state.has_tails { "part of a block" } else { "whole block" };
-        let reason = match config.enable_caching {
-            true => format!("{finished} are computed, and no {part} of them is found"),
-            false => "prefix caching is off".to_owned(),
-        };
+    let mut most = u32::try_from(count).unwrap_or(u32::MAX).min(finished);
+    let part = if state.has_tails { "part of a block" } else { "whole block" };
+    let mut reason = format!("{finished} are computed, and no {part} of them is found");
+    let (length, found) = loop {
+        let length = found_length(state, request, most);
+        let found = needed_blocks(state, row, length);
+        let is_late = |&&(block, key, _): &&(BlockId, Key, u32)| is_unfinished(state, block, &key);
+        let late = found.iter().filter(is_late).map(|&(block, _, end)| (end, block)).min();
+        let Some((end, BlockId(block))) = late else { break (length, found) };
+        most = length.min(end) - 1;
+        reason = format!("block {block} is found, but an unfinished batch may withdraw its key");
+    };
+    if !config.enable_caching {
+        "prefix caching is off".clone_into(&mut reason);
+    } else if length > 0 {
+        // A chunk begins at their end.
+        reason = format!("a hit of {length} needs no block");
+    }
+    if found.is_empty() {
         return Err(Error::NothingToPin { request: request.name(), requested: count, reason });
     }
-    let mut blocks = Vec::new();
-    for (index, table) in (0..).zip(&request.tables) {
+    let mut blocks = Vec::with_capacity(found.len());
+    for (block, ..) in found {
+        if is_unconfirmed(state, block) {
+            return Err(Error::LoadUnconfirmed { block: i64::from(block.0) });
+        }
+        if !blocks.contains(&block) {
+            blocks.push(block);
+        }
+    }
+    Ok((length, blocks))
+}
+
+/// The blocks that a hit of a request's first tokens needs, each with the key under which it is
+/// found and the number of tokens that the key names.
+fn needed_blocks(state: &State, row: Row, length: u32) -> Vec<(BlockId, Key, u32)> {
+    let (config, request, mut found) = (&state.config, &state[row], Vec::new());
+    for (index, table) in (0..).zip(&request.tables).filter(|_| length > 0) {
+        let size = config.groups[index as usize].block_size;
         for position in needed(config, index, length).range() {
-            let key = match config.groups[index as usize].is_state() {
-                true => request.key_at(state.hash_block_size, index, length),
-                false => request.key(state.scales[index as usize], index, position),
+            let end = match config.groups[index as usize].is_state() {
+                true => length,
+                false => (position + 1) * size,
             };
+            let key = request.key_at(state.hash_block_size, index, end);
             let own = table[position as usize];
             let is_own = state.device.key(own) == Some(&key);
-            let found = if is_own { Some(own) } else { state.device.index.first(&key) };
-            blocks.push(found.expect("IDX-COMPLETE: the look-up has found it"));
+            let block = if is_own { Some(own) } else { state.device.index.first(&key) };
+            found.push((block.expect("IDX-COMPLETE: the look-up has found it"), key, end));
         }
-        let size = config.groups[index as usize].block_size;
         for end in needed_tails(config, index, length) {
             let key = request.key_at(state.hash_block_size, index, end);
             let own = table.get((end / size) as usize).copied();
             let own = own.filter(|&own| state.device.tail_keys(own).contains(&key));
-            let found = own.or_else(|| state.device.first_tail(&key));
-            let found = found.expect("IDX-COMPLETE: the look-up has found it");
-            if !blocks.contains(&found) {
-                blocks.push(found);
-            }
+            let block = own.or_else(|| state.device.first_tail(&key));
+            found.push((block.expect("IDX-COMPLETE: the look-up has found it"), key, end));
         }
     }
-    if blocks.is_empty() {
-        // A chunk begins at their end.
-        let reason = format!("a hit of {length} needs no block");
-        return Err(Error::NothingToPin { request: request.name(), requested: count, reason });
-    }
-    match blocks.iter().find(|&&block| is_unconfirmed(state, block)) {
-        Some(block) => Err(Error::LoadUnconfirmed { block: i64::from(block.0) }),
-        None => Ok((length, blocks)),
-    }
+    found
 }

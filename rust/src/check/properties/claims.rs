@@ -55,12 +55,15 @@ pub(crate) fn pins_alone(state: &State, block: BlockId) -> i64 {
 }
 
 /// PIN-HIT: if the prefix that a new pin covers was findable, it stays so when everything else that
-/// is cached is evicted.
+/// is cached is evicted; and until `evict_blocks`, a report or new weights, its blocks keep a key.
 pub(crate) fn pin_hit(made: &Made<'_>) -> Finding {
     let (Call::PinPrefix { pin, name, .. }, Value::Covered(length)) =
         (made.call, &made.outcome.value)
     else {
-        return Ok(());
+        return match made.call {
+            Call::EvictBlocks { .. } | Call::Rewind { .. } | Call::AdvanceEpoch => Ok(()),
+            call => keys_stay(made, call),
+        };
     };
     let Some(row) =
         name.row(made.before).filter(|&row| is_found(made.before, &made.before[row], *length))
@@ -78,4 +81,16 @@ pub(crate) fn pin_hit(made: &Made<'_>) -> Finding {
         return Ok(());
     }
     Err(format!("not all of the {length} tokens that pin {pin} covers are kept"))
+}
+
+fn keys_stay(made: &Made<'_>, call: &Call) -> Finding {
+    for (pin, held) in &made.before.named_pins {
+        let (had, has) = (&made.before.device, &made.after.device);
+        let is_lost = |block: &&BlockId| had.has_key(**block) && !has.has_key(**block);
+        if let Some(BlockId(block)) = held.blocks.iter().find(is_lost) {
+            let name = call.transition();
+            return Err(format!("{name} takes the keys of block {block}, which pin {pin:?} holds"));
+        }
+    }
+    Ok(())
 }
