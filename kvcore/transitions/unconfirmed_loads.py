@@ -55,14 +55,9 @@ def note_keyed(tx: Transaction, request_id: str, keyed: Sequence[tuple[int, int]
     tx.loads = tuple(loads)
 
 
-def note_tail(
-    tx: Transaction, request_id: str, block: int, end: int, *, had_key: bool, start: int = -1
-) -> None:
+def note_tail(tx: Transaction, request_id: str, block: int, end: int, *, had_key: bool) -> None:
     """Note that a block of a request got a tail key, with the position behind its last token. Of a
     block that had a key already, the greatest such position counts.
-
-    start: the position of the block's first token, if another request may have written what had a
-    key. It does not rest on a load from there or before, unless that was noted with the key.
     """
     loads = []
     for load in tx.loads:
@@ -71,7 +66,7 @@ def note_tail(
             known = [place for place, pair in enumerate(blocks) if pair[0] == block]
             for place in known:
                 blocks[place] = (block, max(end, blocks[place][1]))
-            if not known and load.first > start:
+            if not known:
                 blocks.append((block, end))
         loads.append(replace(load, blocks=tuple(blocks)))
     tx.loads = tuple(loads)

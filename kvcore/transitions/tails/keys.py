@@ -11,6 +11,8 @@ Twin: rust/src/transitions/tails/keys.rs.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from msgspec.structs import replace
 
 from kvcore.state.batch_records import PublishedKey, RequestEntry
@@ -38,11 +40,19 @@ def settle_tails(tx: Transaction, taken: OpenBatch) -> None:
     """Give the tail keys of the batch just taken, in the order of rows."""
     if not tx.config.has_tails or tx.config.publish == "completed":
         return
+    writers: dict[int, str] = {}  # which rest on other loads than a request that hits their blocks
+    for name, record in taken.scheduled.items() if tx.loads else ():
+        writers |= {item.block: name for item in record.unwritten}
     names = [name for name in taken.scheduled if name not in taken.delayed]
     for name in sorted(names, key=lambda name: tx.requests[name].row):
         request = tx.requests[name]
+
+        def wrote(group_id: int, position: int, request: RequestState = request) -> bool:
+            name = request.request_id
+            return writers.get(request.tables[group_id][position], name) == name
+
         before = taken.scheduled[name].num_computed_before
-        given = publish_tails(tx, request, before, request.num_accepted)
+        given = publish_tails(tx, request, before, request.num_accepted, wrote)
         if tx.in_flight and given:
             batch = tx.in_flight[-1]
             keys = batch.published_keys.extend(given)
@@ -80,15 +90,20 @@ def complete_tails(tx: Transaction, request: RequestState, made: RequestEntry, e
     copy that a later batch makes may be cancelled. made: the batch's entry of the request.
     """
     later = [*(batch.entries for batch in tx.in_flight), tx.entries]
-    wrote = None if all(request.request_id not in entries for entries in later) else made
-    publish_tails(tx, request, made.before, end, wrote)
+    is_latest = all(request.request_id not in entries for entries in later)
+    publish_tails(tx, request, made.before, end, None if is_latest else made.uses)
 
 
 def publish_tails(
-    tx: Transaction, request: RequestState, start: int, end: int, wrote: RequestEntry | None = None
+    tx: Transaction,
+    request: RequestState,
+    start: int,
+    end: int,
+    is_named: Callable[[int, int], bool] | None = None,
 ) -> list[PublishedKey]:
     """Make the parts of a request's blocks findable that end behind `start` tokens, up to `end`, at
-    most its computed ones; return the new keys. wrote: only of blocks that its forward pass used.
+    most its computed ones; return the new keys. is_named: whether a place (group, position) gets
+    some; by default all.
     """
     given: list[PublishedKey] = []
     if not tx.config.has_tails or tx.is_stale(request):
@@ -100,8 +115,8 @@ def publish_tails(
             size = group.block_size
             for position in range(start // size, -(-last // size)):
                 ends = max(start, position * size), min(last, (position + 1) * size - 1)
-                is_used = wrote is None or wrote.uses(group_id, position)
-                if ends[0] // unit < ends[1] // unit and is_used:
+                named = is_named is None or is_named(group_id, position)
+                if ends[0] // unit < ends[1] // unit and named:
                     block = request.tables[group_id][position]
                     given += _publish_parts(tx, request, (group_id, position), block, ends)
     return given
@@ -139,8 +154,7 @@ def _publish_parts(
     if tx.loads and given:
         unit = tx.config.hash_block_size
         last = (start // unit + 1 + keys.index(given[-1][1])) * unit
-        older = first if had_key else -1
-        note_tail(tx, request.request_id, block, last, had_key=had_key, start=older)
+        note_tail(tx, request.request_id, block, last, had_key=had_key)
     return given
 
 

@@ -56,16 +56,7 @@ pub(crate) fn note_keyed(state: &mut State, row: Row, keyed: &[(BlockId, u32)]) 
 
 /// Note that a block of a request got a tail key, with the position behind its last token. Of a
 /// block that had a key already, the greatest such position counts.
-///
-/// start: the position of the block's first token, if another request may have written what had a
-/// key. It does not rest on a load from there or before, unless that was noted with the key.
-pub(crate) fn note_tail(
-    state: &mut State,
-    row: Row,
-    (block, end): (BlockId, u32),
-    had_key: bool,
-    start: Option<u32>,
-) {
+pub(crate) fn note_tail(state: &mut State, row: Row, (block, end): (BlockId, u32), had_key: bool) {
     for load in &mut state.loads {
         let rests = load.reporter(row).counted > 0 && end > load.first;
         if !had_key {
@@ -73,7 +64,7 @@ pub(crate) fn note_tail(
         }
         match load.blocks.iter_mut().find(|(each, _)| *each == block) {
             Some((_, known)) if rests => *known = end.max(*known),
-            None if rests && Some(load.first) > start => load.blocks.push((block, end)),
+            None if rests => load.blocks.push((block, end)),
             _ => {}
         }
     }
