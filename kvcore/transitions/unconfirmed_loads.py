@@ -44,7 +44,13 @@ def note_owner(
 
 
 def note_keyed(tx: Transaction, request_id: str, keyed: Sequence[tuple[int, int]]) -> None:
-    """Note that blocks of a request got their keys; each with the position after its last token."""
+    """Note that blocks of a request got their keys, or that a batch owes them; each with the
+    position after its last token.
+    """
+    for block, end in keyed:
+        if tx.device.tail_keys(block):
+            note_tail(tx, request_id, block, end, had_key=True)
+    keyed = [pair for pair in keyed if not tx.device.tail_keys(pair[0])]
     names = {block for block, _ in keyed}
     loads = []
     for load in tx.loads:

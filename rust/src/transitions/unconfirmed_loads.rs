@@ -42,8 +42,12 @@ pub(crate) fn note_owner(state: &mut State, row: Row, blocks: &[BlockId], num_to
     }
 }
 
-/// Note that blocks of a request got their keys; each with the position behind its last token.
+/// Note that blocks of a request got their keys, or that a batch owes them; each with the position
+/// behind its last token.
 pub(crate) fn note_keyed(state: &mut State, row: Row, keyed: &[(BlockId, u32)]) {
+    let has_tails = |pair: &(BlockId, u32)| !state.device.tail_keys(pair.0).is_empty();
+    let (tailed, keyed): (Vec<_>, Vec<_>) = keyed.iter().copied().partition(has_tails);
+    tailed.into_iter().for_each(|pair| note_tail(state, row, pair, true));
     let names: HashSet<BlockId> = keyed.iter().map(|&(block, _)| block).collect();
     for load in &mut state.loads {
         load.blocks.retain(|(block, _)| !names.contains(block));
