@@ -191,8 +191,8 @@ LOADS_FAIL: dict[str, Profile] = {
     "flight-loads-again": Profile(
         "an external load that fails while its request loads again; two batches in flight",
         world(3, 1, 2, 2, "load", without=STAYING, **AGAIN),
-        239055,
-        1437398,
+        228524,
+        1355899,
         slow=True,
         backend="rust",
         shows=("call rewind: done", "command Load", "call complete_operation: done"),

@@ -309,7 +309,7 @@ TAILS: dict[str, Profile] = {
             without=("fork", "append", *LEFT),
             **FLYING,
         ),
-        *(42956, 148350),
+        *(38008, 129356),
         backend="rust",
         shows=(*SHOWS, "call rewind: done"),
         not_shown={"goal sharing": ALONE_THERE},
