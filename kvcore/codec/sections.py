@@ -155,6 +155,10 @@ def read_sections(source: Reader, state: State) -> State:
     for request in state.requests.values():
         if bool(request.extra_keys.embeds) != bool(request.extra_keys.num_rows):
             raise source.damaged("embeddings without a number of rows")
+    owed = {owed.block for batch in state.in_flight for owed in batch.owed}
+    resting = (block for load in state.loads for block, _ in load.blocks)
+    if not all(state.device.has_key(block) or block in owed for block in resting):
+        raise source.damaged("a block without a key rests on a load")
     if state.config.eviction == "retention":
         from kvcore.codec.retention_section import place_levels
 
@@ -173,8 +177,8 @@ def read_loads(source: Reader, state: State) -> State:
         if not names or None in names or len(set(names)) < len(names):
             raise source.damaged("a load does not belong to requests")
         held = {block for block, _ in blocks}
-        if not all(block < len(device.keys) and device.has_key(block) for block in held):
-            raise source.damaged("a block without a key rests on a load")
+        if not all(block < len(device.keys) for block in held):
+            raise source.damaged("a block that does not exist rests on a load")
         inside = all(
             first < most <= end and (not counted or first < counted <= most)
             for _, counted, most in ends

@@ -211,8 +211,9 @@ def in_flight(state: State) -> Iterator[str]:
 
 def unconfirmed(state: State) -> Iterator[str]:
     """UNCONFIRMED: an unconfirmed load belongs to a batch that may still fail; some known request
-    can report it; requests that rest on it count its tokens; its blocks have keys; and unless
-    duplicates are merged, each request that holds such a block after its start rests on it.
+    can report it; requests that rest on it count its tokens; its blocks have keys, or are owed
+    some by batches; and unless duplicates are merged, each request that holds such a block after
+    its start rests on it.
     """
     numbers = [batch.number for batch in state.in_flight] + [state.batch.number]
     if not state.config.max_in_flight:
@@ -248,8 +249,9 @@ def _wrong_in_load(state: State, load: UnconfirmedLoad) -> Iterator[str]:
     groups, fine = state.config.groups, state.config.hash_block_size
     has_parts = state.config.has_tails
     sizes = [fine if each.is_state or has_parts else each.block_size for each in groups]
+    owed = {owed.block for batch in state.in_flight for owed in batch.owed}
     for block, end in load.blocks:
-        if not state.device.has_key(block):
+        if not state.device.has_key(block) and block not in owed:
             yield f"block {block} rests on it, but has no key"
         if end <= load.first or all(end % size for size in sizes):
             yield f"block {block} rests on it, but ends at {end}"

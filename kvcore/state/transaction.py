@@ -167,6 +167,11 @@ class Transaction:
         """Return whether a request counts tokens computed with older weights."""
         return request.num_computed > 0 and request.epoch < self.epoch
 
+    def rests(self, block: int) -> bool:
+        """Return whether a block can rest on a load: it has a key, or a batch owes it one."""
+        owed = (owed.block for batch in self.in_flight for owed in batch.owed)
+        return self.device.has_key(block) or block in owed
+
     def tenant(self, request: RequestState) -> int:
         """Return the tenant for which a request takes blocks; 0 if it has no floor."""
         return self.config.tenant_of(request.extra_keys.cache_salt) if self.config.floors else 0
@@ -265,11 +270,11 @@ def _longer(items: PVector[T], more: list[T]) -> PVector[T]:
 
 
 def _keyed_only(tx: Transaction) -> tuple[UnconfirmedLoad, ...]:
-    """Return the loads without the blocks that lost their keys."""
-    if not any(isinstance(command, Evict | EvictAll) for command in tx.effects.commands):
+    """Return the loads without the blocks that lost their keys, and that no batch owes one."""
+    evicts = any(isinstance(command, Evict | EvictAll) for command in tx.effects.commands)
+    if not evicts and not tx.config.has_states:
         return tx.loads
-    has_key = tx.device.has_key
     return tuple(
-        replace(load, blocks=tuple(pair for pair in load.blocks if has_key(pair[0])))
+        replace(load, blocks=tuple(pair for pair in load.blocks if tx.rests(pair[0])))
         for load in tx.loads
     )

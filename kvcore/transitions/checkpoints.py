@@ -22,7 +22,7 @@ from kvcore.state.batch_records import BatchInFlight, OwedCheckpoint, PublishedK
 from kvcore.state.open_batch import OpenBatch
 from kvcore.state.state import RequestState
 from kvcore.state.transaction import Transaction
-from kvcore.transitions.in_flight import note_published_key, num_finished
+from kvcore.transitions.in_flight import give_back, note_published_key, num_finished
 from kvcore.transitions.unconfirmed_loads import note_keyed
 from kvcore.types.events import BlockStored
 
@@ -67,7 +67,7 @@ def settle_ends(tx: Transaction, taken: OpenBatch, stored: Stored) -> None:
                 batch = tx.in_flight[-1]
                 tx.in_flight[-1] = replace(batch, published_keys=batch.published_keys.extend(keys))
             continue
-        _owe(tx, len(tx.in_flight) - 1, found)
+        _owe(tx, request, count, len(tx.in_flight) - 1, found)
 
 
 def cache_state(tx: Transaction, request: RequestState, num_tokens: int, stored: Stored) -> None:
@@ -98,7 +98,8 @@ def publish_reached(tx: Transaction, request: RequestState, num_known: int, stor
             begun = (
                 name in each.entries and each.entries[name].before < count for each in tx.in_flight
             )
-            _owe(tx, max(index for index, writes in enumerate(begun) if writes), found)
+            last = max(index for index, writes in enumerate(begun) if writes)
+            _owe(tx, request, count, last, found)
             continue
         for block, key in publish_states(tx, request, count, found):
             note_published_key(tx, block, key)
@@ -138,12 +139,18 @@ def publish_states(
     return published
 
 
-def _owe(tx: Transaction, index: int, found: Sequence[OwedCheckpoint]) -> None:
-    """Let a batch in flight own checkpoints until it publishes them."""
+def _owe(
+    tx: Transaction, request: RequestState, count: int, index: int, found: Sequence[OwedCheckpoint]
+) -> None:
+    """Let a batch in flight own the checkpoints of a request after `count` tokens until it
+    publishes them.
+    """
     for owed in found:
         tx.device.touch(owed.block)
     batch = tx.in_flight[index]
     tx.in_flight[index] = replace(batch, owed=(*batch.owed, *found))
+    if tx.loads:
+        note_keyed(tx, request.request_id, [(owed.block, count) for owed in found])
 
 
 def publish_owed(tx: Transaction, batch: BatchInFlight) -> None:
@@ -151,16 +158,6 @@ def publish_owed(tx: Transaction, batch: BatchInFlight) -> None:
     for owed in batch.owed:
         _publish(tx, owed)
     tx.device.release([owed.block for owed in batch.owed])
-
-
-def give_back(tx: Transaction, is_lost: Callable[[OwedCheckpoint], bool]) -> None:
-    """Let the batches in flight give back checkpoints that they will not publish."""
-    for index, batch in enumerate(tx.in_flight):
-        lost = [owed.block for owed in batch.owed if is_lost(owed)]
-        if lost:
-            kept = tuple(owed for owed in batch.owed if not is_lost(owed))
-            tx.in_flight[index] = replace(batch, owed=kept)
-            tx.device.release(lost)
 
 
 def withdraw_states(tx: Transaction, request: RequestState, num_tokens: int) -> None:

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from kvcore.state.state import State
 from kvcore.state.transaction import Transaction, transition
+from kvcore.transitions.in_flight import give_back
 from kvcore.types.arguments import read_int
 from kvcore.types.config import MAX_EPOCH
 from kvcore.types.errors import EpochWentBack, InOpenBatch
@@ -39,8 +40,6 @@ def advance_epoch(state: State, epoch: int | None = None) -> Outcome[State, int]
         tx.batch = replace(tx.batch, starts_epoch=True)
         tx.device.start_epoch()
         if tx.config.has_states:
-            from kvcore.transitions.checkpoints import give_back  # few models have states
-
             give_back(tx, lambda _: True)
         tx.effects.announce(AllBlocksCleared())
         return number

@@ -10,10 +10,12 @@ changes tables, notes the blocks in use. Twin: rust/src/transitions/in_flight.rs
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from immutables import Map
 from msgspec.structs import replace
 
-from kvcore.state.batch_records import RequestEntry, in_order, next_order
+from kvcore.state.batch_records import OwedCheckpoint, RequestEntry, in_order, next_order
 from kvcore.state.state import RequestState
 from kvcore.state.transaction import Transaction
 
@@ -144,6 +146,16 @@ def is_unfinished(tx: Transaction, block: int, key: bytes) -> bool:
     if any((block, key) in published for published in batches):
         return True
     return any((item.block, item.key) == (block, key) for item in unwritten)
+
+
+def give_back(tx: Transaction, is_lost: Callable[[OwedCheckpoint], bool]) -> None:
+    """Let the batches in flight give back checkpoints that they will not publish."""
+    for index, batch in enumerate(tx.in_flight):
+        lost = [owed.block for owed in batch.owed if is_lost(owed)]
+        if lost:
+            kept = tuple(owed for owed in batch.owed if not is_lost(owed))
+            tx.in_flight[index] = replace(batch, owed=kept)
+            tx.device.release(lost)
 
 
 def num_finished(tx: Transaction, request: RequestState) -> int:

@@ -18,6 +18,7 @@ from msgspec.structs import replace
 
 from kvcore.state.batch_records import Reporter, UnconfirmedLoad
 from kvcore.state.transaction import Transaction
+from kvcore.transitions.in_flight import give_back
 from kvcore.types.config import NO_LIMIT
 from kvcore.types.keys import HASH_SIZE
 
@@ -193,11 +194,15 @@ def spoil_loads(tx: Transaction, request_ids: Sequence[str], num_tokens: int) ->
 
 
 def _withdraw(tx: Transaction, load: UnconfirmedLoad) -> UnconfirmedLoad:
-    """Withdraw the keys of what rests on a load past its end; return the load with what is left.
+    """Withdraw the keys of what rests on a load past its end, also those that batches owe; return
+    the load with what is left.
 
     Parts of a block that end at or before the end stay findable.
     """
     unit, left = tx.config.hash_block_size, dict[tuple[int, int], None]()
+    if tx.config.has_states:
+        spoilt_blocks = {block for block, end in load.blocks if end > load.end}
+        give_back(tx, lambda owed: owed.block in spoilt_blocks)
     for block, end in load.blocks:
         if end > load.end:
             kept = _kept_tails(tx, load, block, end)
@@ -205,7 +210,7 @@ def _withdraw(tx: Transaction, load: UnconfirmedLoad) -> UnconfirmedLoad:
             spoilt = [key for key in tx.device.tail_keys(block) if key not in kept]
             tx.device.withdraw_tails(block, spoilt)
             end = load.end // unit * unit
-        if end > load.first and tx.device.has_key(block):
+        if end > load.first and tx.rests(block):
             left[block, end] = None
     return replace(load, blocks=tuple(left))
 

@@ -255,7 +255,7 @@ def test_bytes_behind_a_state_and_other_formats_are_no_state(backend: Backend) -
         ({"first": 4}, "a load is not in canonical form"),
         ({"blocks": ((1, 2), (1, 4))}, "a load is not in canonical form"),
         ({"blocks": ((3, 6),)}, "a block without a key rests on a load"),
-        ({"blocks": ((8, 6),)}, "a block without a key rests on a load"),
+        ({"blocks": ((8, 6),)}, "a block that does not exist rests on a load"),
         ({"reporters": (Reporter("hits", 4, 4),), "batch": 5}, "UNCONFIRMED"),
         ({"reporters": (Reporter("loads", 2, 4),)}, "UNCONFIRMED"),
     ],

@@ -101,6 +101,12 @@ def m_child_does_not_rest_on_a_load(patcher: Patcher) -> None:
     patcher.replace(rewind, "check_held", nothing)
 
 
+@mutant("states-loads-completed", "LOAD-FAILED")
+def m_owed_state_outlives_its_load(patcher: Patcher) -> None:
+    """A state that a batch in flight owes gets its key although a load below it failed."""
+    patcher.replace(Transaction, "rests", lambda self, block: self.device.has_key(block))
+
+
 @mutant("loads-fail", "KV-READ", "LOAD-FAILED")
 def m_report_passes_by_the_host(patcher: Patcher) -> None:
     """A swapped request keeps counting tokens that a failed load did not bring."""

@@ -148,6 +148,23 @@ STATES: dict[str, Profile] = {
         backend="rust",
         shows=FAILED,
     ),
+    "states-loads-completed": Profile(
+        "recurrent states behind loads that fail, findable when their batch is completed",
+        world(
+            *(3, 1, 3, 3, "cancel"),
+            num_external=1,
+            loads_fail=True,
+            moves="calls",
+            max_in_flight=1,
+            publish="completed",
+            without=("append", "fork", *LEFT),
+            **ALONE,
+        ),
+        1905,
+        6324,
+        backend="rust",
+        shows=("call rewind: done",),
+    ),
     "states-external": Profile(
         "recurrent states that a connector brings, also behind those of the request",
         world(4, 1, 4, 4, num_external=2, moves="calls", without=("fork", *LEFT), **ALONE),

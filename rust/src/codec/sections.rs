@@ -196,6 +196,9 @@ pub(crate) fn read_sections(source: &mut Reader<'_>, state: &mut State) -> Resul
     if !state.requests().all(keys) {
         return Err(source.damaged("embeddings without a number of rows"));
     }
+    if state.loads.iter().any(|load| !load.blocks.iter().all(|&(block, _)| state.rests(block))) {
+        return Err(source.damaged("a block without a key rests on a load"));
+    }
     match state.config.eviction {
         Eviction::Retention => place_levels(source, state),
         _ => place_blocks(source, state),
@@ -217,10 +220,8 @@ fn read_loads(source: &mut Reader<'_>, state: &mut State) -> Result<(), Error> {
         if rows.is_empty() || rows.len() < reporters.len() || !rows.iter().all(is_known) {
             return Err(source.damaged("a load does not belong to requests"));
         }
-        let num_blocks = state.config.num_blocks;
-        let has_key = |block: u32| block < num_blocks && state.device.has_key(BlockId(block));
-        if !blocks.iter().all(|&(block, _)| has_key(block)) {
-            return Err(source.damaged("a block without a key rests on a load"));
+        if blocks.iter().any(|&(block, _)| block >= state.config.num_blocks) {
+            return Err(source.damaged("a block that does not exist rests on a load"));
         }
         let held: BTreeSet<u32> = blocks.iter().map(|&(block, _)| block).collect();
         let inside = |each: &Reporter| {
@@ -377,10 +378,10 @@ fn with_ends(state: &State) -> impl Iterator<Item = (u32, &ExtraKeys)> {
     keys.filter(|(_, keys)| keys.num_rows > 0 || keys.media_cut)
 }
 
-/// The blocks of a load that have a key.
+/// The blocks of a load that have a key, or that a batch owes one.
 pub(crate) fn keyed_only<'a>(
     state: &'a State,
     load: &'a UnconfirmedLoad,
 ) -> impl Iterator<Item = (BlockId, u32)> + 'a {
-    load.blocks.iter().copied().filter(|&(block, _)| state.device.has_key(block))
+    load.blocks.iter().copied().filter(|&(block, _)| state.rests(block))
 }

@@ -47,6 +47,12 @@ impl State {
         self.device.is_null(block)
     }
 
+    /// Whether a block can rest on a load: it has a key, or a batch owes it one.
+    pub(crate) fn rests(&self, block: BlockId) -> bool {
+        let mut owed = self.in_flight.iter().flat_map(|batch| &batch.owed);
+        self.device.has_key(block) || owed.any(|owed| owed.block == block)
+    }
+
     /// Whether the request in this row counts tokens that were computed with older weights.
     #[must_use]
     #[inline]

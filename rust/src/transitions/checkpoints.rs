@@ -16,7 +16,7 @@ use std::sync::Arc;
 
 use crate::state::batch_records::{BatchInFlight, OwedCheckpoint};
 use crate::state::state::State;
-use crate::transitions::in_flight::{note_published_key, num_finished};
+use crate::transitions::in_flight::{give_back, note_published_key, num_finished};
 use crate::transitions::unconfirmed_loads::note_keyed;
 use crate::types::config::{Duplicates, Publish};
 use crate::types::groups::Group;
@@ -81,7 +81,8 @@ pub(crate) fn settle_ends(
             };
             let event = event_of(state, row, count, group_id, stored);
             if waits {
-                owe(state, state.in_flight.len() - 1, OwedCheckpoint { block, key, event });
+                let owed = OwedCheckpoint { block, key, event };
+                owe(state, (row, count), state.in_flight.len() - 1, owed);
             } else if publish_of(state, row, count, (block, &key, event.as_deref()))
                 && let Some(batch) = state.in_flight.last_mut()
             {
@@ -124,7 +125,7 @@ pub(crate) fn publish_reached(state: &mut State, row: Row, num_known: u32, store
         let index = state.in_flight.iter().rposition(writes).expect("IN-FLIGHT: one computes it");
         for group_id in 0..state.config.groups.len() as u32 {
             if let Some(owed) = checkpoint(state, row, count, (group_id, false), stored) {
-                owe(state, index, owed);
+                owe(state, (row, count), index, owed);
             }
         }
     }
@@ -212,10 +213,14 @@ fn publish_of(
     is_keyed
 }
 
-/// Let a batch in flight own a checkpoint until it publishes it.
-fn owe(state: &mut State, index: usize, owed: OwedCheckpoint) {
-    state.device.touch(owed.block, &mut state.effects);
+/// Let a batch in flight own a request's checkpoint after `count` tokens until it publishes it.
+fn owe(state: &mut State, (row, count): (Row, u32), index: usize, owed: OwedCheckpoint) {
+    let block = owed.block;
+    state.device.touch(block, &mut state.effects);
     Arc::make_mut(&mut state.in_flight[index]).owed.push(owed);
+    if !state.loads.is_empty() {
+        note_keyed(state, row, &[(block, count)]);
+    }
 }
 
 /// Make the checkpoints of a completed batch findable, and give back its blocks.
@@ -224,17 +229,6 @@ pub(crate) fn publish_owed(state: &mut State, batch: &BatchInFlight) {
         publish(state, owed.block, &owed.key, owed.event.as_deref());
     }
     state.device.release(batch.owed.iter().map(|owed| owed.block), &mut state.effects);
-}
-
-/// Let the batches in flight give back checkpoints that they will not publish.
-pub(crate) fn give_back(state: &mut State, is_lost: impl Fn(&OwedCheckpoint) -> bool) {
-    let State { in_flight, device, effects, .. } = state;
-    for batch in in_flight.iter_mut().filter(|batch| batch.owed.iter().any(&is_lost)) {
-        let owed = &mut Arc::make_mut(batch).owed;
-        let lost = owed.iter().filter(|&owed| is_lost(owed)).map(|owed| owed.block);
-        device.release(lost, effects);
-        owed.retain(|owed| !is_lost(owed));
-    }
 }
 
 /// Withdraw the keys of a request's states after more than num_tokens tokens, wherever they are:

@@ -8,7 +8,7 @@
 //! Twin: kvcore/transitions/epochs.py.
 
 use crate::state::state::State;
-use crate::transitions::checkpoints::give_back;
+use crate::transitions::in_flight::give_back;
 use crate::types::config::MAX_EPOCH;
 use crate::types::errors::{Error, Field};
 use crate::types::events::News;

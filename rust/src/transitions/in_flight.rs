@@ -13,7 +13,9 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 
 use crate::mutants::{Mutant, seeded};
-use crate::state::batch_records::{RequestEntries, RequestEntry, TableCell, next_order};
+use crate::state::batch_records::{
+    OwedCheckpoint, RequestEntries, RequestEntry, TableCell, next_order,
+};
 use crate::state::state::State;
 use crate::state::table_edit::remove_places;
 use crate::types::groups::Group;
@@ -166,6 +168,17 @@ pub(crate) fn is_unfinished(state: &State, block: BlockId, key: &Key) -> bool {
     let published = taken.chain([&batch.published_keys]).flatten().map(|(at, of)| (at, of));
     let unwritten = batch.scheduled.values().flat_map(|record| batch.unwritten_of(record));
     published.chain(unwritten.map(|item| (&item.block, &item.key))).any(|x| x == (&block, key))
+}
+
+/// Let the batches in flight give back checkpoints that they will not publish.
+pub(crate) fn give_back(state: &mut State, is_lost: impl Fn(&OwedCheckpoint) -> bool) {
+    let State { in_flight, device, effects, .. } = state;
+    for batch in in_flight.iter_mut().filter(|batch| batch.owed.iter().any(&is_lost)) {
+        let owed = &mut Arc::make_mut(batch).owed;
+        let lost = owed.iter().filter(|&owed| is_lost(owed)).map(|owed| owed.block);
+        device.release(lost, effects);
+        owed.retain(|owed| !is_lost(owed));
+    }
 }
 
 /// Tokens of a request, drafts aside, that no batch computes any more.

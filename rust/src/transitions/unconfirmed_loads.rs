@@ -14,6 +14,7 @@ use hashbrown::HashSet;
 
 use crate::state::batch_records::{Reporter, UnconfirmedLoad};
 use crate::state::state::State;
+use crate::transitions::in_flight::give_back;
 use crate::types::ids::{BlockId, Row};
 use crate::types::keys::Key;
 
@@ -191,11 +192,15 @@ pub(crate) fn spoil_loads(state: &mut State, rows: &[Row], num_tokens: u32) {
     state.loads = loads;
 }
 
-/// Withdraw the keys of what rests on a load past its end.
+/// Withdraw the keys of what rests on a load past its end, also those that batches owe.
 ///
 /// Parts of a block that end at or before the end stay findable.
 fn withdraw(state: &mut State, load: &mut UnconfirmedLoad) {
     let (mut left, mut met) = (Vec::new(), HashSet::new());
+    if state.has_states {
+        let is_spoilt = |&(block, end): &(BlockId, u32), at| block == at && end > load.end;
+        give_back(state, |owed| load.blocks.iter().any(|pair| is_spoilt(pair, owed.block)));
+    }
     for (block, mut end) in std::mem::take(&mut load.blocks) {
         if end > load.end {
             let kept = kept_tails(state, load, (block, end));
@@ -206,7 +211,7 @@ fn withdraw(state: &mut State, load: &mut UnconfirmedLoad) {
             device.withdraw_tails(block, &spoilt, effects);
             end = load.end / state.hash_block_size * state.hash_block_size;
         }
-        if end > load.first && state.device.has_key(block) && met.insert((block, end)) {
+        if end > load.first && state.rests(block) && met.insert((block, end)) {
             left.push((block, end));
         }
     }

@@ -94,8 +94,9 @@ pub(crate) fn in_flight(state: &State, _: &mut Scratch) -> Finding {
 }
 
 /// UNCONFIRMED: an unconfirmed load belongs to a batch that may still fail; some known request can
-/// report it; requests that rest on it count its tokens; its blocks have keys; and unless
-/// duplicates are merged, each request that holds such a block after its start rests on it.
+/// report it; requests that rest on it count its tokens; its blocks have keys, or are owed some by
+/// batches; and unless duplicates are merged, each request that holds such a block after its start
+/// rests on it.
 pub(crate) fn unconfirmed(state: &State, _: &mut Scratch) -> Finding {
     let open = state.batch.number;
     let may_fail = |number: u64| match state.config.max_in_flight {
