@@ -182,8 +182,10 @@ def move_tails(
     tx: Transaction, request: RequestState, place: tuple[int, int], block: int, older: int
 ) -> None:
     """Give the tail keys of a block at a place (group, position) of a request's table to the older
-    block with the same content.
+    block with the same content, unless the block has other owners, such as pins.
     """
+    if tx.device.ref_counts[block] > 1:
+        return
     group_id, position = place
     size = tx.config.groups[group_id].block_size
     tx.device.withdraw_tails(block, tx.device.tail_keys(block))

@@ -218,14 +218,14 @@ fn num_shorter(
 }
 
 /// Give the tail keys of a block at a place of a request's table to the older block with the same
-/// content.
+/// content, unless the block has other owners, such as pins.
 pub(crate) fn move_tails(
     state: &mut State,
     row: Row,
     (group_id, position): (u32, u32),
     (block, older): (BlockId, BlockId),
 ) {
-    if !state.has_tails {
+    if !state.has_tails || state.device.ref_count(block) > 1 {
         return;
     }
     let size = state.config.groups[group_id as usize].block_size;
