@@ -194,11 +194,11 @@ def _merge(tx: Transaction, merge: Merge) -> None:
         return
     older = tx.device.index.first(merge.key)
     if older is None:
+        end = (merge.position + 1) * size
         tx.device.publish(merge.block, merge.key)
         if tx.loads:
-            end = (merge.position + 1) * size
             note_keyed(tx, merge.request_id, [(merge.block, end)])
-        if tx.config.publish == "scheduled":
+        if tx.config.publish == "scheduled" and end > num_finished(tx, request):
             note_published_key(tx, merge.block, merge.key)
         tx.effects.announce(stored(tx, request, merge.group_id, merge.position, merge.position + 1))
         return

@@ -202,12 +202,13 @@ fn apply_merge(state: &mut State, merge: &Merge) {
     }
     let (group_id, position) = (merge.group_id, merge.position);
     let Some(older) = state.device.index.first(&merge.key) else {
+        let end = (position + 1) * size;
         state.device.publish(merge.block, merge.key);
         state.device.note_computed(merge.block, 0);
         if !state.loads.is_empty() {
-            note_keyed(state, row, &[(merge.block, (position + 1) * size)]);
+            note_keyed(state, row, &[(merge.block, end)]);
         }
-        if state.config.publish == Publish::Scheduled {
+        if state.config.publish == Publish::Scheduled && end > num_finished(state, row) {
             note_published_key(state, merge.block, merge.key);
         }
         announce_stored(state, row, group_id, (position, position + 1));
