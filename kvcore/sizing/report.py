@@ -291,6 +291,8 @@ def _size_lines(report: SizeReport) -> list[tuple[str, str]]:
     token = _count(report.token_bytes, "byte")
     if report.lasting_token_bytes != report.token_bytes:
         token += f", {report.lasting_token_bytes:,} once every window has passed it"
+    if report.context_parallel > 1:
+        token += ", on a rank that keeps all of it"
     page = config.groups[0].spec.page_bytes
     slots = _count(config.num_slots, "layer")
     blocks = _count(config.num_blocks, "block")

@@ -89,7 +89,9 @@ def test_the_command_says_what_each_rank_keeps(capsys: pytest.CaptureFixture[str
     arguments = [str(CONFIGS / "gemma-3-27b.json"), "--memory", "80GiB", "--context-parallel", "2"]
     assert main(arguments) == 0
     line = "each with 16 tokens of a block of full attention, all with the same of the others"
-    assert f"ranks      2, {line}; sizes below are of one rank\n" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert f"ranks      2, {line}; sizes below are of one rank\n" in said
+    assert ", on a rank that keeps all of it\n" in said
     assert main([*arguments, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["context_parallel"] == 2
 
