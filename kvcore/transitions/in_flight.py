@@ -15,7 +15,13 @@ from collections.abc import Callable
 from immutables import Map
 from msgspec.structs import replace
 
-from kvcore.state.batch_records import OwedCheckpoint, RequestEntry, in_order, next_order
+from kvcore.state.batch_records import (
+    OwedCheckpoint,
+    PublishedKey,
+    RequestEntry,
+    in_order,
+    next_order,
+)
 from kvcore.state.state import RequestState
 from kvcore.state.transaction import Transaction
 
@@ -139,13 +145,10 @@ def _without(entries: Map[str, RequestEntry], request_id: str) -> Map[str, Reque
     return Map({name: replace(each, order=at) for at, (name, each) in enumerate(left)})
 
 
-def is_unfinished(tx: Transaction, block: int, key: bytes) -> bool:
-    """Return whether an unfinished batch published a key, and may yet withdraw it."""
-    batches = (tx.published_keys, *(batch.published_keys for batch in tx.in_flight))
-    unwritten = (item for record in tx.scheduled.values() for item in record.unwritten)
-    if any((block, key) in published for published in batches):
-        return True
-    return any((item.block, item.key) == (block, key) for item in unwritten)
+def unfinished_keys(tx: Transaction) -> set[PublishedKey]:
+    """Return what unfinished batches published, and may yet withdraw."""
+    found = {(x.block, x.key) for record in tx.scheduled.values() for x in record.unwritten}
+    return found.union(tx.published_keys, *(batch.published_keys for batch in tx.in_flight))
 
 
 def give_back(tx: Transaction, is_lost: Callable[[OwedCheckpoint], bool]) -> None:

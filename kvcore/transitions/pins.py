@@ -15,7 +15,7 @@ from itertools import chain
 
 from kvcore.state.state import NamedPin, RequestState, State
 from kvcore.state.transaction import Transaction, transition
-from kvcore.transitions.in_flight import is_unfinished, num_finished
+from kvcore.transitions.in_flight import num_finished, unfinished_keys
 from kvcore.transitions.prefix_lookup import aligned, common_length, needed, needed_tails
 from kvcore.transitions.requests import is_text
 from kvcore.transitions.unconfirmed_loads import is_unconfirmed
@@ -128,9 +128,10 @@ def _prefix(
     most = min(count, finished, len(request.block_hashes) * config.hash_block_size)
     part = "part of a block" if config.has_tails else "whole block"
     reason = f"{finished} are computed, and no {part} of them is found"
+    unfinished = unfinished_keys(tx)
     while length := common_length(state, request, aligned(config, most), most):
         found = list(_needed_blocks(state, tx, request, length))
-        late = [(end, block) for block, key, end in found if is_unfinished(tx, block, key)]
+        late = [(end, block) for block, key, end in found if (block, key) in unfinished]
         if not late:
             break
         most = min(length, min(late)[0]) - 1

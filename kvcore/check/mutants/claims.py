@@ -56,7 +56,7 @@ def m_pin_of_a_prefix_misses_its_windows(patcher: Patcher) -> None:
 @mutant("prefix-pins-delays", "PIN-HIT", costs=ONLY_HITS)
 def m_pin_of_a_prefix_is_not_written(patcher: Patcher) -> None:
     """A pin of a prefix holds a block that the open batch writes for another request."""
-    patcher.replace(pins, "is_unfinished", lambda *_: False)
+    patcher.replace(pins, "unfinished_keys", lambda *_: set())
 
 
 @mutant("floors", "FLOOR", costs=LESS_KEPT)

@@ -10,11 +10,12 @@
 
 use std::sync::Arc;
 
+use hashbrown::HashSet;
 use smallvec::SmallVec;
 
 use crate::mutants::{Mutant, seeded};
 use crate::state::batch_records::{
-    OwedCheckpoint, RequestEntries, RequestEntry, TableCell, next_order,
+    OwedCheckpoint, PublishedKey, RequestEntries, RequestEntry, TableCell, next_order,
 };
 use crate::state::state::State;
 use crate::state::table_edit::remove_places;
@@ -161,13 +162,13 @@ pub(crate) fn forget_entries(state: &mut State, row: Row) {
     state.batch.entries.rows.remove(row);
 }
 
-/// Whether an unfinished batch published a key, and may yet withdraw it.
-pub(crate) fn is_unfinished(state: &State, block: BlockId, key: &Key) -> bool {
+/// What unfinished batches published, and may yet withdraw.
+pub(crate) fn unfinished_keys(state: &State) -> HashSet<PublishedKey> {
     let batch = &state.batch;
     let taken = state.in_flight.iter().map(|batch| &batch.published_keys);
-    let published = taken.chain([&batch.published_keys]).flatten().map(|(at, of)| (at, of));
     let unwritten = batch.scheduled.values().flat_map(|record| batch.unwritten_of(record));
-    published.chain(unwritten.map(|item| (&item.block, &item.key))).any(|x| x == (&block, key))
+    let published = taken.chain([&batch.published_keys]).flatten().copied();
+    published.chain(unwritten.map(|item| (item.block, item.key))).collect()
 }
 
 /// Let the batches in flight give back checkpoints that they will not publish.

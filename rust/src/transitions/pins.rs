@@ -10,7 +10,7 @@ use std::collections::HashSet;
 
 use crate::state::state::State;
 use crate::state::state::named_pins::{NamedPin, named_blocks};
-use crate::transitions::in_flight::{is_unfinished, num_finished};
+use crate::transitions::in_flight::{num_finished, unfinished_keys};
 use crate::transitions::prefix_lookup::{found_length, needed, needed_tails};
 use crate::transitions::unconfirmed_loads::is_unconfirmed;
 use crate::types::errors::{Error, check_count};
@@ -104,10 +104,11 @@ fn prefix(state: &State, row: Row, count: i64) -> Result<(u32, Vec<BlockId>), Er
     let mut most = u32::try_from(count).unwrap_or(u32::MAX).min(finished);
     let part = if state.has_tails { "part of a block" } else { "whole block" };
     let mut reason = format!("{finished} are computed, and no {part} of them is found");
+    let unfinished = unfinished_keys(state);
     let (length, found) = loop {
         let length = found_length(state, request, most);
         let found = needed_blocks(state, row, length);
-        let is_late = |&&(block, key, _): &&(BlockId, Key, u32)| is_unfinished(state, block, &key);
+        let is_late = |&&(block, key, _): &&(BlockId, Key, u32)| unfinished.contains(&(block, key));
         let late = found.iter().filter(is_late).map(|&(block, _, end)| (end, block)).min();
         let Some((end, BlockId(block))) = late else { break (length, found) };
         most = length.min(end) - 1;
