@@ -24,6 +24,7 @@ from kvcore.state.batch_records import (
 )
 from kvcore.state.state import RequestState
 from kvcore.state.transaction import Transaction
+from kvcore.types.errors import BeforeOpenBatch
 
 
 def note_request(
@@ -82,12 +83,16 @@ def lower_restored(tx: Transaction, request_id: str, num_tokens: int) -> None:
 
 def shift_starts(tx: Transaction, request_id: str, above: int, num_tokens: int) -> None:
     """Let batches begin earlier for a request that dropped positions to come before their first
-    one. above: the known tokens, before which nothing moves.
+    one. above: the known tokens, before which nothing moves. Raises BeforeOpenBatch if the open
+    batch keeps more positions than are left.
     """
     record = tx.scheduled.get(request_id)
-    if record is not None and record.num_computed_before > above:
+    if record is not None:
         before = max(above, record.num_computed_before - num_tokens)
-        kept = max(above, record.num_kept - num_tokens)
+        kept = record.num_kept - record.num_computed_before + before
+        left = tx.request(request_id).num_computed - num_tokens
+        if left < kept:
+            raise BeforeOpenBatch(request=request_id, num_kept=kept, requested=left)
         moved = replace(record, num_computed_before=before, num_kept=kept)
         tx.scheduled = tx.scheduled.set(request_id, moved)
     for index, batch in enumerate(tx.in_flight):

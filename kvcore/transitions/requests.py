@@ -94,7 +94,7 @@ def add_tokens(
     state groups the request then begins again, and output of later batches is out of date. batch:
     the one that sampled the tokens. Raises
     UnknownRequest, EmptyTokens, InvalidToken, UnsupportedBuffer, InvalidCount, DraftsPending,
-    InOpenBatch, BatchNotTaken, StaleOutput, OutputOutOfOrder, HitInOpenBatch.
+    InOpenBatch, BatchNotTaken, StaleOutput, OutputOutOfOrder, HitInOpenBatch, BeforeOpenBatch.
     """
 
     def change(tx: Transaction) -> None:

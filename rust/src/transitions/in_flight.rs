@@ -19,6 +19,7 @@ use crate::state::batch_records::{
 };
 use crate::state::state::State;
 use crate::state::table_edit::remove_places;
+use crate::types::errors::Error;
 use crate::types::groups::Group;
 use crate::types::ids::{BlockId, Row};
 use crate::types::keys::Key;
@@ -97,8 +98,14 @@ pub(crate) fn lower_restored(state: &mut State, row: Row, num_tokens: u32) {
 }
 
 /// Let batches begin earlier for a request that dropped positions to come before their first one.
-/// above: the known tokens, before which nothing moves.
-pub(crate) fn shift_starts(state: &mut State, row: Row, above: u32, num_tokens: u32) {
+/// above: the known tokens, before which nothing moves. Fails with BeforeOpenBatch if the open
+/// batch keeps more positions than are left.
+pub(crate) fn shift_starts(
+    state: &mut State,
+    row: Row,
+    above: u32,
+    num_tokens: u32,
+) -> Result<(), Error> {
     let moved = |before: u32| above.max(before.saturating_sub(num_tokens));
     let entries = |known: &mut RequestEntry| {
         if known.before > above {
@@ -106,11 +113,18 @@ pub(crate) fn shift_starts(state: &mut State, row: Row, above: u32, num_tokens: 
             known.restore = known.restore.min(known.before);
         }
     };
-    if let Some(record) = state.batch.scheduled.get_mut(row)
-        && record.num_computed_before > above
-    {
-        record.num_computed_before = moved(record.num_computed_before);
-        record.num_kept = moved(record.num_kept);
+    if let Some(record) = state.batch.scheduled.get(row) {
+        let before = moved(record.num_computed_before);
+        let kept = record.num_kept - record.num_computed_before + before;
+        let left = state[row].num_computed - num_tokens;
+        if left < kept {
+            let request = state[row].name();
+            let (num_kept, requested) = (i64::from(kept), i64::from(left));
+            return Err(Error::BeforeOpenBatch { request, num_kept, requested });
+        }
+        if let Some(record) = state.batch.scheduled.get_mut(row) {
+            (record.num_computed_before, record.num_kept) = (before, kept);
+        }
     }
     for batch in &mut state.in_flight {
         if batch.entries.get(row).is_some_and(|known| known.before > above) {
@@ -118,6 +132,7 @@ pub(crate) fn shift_starts(state: &mut State, row: Row, above: u32, num_tokens: 
         }
     }
     state.batch.entries.rows.get_mut(row).into_iter().for_each(entries);
+    Ok(())
 }
 
 /// Give a forked child its parent's entries, although no batch schedules it. A batch in flight uses

@@ -63,7 +63,8 @@ pub fn add_request(state: &mut State, request: Request<'_>) -> Result<Row, Error
 ///
 /// The last positions to come that were rejected are dropped first, at most all; beside state
 /// groups the request then begins again. Fails with UnknownRequest, EmptyTokens, InvalidCount,
-/// DraftsPending, InOpenBatch, BatchNotTaken, StaleOutput, OutputOutOfOrder, HitInOpenBatch.
+/// DraftsPending, InOpenBatch, BatchNotTaken, StaleOutput, OutputOutOfOrder, HitInOpenBatch,
+/// BeforeOpenBatch.
 pub fn add_tokens<'a>(
     state: &mut State,
     request_id: &str,
@@ -90,8 +91,9 @@ pub fn add_tokens<'a>(
         if to_come > 0 && state.has_states {
             begin_anew(state, row)?;
             (to_come, batch) = (0, None);
+        } else if to_come > 0 {
+            shift_starts(state, row, num_known, rejected.min(to_come))?;
         }
-        shift_starts(state, row, num_known, rejected.min(to_come));
         drop_positions(state, row, rejected);
     }
     if let Some(batch) = batch {
