@@ -171,10 +171,18 @@ def test_what_the_twin_finds_is_told_as_steps_of_the_core(monkeypatch: pytest.Mo
     assert names == ["add_request", "allocate_slots", "take_batch"]
 
 
-def test_encoders_in_flight_are_refused() -> None:
+@pytest.mark.parametrize("flying", [1, 0])
+def test_encoders_in_flight_are_refused(flying: int) -> None:
     groups = (Group(2), Group(2, kind="cross_attention"))
-    config = Config(4, groups=groups, null_block=False, enable_caching=False, max_in_flight=1)
-    where = World(config=config, num_requests=1, num_tokens=2, num_prompt=2, num_encoder=2)
+    config = Config(4, groups=groups, null_block=False, enable_caching=False, max_in_flight=flying)
+    where = World(
+        config=config,
+        num_requests=1,
+        num_tokens=2,
+        num_prompt=2,
+        num_encoder=2,
+        num_output_placeholders=1 - flying,
+    )
     with pytest.raises(ValueError, match="encoders are not explored with batches in flight"):
         check(where)
 

@@ -88,7 +88,7 @@ def check(
             raise ValueError("a scheduler of your own is Python's alone: leave backend out")
         what = attrs.evolve(what, moves=guarded(what.moves))
         symmetry = symmetry or Symmetry(requests=False)
-    if isinstance(what, World) and what.config.max_in_flight and crosses(what):
+    if isinstance(what, World) and flies(what) and crosses(what):
         raise ValueError("groups of encoders are not explored with batches in flight")
     both = backend == "both"
     if isinstance(what, World) and what.far is not None and backend != "python":
@@ -114,6 +114,11 @@ def check(
     if found is not None and checked.get(found.name) is not PROPERTIES.get(found.name):
         report.violation = attrs.evolve(found, own=checked.get(found.name))
     return report
+
+
+def flies(world: World) -> bool:
+    """Return whether the batches of a world are in flight, or its engine runs ahead."""
+    return world.config.max_in_flight > 0 or world.num_output_placeholders > 0
 
 
 def crosses(world: World) -> bool:
