@@ -42,6 +42,7 @@ BUGS: dict[str, tuple[str, str | None]] = {
     "ForkKeepsQuiet": ("fours", BEHIND),
     "QuietStepNotCounted": ("fours", None),
     "QuietStepNotAwaited": ("ahead-fours", None),
+    "QuietStepKeysNothing": ("ahead-delays", HITS),
     "HitsCostNothing": ("groups", None),
     "CacheWholePrompt": ("calls", BEHIND),
     "FullHit": ("cuts", None),

@@ -53,6 +53,8 @@ mutants! {
     QuietStepNotCounted,
     /// A token that changes counts alone is scheduled, and its output not awaited.
     QuietStepNotAwaited,
+    /// With keys on completion, a token that comes gives no key to a block that was skipped.
+    QuietStepKeysNothing,
     /// 16: hits in the free queue cost no capacity.
     HitsCostNothing,
     /// 37: full blocks are published though they are not yet computed.

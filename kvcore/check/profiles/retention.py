@@ -152,7 +152,7 @@ RETENTION: dict[str, Profile] = {
             **{**FLYING_SLOTS, **WISHES},
         ),
         3662,
-        10848,
+        11205,
         backend="rust",
         not_shown={"call allocate_slots: refused later": "one request never lacks a block"},
     ),

@@ -254,7 +254,7 @@ STATES: dict[str, Profile] = {
     "states-ahead": Profile(
         "recurrent states of tokens to come",
         world(5, 1, 4, 2, "truncate", **AHEAD),
-        *(6745, 13495),
+        *(6745, 13789),
         backend="rust",
         shows=SHOWS,
         not_shown=NEVER_REFUSED,
@@ -262,7 +262,7 @@ STATES: dict[str, Profile] = {
     "states-ahead-slots": Profile(
         "a recurrent state of each token to come, two batches in flight",
         world(4, 1, 3, 1, **{**FLYING, **SLOTS}),
-        *(2174, 6043),
+        *(2196, 6239),
         backend="rust",
         shows=SHOWS,
         not_shown={
@@ -273,7 +273,7 @@ STATES: dict[str, Profile] = {
     "states-ahead-moves": Profile(
         "recurrent states of tokens to come, two moves in a batch",
         world(4, 1, 3, 2, "unschedule", moves_per_batch=2, **AHEAD),
-        *(8404, 17633),
+        *(8404, 17778),
         backend="rust",
         shows=SHOWS,
         not_shown=NEVER_REFUSED,
@@ -281,7 +281,7 @@ STATES: dict[str, Profile] = {
     "states-ahead-flight": Profile(
         "recurrent states of tokens to come, a batch in flight",
         world(4, 1, 4, 1, "truncate", "cancel", **FLYING),
-        *(12506, 35419),
+        *(12506, 36447),
         backend="rust",
         shows=SHOWS,
         not_shown=NEVER_REFUSED,
@@ -289,14 +289,14 @@ STATES: dict[str, Profile] = {
     "states-ahead-two": Profile(
         "recurrent states of tokens to come, two batches in flight",
         world(4, 1, 3, 1, "cancel", **{**FLYING, "max_in_flight": 2}),
-        *(10927, 43156),
+        *(10927, 43762),
         backend="rust",
         shows=SHOWS,
     ),
     "states-ahead-three": Profile(
         "recurrent states, three outputs to come",
         world(5, 1, 5, 2, num_outputs=3, **AHEAD),
-        *(5377, 11912),
+        *(5377, 12450),
         backend="rust",
         shows=SHOWS,
         not_shown=NEVER_REFUSED,
@@ -304,7 +304,7 @@ STATES: dict[str, Profile] = {
     "states-ahead-completed": Profile(
         "recurrent states of tokens to come, findable when their batch is completed",
         world(4, 1, 3, 2, "truncate", "cancel", publish="completed", **FLYING),
-        *(6607, 18305),
+        *(6607, 18818),
         backend="rust",
         shows=SHOWS,
         not_shown=NEVER_REFUSED,
@@ -312,7 +312,7 @@ STATES: dict[str, Profile] = {
     "states-ahead-fork": Profile(
         "recurrent states, forks while output is to come",
         world(4, 2, 3, 2, **{**AHEAD, "without": LEFT}),
-        *(5817, 13681),
+        *(5817, 13988),
         backend="rust",
         shows=SHOWS,
     ),
@@ -325,7 +325,7 @@ STATES: dict[str, Profile] = {
             publish="completed",
             **{**FLYING, "without": ("fork", "free", *LEFT)},
         ),
-        *(7411, 23333),
+        *(7411, 23740),
         backend="rust",
         shows=SHOWS,
         not_shown={"goal abort in flight": "no request is freed"},
@@ -333,7 +333,7 @@ STATES: dict[str, Profile] = {
     "states-ahead-large": Profile(
         "recurrent states of tokens to come, two batches in flight; a larger one",
         world(5, 1, 4, 2, "truncate", "cancel", **{**FLYING, "max_in_flight": 2}),
-        *(469718, 1872314),
+        *(469718, 1883997),
         slow=True,
         backend="rust",
         shows=SHOWS,
@@ -345,7 +345,7 @@ STATES: dict[str, Profile] = {
             publish="completed",
             **{**FLYING, "max_in_flight": 2},
         ),
-        *(758897, 3062808),
+        *(758897, 3077930),
         slow=True,
         backend="rust",
         shows=SHOWS,
@@ -353,7 +353,7 @@ STATES: dict[str, Profile] = {
     "states-ahead-fork-large": Profile(
         "recurrent states, a batch in flight, forks while output is to come; a larger one",
         world(5, 2, 3, 1, "cancel", **{**FLYING, "without": LEFT}),
-        *(630101, 1989356),
+        *(647333, 2079350),
         slow=True,
         backend="rust",
         shows=SHOWS,

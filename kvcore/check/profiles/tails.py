@@ -128,7 +128,7 @@ TAILS: dict[str, Profile] = {
     "tails-ahead": Profile(
         "hits inside blocks of tokens to come",
         world(2, 2, 3, 1, num_output_placeholders=1, without=("fork", *LEFT), **ALONE),
-        *(4234, 9890),
+        *(4234, 10154),
         backend="rust",
         shows=SHOWS,
     ),

@@ -168,9 +168,13 @@ def _publishing(
     match call.name:
         case "allocate_slots" if not late and not call.options.get("delay_cache_blocks", False):
             yield call.args[0], state.requests[call.args[0]].num_accepted
-        case "append" if not late:
+        case "append":
             for name in read_ids(before, call.args[0])[: value.done]:
-                yield name, state.requests[name].num_accepted
+                fills = len(call.args) > 1 and before.requests[name].num_output_placeholders
+                if late and fills:
+                    yield name, _num_finished(state, name)
+                elif not late:
+                    yield name, state.requests[name].num_accepted
         case "add_tokens" if before.requests[call.args[0]].num_output_placeholders:
             name = call.args[0]
             yield name, _num_finished(state, name) if late else state.requests[name].num_accepted

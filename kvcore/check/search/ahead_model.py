@@ -5,17 +5,17 @@ The device is separate from the engine. It runs batches in order and keeps the t
 a pass feeds from the tokens that the passes before it sampled, accepts any number of its drafts,
 and samples one token more. So a pass that was planned behind drafts begins where the accepted ones
 end. The engine hands in the output of a batch at any moment after it was executed, oldest first for
-each request. Output must be taken unless its request was cut or scheduled anew since, under no
-number but its batch's (OUTPUT-ONCE), and a taken output must make the request's tokens equal to
-those that the device fed from. The slot of a rejected draft is undefined; when all taken batches
-are run on a copy, so are the slots of all positions that a pass may write and whose tokens are not
-known yet. With `max_in_flight=0` a batch
+each request, alone or by an append that schedules the next position. Output must be taken unless
+its request was cut or scheduled anew since, under no number but its batch's (OUTPUT-ONCE), and a
+taken output must make the request's tokens equal to those that the device fed from. The slot of a
+rejected draft is undefined; when all taken batches are run on a copy, so are the slots of all
+positions that a pass may write and whose tokens are not known yet. With `max_in_flight=0` a batch
 is done when it is executed. Twin: rust/src/check/search/ahead_model.rs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import product
 from typing import Any
@@ -26,8 +26,9 @@ from kvcore.check.names.in_flight import Node, Output, Pending, Unreported
 from kvcore.check.search.actions import Children, continuations, known_children
 from kvcore.check.search.core_model import Steps, follow
 from kvcore.check.search.flight_model import NOTHING, Ending, FlightModel, Sampled, Texts, fills
-from kvcore.check.search.moves import ahead_calls
+from kvcore.check.search.moves import ahead_calls, grows
 from kvcore.check.search.other_output import taken_instead
+from kvcore.check.search.outputs import followed, gives, oldest, sampled_by, without
 from kvcore.check.world.model import CheckedCall, Edge
 from kvcore.check.world.world import Move
 from kvcore.oracle.content_oracle import Pass
@@ -36,9 +37,8 @@ from kvcore.oracle.schedule import Write
 from kvcore.state.state import RequestState, State
 from kvcore.trace.calls import Call, Misuse
 from kvcore.types.errors import InvariantViolation
-from kvcore.types.values import Refused
+from kvcore.types.values import Appended
 
-CUTTING = ("truncate", "rewind")
 Closing = list[CheckedCall]
 
 
@@ -70,6 +70,8 @@ class AheadModel(FlightModel):
         for output in oldest(node.outputs):
             if output.text:
                 yield from self._guarded("output", (), partial(self._hand_in, node, output))
+                if not node.filled and self._is_appended(node.state, output):
+                    yield from self._guarded("append", (), partial(self._append, node, output))
 
     def check(self, node: Any) -> None:
         """Check a node as with batches in flight, except for tokens that are not sampled yet."""
@@ -257,17 +259,12 @@ class AheadModel(FlightModel):
         tokens = list(output.text[len(output.text) - output.num_new :])
         options = {"num_rejected": output.num_rejected, "batch": output.batch}
         after = self._call(start, Call("add_tokens", (name, tokens), options), closing)
-        value = closing[-1].outcome.value
-        refused = isinstance(value, Misuse)
-        self.notes["goal", "stale output"] += refused
-        if refused != output.stale:
-            self._complain(f"output of batch {output.batch} for {name!r} gives {value}")
+        self._check_taken(output, closing[-1])
+        refused = isinstance(closing[-1].outcome.value, Misuse)
         for other in () if refused else taken_instead(start, output, node.outputs):
             self._complain(f"output of batch {output.batch} is taken as that of {other}")
         pending = node.pending
         if not refused:
-            if tuple(after.requests[name].tokens) != output.text:
-                self._complain(f"{name!r} has other tokens than the device fed from")
             follow(schedule, closing[-1])
             self.checker.run_check(schedule.check, after)
             count = min(output.num_rejected, before.num_output_placeholders)
@@ -280,21 +277,43 @@ class AheadModel(FlightModel):
             writes=schedule.writes(),
             filled=node.filled or fills(start, after),
             pending=pending,
-            outputs=tuple(each for each in node.outputs if each is not output),
+            outputs=without(node.outputs, output),
         )
         return self._closed(is_made_stale, after, start)
+
+    def _is_appended(self, state: State, output: Output) -> bool:
+        """Return whether an engine can hand in an output by an append."""
+        one = output.num_new == 1 and not output.num_rejected
+        return one and grows(self.world, state, state.requests[output.request_id])
+
+    def _append(self, node: Node, output: Output, closing: Closing) -> Node:
+        """Hand in the output of a batch by an append, which schedules the position behind it, too.
+        Raises InvariantViolation (OUTPUT-ONCE).
+        """
+        args = ([output.request_id], [output.text[-1]])
+        self._call(node.state, Call("append", args, {"batch": output.batch}), closing)
+        value = closing[-1].outcome.value
+        self._check_taken(output, closing[-1])
+        if isinstance(value, Misuse) or value.done:
+            node = _pruned(attrs.evolve(node, outputs=without(node.outputs, output)))
+        return self._fill(node, (closing[-1],), self._is_full(node), closing)
+
+    def _check_taken(self, output: Output, step: CheckedCall) -> None:
+        """Raise InvariantViolation (OUTPUT-ONCE) unless a step took an output, or refused a stale
+        one.
+        """
+        name, value = output.request_id, step.outcome.value
+        refused = isinstance(value, Misuse)
+        self.notes["goal", "stale output"] += refused
+        if refused != output.stale:
+            self._complain(f"output of batch {output.batch} for {name!r} gives {value}")
+        taken = not refused and not (isinstance(value, Appended) and not value.done)
+        if taken and tuple(step.outcome.state.requests[name].tokens) != output.text:
+            self._complain(f"{name!r} has other tokens than the device fed from")
 
     def _complain(self, detail: str) -> None:
         if self.checker.counts("OUTPUT-ONCE"):
             raise InvariantViolation("OUTPUT-ONCE", detail)
-
-
-def oldest(outputs: Sequence[Output]) -> list[Output]:
-    """Return the first output of each request."""
-    found: dict[str, Output] = {}
-    for each in outputs:
-        found.setdefault(each.request_id, each)
-    return list(found.values())
 
 
 def fed_by_executed(batch: Pending, before: Sequence[Pending], texts: Texts) -> Iterator[str]:
@@ -315,46 +334,6 @@ def feed_next(pending: list[Pending], number: int, name: str, text: tuple[int, .
             if write.start >= len(batch.requests[name].tokens):
                 pending[at] = attrs.evolve(batch, feeds={**batch.feeds, name: text})
             return
-
-
-def gives(move: Call | Move, names: Container[str]) -> bool:
-    """Return whether a move gives one of these requests a token of the engine's own."""
-    if not isinstance(move, Call):
-        return False
-    given = move.args[0][0] if move.name == "append" else move.args[0] if move.args else None
-    return move.name in ("append", "add_tokens") and given in names
-
-
-def sampled_by(batch: Pending) -> Iterator[Output]:
-    """Yield the output to come of a batch, for the requests that it computes to the last token."""
-    for write in batch.writes:
-        samples = write.end >= len(batch.requests[write.request_id].tokens)
-        if samples and write.loaded < write.end:
-            yield Output(write.request_id, batch.number)
-
-
-def followed(outputs: tuple[Output, ...], step: CheckedCall) -> tuple[Output, ...]:
-    """Return the outputs after a call: those of a removed request are dropped, those of one that is
-    cut or scheduled anew are stale.
-    """
-    call, value = step.call, step.outcome.value
-    if isinstance(value, Misuse | Refused):
-        return outputs
-    if not call.args:
-        return outputs
-    name, stale = call.args[0], False
-    if call.name == "remove_request":
-        return tuple(each for each in outputs if each.request_id != name)
-    if call.name == "allocate_slots":
-        request = step.before.requests[name]
-        stale = request.num_computed < len(request.tokens)
-    elif call.name in CUTTING:
-        stale, name = True, name[0] if call.name == "rewind" else name
-    if not stale:
-        return outputs
-    return tuple(
-        attrs.evolve(each, stale=True) if each.request_id == name else each for each in outputs
-    )
 
 
 def pass_of(

@@ -129,19 +129,27 @@ def ahead_calls(world: World, state: State, awaited: Container[str]) -> Iterator
     most = world.num_output_placeholders
     for request in by_row(state):
         name, computed = request.request_id, request.num_computed
-        num_tokens, loads = len(request.tokens), request.num_loading > 0
-        if loads or request.drafts or request.status is Status.SWAPPED:
+        num_tokens = len(request.tokens)
+        if request.num_loading or request.drafts or request.status is Status.SWAPPED:
             continue
         if num_tokens > computed:
             known = schedule_all(state, request, world)
             for count in range(1, min(most - 1, world.num_tokens - num_tokens) + 1):
                 args = (name, known.args[1] + count, *known.args[2:])
                 yield Call("allocate_slots", args, {**known.options, TO_COME: count})
-        elif name in awaited and name not in state.batch.scheduled and any(request.tables):
-            if computed < world.num_tokens:
-                yield Call("append", ([name],))
+        elif name in awaited and grows(world, state, request):
+            yield Call("append", ([name],))
             for count in range(2, min(most, world.num_tokens - computed) + 1):
                 yield Call("allocate_slots", (name, count), {TO_COME: count})
+
+
+def grows(world: World, state: State, request: RequestState) -> bool:
+    """Return whether another position can be scheduled for a request whose tokens are all
+    computed.
+    """
+    computed, in_batch = request.num_computed, request.request_id in state.batch.scheduled
+    idle = any(request.tables) and not (request.num_loading or request.drafts or in_batch)
+    return idle and len(request.tokens) <= computed < world.num_tokens
 
 
 def _resume(world: World, state: State, request: RequestState) -> Iterator[Call]:

@@ -46,7 +46,8 @@ impl<'py> Stories<'py> {
                 vec![self.request.call((name.id(), tokens.clone()), Some(&brought))?]
             }
             Call::AllocateSlots(slots) => self.slots(slots, options)?,
-            Call::Append { name, token } => {
+            Call::Append { name, token, batch } => {
+                batch.map(|batch| options.set_item("batch", batch)).transpose()?;
                 let tokens = token.map(|token| self.list(vec![token])).transpose()?;
                 [self.ids(&[*name])?].into_iter().chain(tokens).collect()
             }

@@ -102,7 +102,7 @@ calls! {
     AddRequest { name: Name, tokens: Vec<u32>, kind: usize } = "add_request";
     RemoveRequest { name: Name } = "remove_request";
     AllocateSlots(Slots) = "allocate_slots";
-    Append { name: Name, token: Option<u32> } = "append";
+    Append { name: Name, token: Option<u32>, batch: Option<u64> } = "append";
     Fork { parent: Name, child: Name } = "fork";
     Free { name: Name } = "free";
     Truncate { name: Name, num_tokens: u32 } = "truncate";
@@ -130,6 +130,14 @@ calls! {
     Complete { batch: u64 } = "complete";
     Cancel { batch: u64 } = "cancel";
     Execute { batch: u64 } = "execute"; // by the runtime: no transition of the core
+}
+
+impl Call {
+    /// Append a token of the engine's own, or none.
+    #[must_use]
+    pub fn append(name: Name, token: Option<u32>) -> Self {
+        Call::Append { name, token, batch: None }
+    }
 }
 
 /// What a call gave.

@@ -231,7 +231,7 @@ fn publishing(made: &Made<'_>) -> SmallVec<[(Row, u32); 2]> {
             row(&slots.name).into_iter().map(accepted).collect()
         }
         Call::Append { name, .. } if !late => row(name).into_iter().map(accepted).collect(),
-        Call::AddTokens { name, .. } => {
+        Call::AddTokens { name, .. } | Call::Append { name, token: Some(_), .. } => {
             let fills = |row: &Row| before[*row].num_output_placeholders() > 0;
             row(name).into_iter().filter(fills).map(|row| (row, most(row))).collect()
         }

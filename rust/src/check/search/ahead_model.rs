@@ -6,7 +6,8 @@
 //! keeps the text of each request: a pass feeds from the tokens that the passes before it sampled,
 //! accepts any number of its drafts, and samples one token more. So a pass that was planned behind
 //! drafts begins where the accepted ones end. The engine hands in the output of a batch at any
-//! moment after it was executed, oldest first for each request. Output must be taken unless its
+//! moment after it was executed, oldest first for each request, alone or by an append that
+//! schedules the next position. Output must be taken unless its
 //! request was cut or scheduled anew since, under no number but its batch's (OUTPUT-ONCE), and must
 //! make the request's tokens those that the device fed from. A slot of a rejected draft holds
 //! rubbish; so do, if all that was taken is run on a copy, the slots of all positions that a
@@ -19,9 +20,9 @@ pub(crate) mod device;
 use crate::check::names::in_flight::{Node, Output, Pending, Texts, Unreported, fills};
 use crate::check::search::actions::{Children, Move, continuations, known_children};
 use crate::check::search::ahead_model::device::{Device, Ending, tokens_of};
-use crate::check::search::core_model::path::Path;
+use crate::check::search::core_model::path::{Path, Walk};
 use crate::check::search::flight_model::FlightModel;
-use crate::check::search::moves::ahead_calls;
+use crate::check::search::moves::{ahead_calls, grows};
 use crate::check::search::other_output::taken_instead;
 use crate::oracle::calls::{Call, Name, Sampled, Value};
 use crate::oracle::prefixes::Numbers;
@@ -287,20 +288,11 @@ impl FlightModel {
         let call = Call::AddTokens { name: output.name, tokens, output: Some(sampled) };
         let Node { state, schedule, .. } = &mut after;
         let value = self.core.call(start, state, schedule, &call)?.value;
-        let refused = matches!(value, Value::Misuse(_));
-        self.core.checker.notes.note_goal("stale output", refused);
-        if refused != output.stale {
-            let detail = format!("output of batch {} gives {value:?}", output.batch);
-            self.core.checker.checks.hear(Err(Violation::new("OUTPUT-ONCE", detail)))?;
-        }
-        if !refused {
+        self.check_taken(output, &value, &after.state)?;
+        if !matches!(value, Value::Misuse(_)) {
             for other in taken_instead(start, output, &node.outputs) {
                 let detail =
                     format!("output of batch {} is taken as that of {other}", output.batch);
-                self.core.checker.checks.hear(Err(Violation::new("OUTPUT-ONCE", detail)))?;
-            }
-            if after.state[output.row].tokens[..] != output.text[..] {
-                let detail = format!("{:?} has other tokens than the device fed from", output.name);
                 self.core.checker.checks.hear(Err(Violation::new("OUTPUT-ONCE", detail)))?;
             }
             self.core.checker.checks.hear(after.schedule.check(&after.state))?;
@@ -315,5 +307,57 @@ impl FlightModel {
         let mut after = self.closed(after, Some(start))?;
         after.prune();
         Ok(after)
+    }
+
+    /// Tell whether an engine can hand in an output by an append.
+    pub(crate) fn is_appended(&self, state: &State, output: &Output) -> bool {
+        let one = output.num_new == 1 && output.num_rejected == 0;
+        one && grows(&self.core.world, state, &state[output.row])
+    }
+
+    /// Hand in the output of a batch by an append, which schedules the position behind it, too.
+    /// Fails with OUTPUT-ONCE.
+    pub(crate) fn append_output(
+        &mut self,
+        node: &Node,
+        output: &Output,
+    ) -> Result<Node, Violation> {
+        let (start, mut left) = (&node.state, self.copy_of(node));
+        let mut path = self.core.path_from(start, &node.schedule);
+        path.schedule.resume(start);
+        let token = output.text.last().copied();
+        let call = Call::Append { name: output.name, token, batch: Some(output.batch) };
+        let value = self.core.call(start, &mut path.state, &mut path.schedule, &call)?.value;
+        self.check_taken(output, &value, &path.state)?;
+        if !matches!(&value, Value::Appended(appended) if appended.done == 0) {
+            left.outputs.retain(|each| each != output);
+            left.prune();
+        }
+        let full = self.is_full(&left);
+        let after = self.fill(&left, Some(&path), full);
+        self.core.spare.push(path);
+        self.reuse(left);
+        after
+    }
+
+    /// Fails with OUTPUT-ONCE unless a call took an output, or refused a stale one.
+    fn check_taken(
+        &mut self,
+        output: &Output,
+        value: &Value,
+        after: &State,
+    ) -> Result<(), Violation> {
+        let refused = matches!(value, Value::Misuse(_));
+        self.core.checker.notes.note_goal("stale output", refused);
+        let hear =
+            |detail| self.core.checker.checks.hear(Err(Violation::new("OUTPUT-ONCE", detail)));
+        if refused != output.stale {
+            hear(format!("output of batch {} gives {value:?}", output.batch))?;
+        }
+        let stays = matches!(value, Value::Appended(appended) if appended.done == 0);
+        if !(refused || stays) && after[output.row].tokens[..] != output.text[..] {
+            hear(format!("{:?} has other tokens than the device fed from", output.name))?;
+        }
+        Ok(())
     }
 }

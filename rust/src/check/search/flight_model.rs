@@ -115,6 +115,9 @@ impl FlightModel {
         }
         for output in oldest(&node.outputs) {
             self.edge("output", visit, |model| model.hand_in(node, output))?;
+            if !node.filled && self.is_appended(&node.state, output) {
+                self.edge("append", visit, |model| model.append_output(node, output))?;
+            }
         }
         Ok(())
     }
@@ -181,7 +184,12 @@ impl FlightModel {
     }
 
     /// Let some moves fill the open batch, and take it if it is not empty and there is room.
-    fn fill(&mut self, node: &Node, path: Option<&Path>, full: bool) -> Result<Node, Violation> {
+    pub(crate) fn fill(
+        &mut self,
+        node: &Node,
+        path: Option<&Path>,
+        full: bool,
+    ) -> Result<Node, Violation> {
         let start = &node.state;
         let (opened, schedule) =
             path.map_or((start, &node.schedule), |path| (&path.state, &path.schedule));

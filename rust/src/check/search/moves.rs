@@ -119,7 +119,7 @@ fn moves_of(
     let all = computed == num_tokens && num_tokens < world.num_tokens;
     if world.tries("append") && running && all && !is_scheduled(state, request) {
         let tokens = next_tokens(world, children, &request.tokens);
-        out.extend(tokens.map(|token| Move::Call(Call::Append { name, token: Some(token) })));
+        out.extend(tokens.map(|token| Move::Call(Call::append(name, Some(token)))));
     }
     let some = request.num_drafts() == 0 && num_tokens < world.num_tokens;
     if world.tries("add_tokens") && running && some {
@@ -176,12 +176,20 @@ pub(crate) fn ahead_calls(
                     ..known
                 })));
             }
-        } else if awaited(request) && request.holds_blocks() && !is_scheduled(state, request) {
-            let most = world.num_output_placeholders.min(world.num_tokens.saturating_sub(computed));
-            let one = (most > 0).then_some(Move::Call(Call::Append { name, token: None }));
-            out.extend(one.into_iter().chain((2..=most).map(slots)));
+        } else if awaited(request) && grows(world, state, request) {
+            let most = world.num_output_placeholders.min(world.num_tokens - computed);
+            out.push(Move::Call(Call::append(name, None)));
+            out.extend((2..=most).map(slots));
         }
     }
+}
+
+/// Tell whether another position can be scheduled for a request whose tokens are all computed.
+pub(crate) fn grows(world: &World, state: &State, request: &RequestState) -> bool {
+    let computed = request.num_computed;
+    let waits = request.num_loading > 0 || request.num_drafts() > 0;
+    let idle = request.holds_blocks() && !waits && !is_scheduled(state, request);
+    idle && request.num_tokens() <= computed && computed < world.num_tokens
 }
 
 /// Tell whether the open batch computes tokens of a request, so that none can have been sampled.

@@ -80,7 +80,7 @@ fn a_reset_of_what_is_held_and_a_shared_write_are_found() {
     assert_eq!(outcome_of(&run.state, &reset, Value::Flag(false), |_| ()), None);
     assert_eq!(outcome_of(&run.state, &reset, Value::Flag(true), |_| ()), Some("RESET"));
     run.call(&Call::Fork { parent: A, child: B });
-    let call = Call::Append { name: A, token: Some(6) };
+    let call = Call::append(A, Some(6));
     let appended = Appended { done: 1, ..Appended::default() };
     let found = outcome_of(&run.state, &call, Value::Appended(appended), |_| ());
     assert_eq!(found, Some("WRITE-EXCL"));

@@ -158,7 +158,7 @@ pub(crate) fn long_run(config: Config) -> Run {
     run.call(&Call::AllocateSlots(Slots::new(B, 2)));
     run.close();
     for token in [6, 7] {
-        run.call(&Call::Append { name: A, token: Some(token) });
+        run.call(&Call::append(A, Some(token)));
         run.close();
     }
     run.call(&Call::SwapOut { names: vec![B] });
@@ -171,7 +171,7 @@ pub(crate) fn long_run(config: Config) -> Run {
     run.allocate(A, 1);
     run.close();
     run.call(&Call::Truncate { name: B, num_tokens: 3 });
-    run.call(&Call::Append { name: B, token: Some(8) });
+    run.call(&Call::append(B, Some(8)));
     run.close();
     run
 }
@@ -232,7 +232,7 @@ fn a_copy_that_was_forgotten_is_found() {
     run.close();
     run.call(&Call::Fork { parent: A, child: B });
     run.close();
-    run.call(&Call::Append { name: B, token: Some(9) });
+    run.call(&Call::append(B, Some(9)));
     lose(&mut run, |each| matches!(each, Command::CopyOnWrite { .. }));
     assert_eq!(run.found(), "KV-READ");
 }
@@ -280,7 +280,7 @@ fn a_request_that_holds_more_than_its_cap_is_found() {
         run.call(&Call::AllocateSlots(Slots::new(A, 2)));
         run.close();
     }
-    run.call(&Call::Append { name: A, token: Some(9) });
+    run.call(&Call::append(A, Some(9)));
     run.state[Row(0)].tables[1].fill(BlockId(7));
     assert_eq!(run.found(), "CAP");
 }

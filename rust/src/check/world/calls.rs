@@ -74,8 +74,9 @@ fn make(state: &mut State, call: &Call, world: &World) -> Result<Value, Error> {
             let taken = allocate_slots(state, slots.name.id(), &slot_request(slots))?;
             admitted(taken, Value::Blocks)
         }
-        Call::Append { name, token } => {
-            let output = output_of(token.as_ref().map(slice::from_ref), None);
+        Call::Append { name, token, batch } => {
+            let sampled = batch.map(|batch| Sampled { batch, num_rejected: 0 });
+            let output = output_of(token.as_ref().map(slice::from_ref), sampled);
             Value::Appended(append(state, Requests::Ids(&[name.id()]), output)?)
         }
         Call::Fork { parent, child } => Value::Row(fork(state, parent.id(), child.id())?.0),

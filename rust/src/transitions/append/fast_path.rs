@@ -137,7 +137,8 @@ fn quiet_in_group(state: &State, group: &Group, table: &[BlockId], local: u32) -
 /// published: the blocks for which it is done.
 #[inline(always)]
 fn next_full(state: &State, group: &Group, published: u32) -> u32 {
-    if group.is_state() || !state.config.enable_caching {
+    let misses = seeded(Mutant::QuietStepKeysNothing) && !state.config.publishes_at_once();
+    if group.is_state() || !state.config.enable_caching || misses {
         return u32::MAX;
     }
     (published + 1).saturating_mul(group.block_size) - 1
