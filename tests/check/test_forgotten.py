@@ -7,6 +7,8 @@ and finds the same seeded bugs by the same properties, after as many calls.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,9 +18,14 @@ import pytest
 from kvcore import Config, Group
 from kvcore.check.mutants import MUTANTS, Mutant
 from kvcore.check.mutants.hunt import hunt
-from kvcore.check.names.forgotten import forget_overwritten
-from kvcore.check.names.in_flight import Node, Pending
+from kvcore.check.names import forgotten
+from kvcore.check.names.canonical import canonical
+from kvcore.check.names.forgotten import forget_overwritten, forget_texts
+from kvcore.check.names.in_flight import Node, Pending, name_of
+from kvcore.check.profiles.ahead import FLYING
+from kvcore.check.profiles.profile import world
 from kvcore.check.profiles.registry import PROFILES
+from kvcore.check.search.ahead_model import AheadModel
 from kvcore.check.search.report import Report
 from kvcore.check.search.search import check
 from kvcore.check.world.ghost import Ghost
@@ -31,6 +38,8 @@ from kvcore.types.errors import InvariantViolation
 from tests.conftest import need_twin
 
 CONFIG = Config(5, groups=(Group(1),), null_block=False, hash_seed=b"s", max_in_flight=2)
+Edges = dict[bytes, set[tuple[str, bytes]]]
+"""The edges of each node: the move, and the name of the node that it leads to."""
 HELD: dict[TierBlock, tuple[Any, ...]] = {("device", block): ((7, 0),) for block in (1, 2)}
 
 
@@ -97,13 +106,13 @@ def shown(report: Report) -> set[tuple[str, str]]:
 
 
 FOLDED = {
-    "ahead-leave": (739, 2_315),
-    "ahead-groups": (710, 2_308),
-    "ahead-drafts": (3_477, 10_935),
-    "ahead-loads": (2_480, 9_351),
-    "ahead-window": (8_319, 25_292),
-    "flight-swap": (4_510, 16_416),
-    "flight-window": (3_235, 9_161),
+    "ahead-leave": (486, 1_491),
+    "ahead-groups": (440, 1_392),
+    "ahead-drafts": (2_143, 6_492),
+    "ahead-loads": (1_246, 4_562),
+    "ahead-window": (5_757, 16_928),
+    "flight-swap": (2_735, 9_945),
+    "flight-window": (1_456, 4_114),
 }
 """The states and edges of named worlds that forget."""
 
@@ -127,6 +136,68 @@ def test_both_languages_forget_the_same(name: str) -> None:
     reports = [check(where, backend=backend, max_depth=depth) for backend in ("python", "rust")]
     assert reports[0].depths == reports[1].depths
     assert reports[0].num_edges == reports[1].num_edges
+
+
+class Unfolded(AheadModel):
+    """A world whose nodes forget, but have the names of worlds that do not."""
+
+    def name(self, node: Any) -> bytes:
+        """Return the whole name of a node."""
+        return canonical(node.state, self.prefixes, self.symmetry, partial(name_of, node))
+
+    def core_name(self, node: Any) -> bytes:
+        """Return the name of a node's state alone."""
+        return canonical(node.state, self.prefixes, self.symmetry)
+
+
+def test_nodes_of_one_folded_name_lead_to_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What folds is exact: it joins no nodes that the coarsest partition parts which tells the
+    core's states apart, and nodes whose edges lead to different classes.
+    """
+    where = forgetting(world(2, 1, 2, 1, "truncate", "cancel", **{**FLYING, "max_in_flight": 2}))
+    monkeypatch.setattr(forgotten, "forget_texts", lambda node: node)
+    model = Unfolded(where)
+    nodes, edges = explored(model)
+    monkeypatch.undo()
+    folded = AheadModel(where, full_keys=True)
+    folded.prefixes = model.prefixes
+    kinds = {name: model.core_name(node) for name, node in nodes.items()}
+    classes = coarsest(kinds, edges)
+    joined: dict[bytes, set[int]] = {}
+    for name, node in nodes.items():
+        joined.setdefault(folded.name(forget_texts(node)), set()).add(classes[name])
+    assert len(joined) < len(nodes)
+    assert all(len(each) == 1 for each in joined.values())
+
+
+def explored(model: AheadModel) -> tuple[dict[bytes, Any], Edges]:
+    """Return all nodes of a model by their names, and where their edges lead."""
+    nodes: dict[bytes, Any] = {model.name(model.start()): model.start()}
+    edges: Edges = {}
+    while waiting := [name for name in nodes if name not in edges]:
+        for name in waiting:
+            found = model.edges(nodes[name])
+            reached = [(each.name, model.name(each.node), each.node) for each in found]
+            edges[name] = {(move, key) for move, key, _ in reached}
+            for _, key, node in reached:
+                nodes.setdefault(key, node)
+    return nodes, edges
+
+
+def coarsest(kinds: Mapping[bytes, Any], edges: Edges) -> dict[bytes, int]:
+    """Return the classes of the coarsest partition that parts kinds of nodes, and nodes with edges
+    to different classes.
+    """
+    classes, num_classes = dict(kinds), 0
+    while len(set(classes.values())) > num_classes:
+        num_classes = len(set(classes.values()))
+        found = {
+            name: (kind, frozenset((move, classes[key]) for move, key in edges[name]))
+            for name, kind in classes.items()
+        }
+        numbers = {each: number for number, each in enumerate(dict.fromkeys(found.values()))}
+        classes = {name: numbers[each] for name, each in found.items()}
+    return classes
 
 
 def flies(mutant: Mutant) -> bool:

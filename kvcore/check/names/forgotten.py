@@ -5,12 +5,12 @@ Commands run in order, and the forward pass of a batch after its commands. A blo
 out, zeroed or copied to loses what it held; a table loses entries that are set or cut. If neither a
 copy nor a pass reads them before, nothing can, unless a cancel drops the commands: then what is
 unknown must not be read either, since it equals nothing. So states are folded, and none that breaks
-a property is lost.
+a property is lost. Texts on the device from which no pass can feed any more are forgotten, too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import attrs
 
@@ -18,6 +18,8 @@ from kvcore.check.names.in_flight import COPIES, Node
 from kvcore.oracle.content_oracle import FORGOTTEN, FORGOTTEN_REST, Tables
 from kvcore.oracle.contents import TierBlock
 from kvcore.types.commands import Allocate, Command, CutTable, SetTable, Zero
+
+Texts = Mapping[str, tuple[int, ...]]
 
 
 def forget_overwritten(node: Node) -> Node:
@@ -36,7 +38,22 @@ def forget_overwritten(node: Node) -> Node:
     kept = {
         place: slots for place, slots in node.contents.items() if not overwritten.get(place, False)
     }
-    return attrs.evolve(node, contents=kept, tables=tables)
+    return attrs.evolve(forget_texts(node), contents=kept, tables=tables)
+
+
+def forget_texts(node: Node) -> Node:
+    """Return a node without texts on the device from which no pass can feed: that needs an output
+    that was sampled and may still be taken, or, once a batch is cancelled, one of an older batch.
+    """
+    sampled = [each for each in node.outputs if each.text and not each.stale]
+
+    def fed(texts: Texts, before: int) -> Texts:
+        names = {each.request_id for each in sampled if each.batch < before}
+        return {name: text for name, text in texts.items() if name in names}
+
+    pending = [attrs.evolve(each, texts=fed(each.texts, each.number)) for each in node.pending]
+    texts = fed(node.texts, node.state.batch.number)
+    return attrs.evolve(node, texts=texts, pending=tuple(pending))
 
 
 def _follow(

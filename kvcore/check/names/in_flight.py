@@ -10,13 +10,13 @@ differ from the state's.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import attrs
 
 from kvcore.check.names.canonical import LOST, Name, Renaming
 from kvcore.check.world.ghost import Ghost
-from kvcore.oracle.content_oracle import FORGOTTEN, FORGOTTEN_REST, Tables
+from kvcore.oracle.content_oracle import FORGOTTEN, FORGOTTEN_REST, Tables, set_entry
 from kvcore.oracle.contents import Content, Contents, TierBlock
 from kvcore.oracle.schedule import Schedule, Write
 from kvcore.state.state import RequestState, State
@@ -29,6 +29,7 @@ from kvcore.types.commands import (
     EvictAll,
     Free,
     Load,
+    SetTable,
     Store,
     SwapIn,
     SwapOut,
@@ -38,6 +39,8 @@ from kvcore.types.errors import InvariantViolation
 
 OF_OWNERS = (Touch, Free, Evict, EvictAll)
 """Commands that change owners and findable blocks, but no memory."""
+OF_TABLES = (SetTable, CutTable)
+"""Commands that change the worker's tables."""
 COPIES = (CopyOnWrite, SwapOut, SwapIn, Store, Load)
 NUM_SPECIALS = 50
 """Exclusive bound of the numbers of contents that are not prefixes."""
@@ -207,24 +210,29 @@ def live(node: Node, wanted: Contents) -> Contents:
     return kept
 
 
-def name_of(node: Node, names: Renaming) -> Name:
-    """Return the part of a node's name that its state's name lacks."""
+def name_of(node: Node, names: Renaming, *, folds: bool = False) -> Name:
+    """Return the part of a node's name that its state's name lacks.
+
+    folds: name the tables that commands lead to, instead of the commands that change tables.
+    """
     name: Name = [len(node.pending), len(node.waiting), node.filled]
     for batch in node.waiting:
-        name += [len(batch.writes), *_commands(batch.commands, names)]
+        name += [len(batch.writes), *_commands(batch.commands, names, folds)]
         name += [batch.epoch] if node.state.epoch else []
         for write in batch.writes:
             name += _write(batch.requests[write.request_id], write, names)
     for batch in node.pending:
         name += sorted(_place(place, names) for place in batch.used)
         name.append(len(batch.before))
-    name += _open_batch(node, names)
+    name += _open_batch(node, names, folds)
     for tier, blocks in (("device", names.device), ("host", names.host)):
         for block in blocks.order():
             slots = node.contents.get((tier, block))  # type: ignore[arg-type] # a tier
             name += [0] if slots is None or not any(slots) else _slots(slots, names)
-    if node.waiting or len(node.state.batch.commands):
-        name += _mirror(node, names)
+    if folds:
+        name += _stages(node, names)
+    elif node.waiting or len(node.state.batch.commands):
+        name += _tables(node.tables, node.waiting, names)
     for request in names.order if node.loading or node.failed else ():
         for known in (node.loading, node.failed):
             name.append(1 + known.get(request.request_id, -1))
@@ -258,11 +266,14 @@ def _text(text: tuple[int, ...], names: Renaming) -> Name:
     return [len(text), *names.tree.names(letters)[-names.tree.width :]]
 
 
-def _open_batch(node: Node, names: Renaming) -> Name:
-    """Return the content of the open batch."""
+def _open_batch(node: Node, names: Renaming, folds: bool) -> Name:
+    """Return the content of the open batch. folds: only which requests' tables it changes."""
     state, batch = node.state, node.state.batch
     name = [len(node.writes), len(batch.scheduled), len(batch.merges)]
-    name += _commands(batch.commands, names)
+    name += _commands(batch.commands, names, folds)
+    if folds:
+        rows = {each.row for each in batch.commands if isinstance(each, OF_TABLES)}
+        name += [request.row in rows for request in names.order]
     for write in node.writes:
         name += _write(state.requests[write.request_id], write, names)
     for request in names.order if len(batch.scheduled) else ():
@@ -283,9 +294,10 @@ def _open_batch(node: Node, names: Renaming) -> Name:
     return name
 
 
-def _commands(commands: Iterable[Command], names: Renaming) -> Name:
-    """Return the commands that change memory, or tables of requests."""
-    counted = [_command(each, names) for each in commands if _counts(each, names)]
+def _commands(commands: Iterable[Command], names: Renaming, folds: bool) -> Name:
+    """Return the commands that change memory, or tables of requests. folds: memory alone."""
+    changing = [each for each in commands if not (folds and isinstance(each, OF_TABLES))]
+    counted = [_command(each, names) for each in changing if _counts(each, names)]
     return [len(counted), *(number for each in counted for number in each)]
 
 
@@ -340,17 +352,41 @@ def _slots(slots: tuple[Content, ...], names: Renaming) -> Name:
     return name
 
 
-def _mirror(node: Node, names: Renaming) -> Name:
-    """Return the worker's tables of requests and of the rows by which a batch writes."""
-    waiting = node.waiting
-    written = {b.requests[each.request_id].row for b in waiting for each in b.writes}
-    tables = sorted(
+def _stages(node: Node, names: Renaming) -> Name:
+    """Return the worker's tables now, after the commands of each batch that waits, and after those
+    of the open one; nothing if all are those of the state.
+    """
+    waiting, tables = node.waiting, dict(node.tables)
+    stages = [_tables(tables, waiting, names)]
+    commands: list[Iterable[Command]] = [batch.commands for batch in waiting]
+    for at, of_batch in enumerate([*commands, node.state.batch.commands]):
+        for command in of_batch:
+            if isinstance(command, OF_TABLES):
+                set_entry(tables, command)
+        stages.append(_tables(tables, waiting[at:], names))
+    if not waiting and stages[0] == stages[1] == _tables(own_tables(node.state), (), names):
+        return []
+    return [each for stage in stages for each in stage]
+
+
+def own_tables(state: State) -> Tables:
+    """Return the tables of a state's requests, by their rows."""
+    requests = state.requests.values()
+    return {
+        (each.row, at): tuple(table) for each in requests for at, table in enumerate(each.tables)
+    }
+
+
+def _tables(tables: Tables, batches: Sequence[Pending], names: Renaming) -> Name:
+    """Return the worker's tables of requests and of the rows by which these batches write."""
+    written = {b.requests[each.request_id].row for b in batches for each in b.writes}
+    known = sorted(
         (names.row(row), group_id, _table(table, names))
-        for (row, group_id), table in node.tables.items()
+        for (row, group_id), table in tables.items()
         if table and (row in written or names.has_request(row))
     )
-    name = [len(tables)]
-    for row, group_id, table in tables:
+    name = [len(known)]
+    for row, group_id, table in known:
         name += [row, group_id, len(table), *table]
     return name
 

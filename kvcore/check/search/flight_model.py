@@ -95,7 +95,7 @@ class FlightModel(CoreModel):
 
     def name(self, node: Any) -> bytes:
         """Return the canonical name of a node, or 128 bits of it."""
-        more = partial(name_of, node)
+        more = partial(name_of, node, folds=self.world.forgets_overwritten)
         name = canonical(node.state, self.prefixes, self.symmetry, more)
         return name if self._full_keys else fingerprint(name)
 

@@ -122,7 +122,7 @@ class World:
     planned before the output of the ones before them, which is handed in at any later moment.
     num_outputs: most outputs that such an engine has yet to hand in.
     forgets_overwritten: whether what a batch to come overwrites before anything reads it counts as
-    unknown, which folds states.
+    unknown, and commands that lead to the same tables as equal, which folds states.
     kinds_of_requests: extra keys and flags of new requests, each in turn. moves_per_batch: most
     moves between two `take_batch`. loads_fail: every load of external tokens also fails, from each
     of its tokens on. calls: names of the transitions to try. moves: "calls" tries each call by

@@ -360,8 +360,10 @@ impl Walk for FlightModel {
     }
 
     fn fingerprint(&mut self, node: &Node) -> Result<Fingerprint, Violation> {
-        let CoreModel { namer, prefixes, keys, .. } = &mut self.core;
-        let mut more = |names: &mut Renaming<'_>| flight_name::write(node, names);
+        let CoreModel { namer, prefixes, keys, world, .. } = &mut self.core;
+        let stages = world.forgets_overwritten.then(|| flight_name::stages(node));
+        let mut more =
+            |names: &mut Renaming<'_>| flight_name::write(node, stages.as_deref(), names);
         Ok(keys.of(namer.canonical_with(&node.state, prefixes, &mut more)?))
     }
 

@@ -7,7 +7,7 @@ use crate::oracle::contents::{Checked, Content, Ghost, Marks};
 use crate::oracle::prefixes::Prefixes;
 use crate::state::state::State;
 use crate::types::commands::{Command, Tier};
-use crate::types::ids::{BlockId, Row, Table};
+use crate::types::ids::{BlockId, Table};
 
 /// In the place of a table's entry that counts as unknown; no block has this number.
 pub(crate) const FORGOTTEN: BlockId = BlockId(u32::MAX);
@@ -102,18 +102,7 @@ impl Ghost {
             Command::Load { operation, key, block } => {
                 self.loads.push((operation, key, block, self.epoch));
             }
-            Command::SetTable { row, group_id, position, block } => {
-                let table = self.table_mut(row, group_id);
-                match table.get_mut(position as usize) {
-                    Some(entry) if *entry == FORGOTTEN_REST => {}
-                    Some(entry) => *entry = block,
-                    None => table.push(block),
-                }
-            }
-            Command::CutTable { row, group_id, length } => {
-                self.table_mut(row, group_id).truncate(length as usize);
-            }
-            _ => {}
+            _ => set_entry(&mut self.tables, self.groups.len(), command),
         }
         Ok(())
     }
@@ -142,16 +131,31 @@ impl Ghost {
         }
     }
 
-    fn table_mut(&mut self, row: Row, group_id: u32) -> &mut Table {
-        let at = row.index() * self.groups.len() + group_id as usize;
-        if self.tables.len() <= at {
-            self.tables.resize_with(at + 1, Table::new);
-        }
-        &mut self.tables[at]
-    }
-
     fn forget(&mut self, block: BlockId) {
         let first = self.first_slot((Tier::Device, block));
         self.contents[first..first + self.size].fill(Content::Unknown);
+    }
+}
+
+/// Apply a command to block tables; one that changes none does nothing.
+pub(crate) fn set_entry(tables: &mut Vec<Table>, num_groups: usize, command: &Command) {
+    let (Command::SetTable { row, group_id, .. } | Command::CutTable { row, group_id, .. }) =
+        *command
+    else {
+        return;
+    };
+    let at = row.index() * num_groups + group_id as usize;
+    if tables.len() <= at {
+        tables.resize_with(at + 1, Table::new);
+    }
+    let table = &mut tables[at];
+    match *command {
+        Command::SetTable { position, block, .. } => match table.get_mut(position as usize) {
+            Some(entry) if *entry == FORGOTTEN_REST => {}
+            Some(entry) => *entry = block,
+            None => table.push(block),
+        },
+        Command::CutTable { length, .. } => table.truncate(length as usize),
+        _ => {}
     }
 }

@@ -8,26 +8,27 @@ use smallvec::SmallVec;
 
 use crate::check::names::canonical::renaming::{LOST, Renaming};
 use crate::check::names::in_flight::{Node, Pending, in_flight};
-use crate::oracle::contents::mirror::{FORGOTTEN, FORGOTTEN_REST};
+use crate::oracle::contents::mirror::{FORGOTTEN, FORGOTTEN_REST, set_entry};
 use crate::oracle::contents::{Content, TierBlock};
 use crate::oracle::prefixes::Numbers;
 use crate::oracle::schedule::writes::Write;
 use crate::state::batch_records::in_order;
-use crate::state::state::NO_HOST_BLOCK;
+use crate::state::state::{NO_HOST_BLOCK, State};
 use crate::types::commands::{Command, Commands, Tier};
-use crate::types::ids::{BlockId, Row};
+use crate::types::ids::{BlockId, Row, Table};
 
 /// The names of contents that are not prefixes.
 const SPECIAL: [(Content, usize); 4] =
     [(Content::Unknown, 0), (Content::Rubbish, 1), (Content::Zeros, 2), (Content::Spoilt, 3)];
 
-/// Write the rest of a node's name. nodes: the numbers of the prefixes of each request of the
-/// state.
-pub(crate) fn write(node: &Node, names: &mut Renaming<'_>) {
+/// Write the rest of a node's name. stages: the tables that commands lead to, which are named
+/// instead of the commands that change tables.
+pub(crate) fn write(node: &Node, stages: Option<&[Vec<Table>]>, names: &mut Renaming<'_>) {
+    let folds = stages.is_some();
     names.put_all([node.pending.len(), node.waiting().count(), usize::from(node.filled)]);
     for batch in node.waiting() {
         names.put(batch.writes.len());
-        write_commands(&batch.commands, names);
+        write_commands(&batch.commands, names, folds);
         if node.state.epoch > 0 {
             names.put(batch.epoch as usize);
         }
@@ -37,10 +38,15 @@ pub(crate) fn write(node: &Node, names: &mut Renaming<'_>) {
         write_used(batch, names);
         names.put(batch.before.len());
     }
-    write_open_batch(node, names);
+    write_open_batch(node, names, folds);
     write_contents(node, names);
-    if node.has_commands_to_come() {
-        write_mirror(node, names);
+    match stages {
+        Some(stages) => write_stages(node, stages, names),
+        None if node.has_commands_to_come() => {
+            let tables = tables_named(node, &node.memory.tables, 0, names);
+            tables.into_iter().for_each(|number| names.put(number));
+        }
+        None => {}
     }
     for &row in names.order() {
         let row = Row(row as u32);
@@ -109,12 +115,16 @@ fn name_of((tier, block): TierBlock, names: &mut Renaming<'_>) -> usize {
     }
 }
 
-/// Write the content of the open batch.
-fn write_open_batch(node: &Node, names: &mut Renaming<'_>) {
+/// Write the content of the open batch. folds: only which requests' tables it changes.
+fn write_open_batch(node: &Node, names: &mut Renaming<'_>, folds: bool) {
     let (state, batch) = (&node.state, &node.state.batch);
     let counts = [node.schedule.writes().len(), batch.scheduled.keys().count(), batch.merges.len()];
     names.put_all(counts);
-    write_commands(&state.effects.commands, names);
+    write_commands(&state.effects.commands, names, folds);
+    for &row in names.order().iter().filter(|_| folds) {
+        let changes = |command: Command| table_changed(&command) == Some(Row(row as u32));
+        names.put(usize::from(state.effects.commands.iter().any(changes)));
+    }
     for each in node.schedule.writes() {
         let nodes = names.prefixes.nodes(&state[each.row], state.epoch_of(each.row));
         write_write(each, &[(each.row, nodes)], names);
@@ -150,9 +160,10 @@ fn write_open_batch(node: &Node, names: &mut Renaming<'_>) {
     }
 }
 
-/// Write the commands that change memory, or tables of requests.
-fn write_commands(commands: &Commands, names: &mut Renaming<'_>) {
+/// Write the commands that change memory, or tables of requests. folds: memory alone.
+fn write_commands(commands: &Commands, names: &mut Renaming<'_>, folds: bool) {
     let counts = |command: &Command, names: &Renaming<'_>| match *command {
+        _ if folds && table_changed(command).is_some() => false,
         Command::CutTable { row, length: 0, .. } => names.has_request(row),
         _ => true,
     };
@@ -161,6 +172,14 @@ fn write_commands(commands: &Commands, names: &mut Renaming<'_>) {
         if counts(&command, names) {
             write_command(&command, names);
         }
+    }
+}
+
+/// Return the row whose table a command changes.
+fn table_changed(command: &Command) -> Option<Row> {
+    match *command {
+        Command::SetTable { row, .. } | Command::CutTable { row, .. } => Some(row),
+        _ => None,
     }
 }
 
@@ -247,13 +266,56 @@ fn write_content(content: Content, names: &mut Renaming<'_>) {
     }
 }
 
-/// Write the worker's tables of requests and of the rows by which a batch writes.
-fn write_mirror(node: &Node, names: &mut Renaming<'_>) {
+/// Return the worker's tables now, after the commands of each batch that waits, and after those of
+/// the open one.
+pub(crate) fn stages(node: &Node) -> Vec<Vec<Table>> {
+    let (mut tables, num_groups) = (node.memory.tables.clone(), node.state.config.groups.len());
+    let mut stages = vec![tables.clone()];
+    let waiting = node.waiting().map(|batch| &batch.commands);
+    for commands in waiting.chain([&node.state.effects.commands]) {
+        commands.iter().for_each(|command| set_entry(&mut tables, num_groups, &command));
+        stages.push(tables.clone());
+    }
+    stages
+}
+
+/// Write the worker's tables at each stage; nothing if all are those of the state.
+fn write_stages(node: &Node, stages: &[Vec<Table>], names: &mut Renaming<'_>) {
+    let mut named: SmallVec<[SmallVec<[usize; 16]>; 4]> = SmallVec::new();
+    for (at, tables) in stages.iter().enumerate() {
+        named.push(tables_named(node, tables, at.saturating_sub(1), names));
+    }
+    let same = named.len() == 2 && named[0] == named[1];
+    if !same || named[0] != tables_named(node, &own_tables(&node.state), 0, names) {
+        named.iter().flatten().for_each(|&number| names.put(number));
+    }
+}
+
+/// Return the tables of a state's requests, by their rows.
+fn own_tables(state: &State) -> Vec<Table> {
+    let mut tables = Vec::new();
+    for request in &state.requests {
+        for group_id in 0..state.config.groups.len() {
+            let own = request.as_ref().map(|request| request.tables[group_id].clone());
+            tables.push(own.unwrap_or_default());
+        }
+    }
+    tables
+}
+
+/// Return the names of the worker's tables of requests and of the rows by which the batches that
+/// wait write, but for the first ones.
+fn tables_named(
+    node: &Node,
+    tables: &[Table],
+    first: usize,
+    names: &mut Renaming<'_>,
+) -> SmallVec<[usize; 16]> {
     let num_groups = node.state.config.groups.len();
-    let mut tables: SmallVec<[SmallVec<[usize; 8]>; 8]> = SmallVec::new();
-    for (at, table) in node.memory.tables.iter().enumerate().filter(|each| !each.1.is_empty()) {
+    let mut known: SmallVec<[SmallVec<[usize; 8]>; 8]> = SmallVec::new();
+    for (at, table) in tables.iter().enumerate().filter(|each| !each.1.is_empty()) {
         let row = Row((at / num_groups) as u32);
-        let mut writes = node.waiting().flat_map(|batch| &batch.writes);
+        let mut writes = node.waiting().skip(first).flat_map(|batch| &batch.writes);
         if !names.has_request(row) && !writes.any(|each| each.row == row) {
             continue;
         }
@@ -263,9 +325,8 @@ fn write_mirror(node: &Node, names: &mut Renaming<'_>) {
             FORGOTTEN_REST => LOST + 1,
             _ => names.device_name(block),
         }));
-        tables.push(said);
+        known.push(said);
     }
-    tables.sort_unstable();
-    names.put(tables.len());
-    tables.iter().flatten().for_each(|&number| names.put(number));
+    known.sort_unstable();
+    std::iter::once(known.len()).chain(known.into_iter().flatten()).collect()
 }

@@ -5,7 +5,8 @@
 //! commands. A block that is handed out, zeroed or copied to loses what it held; a table loses
 //! entries that are set or cut. If neither a copy nor a pass reads them before, nothing can, unless
 //! a cancel drops the commands: then what is unknown must not be read either, since it equals
-//! nothing. So states are folded and none that breaks a property is lost.
+//! nothing. So states are folded and none that breaks a property is lost. Texts on the device from
+//! which no pass can feed any more are forgotten, too.
 
 use smallvec::SmallVec;
 
@@ -42,6 +43,21 @@ pub(crate) fn forget_overwritten(node: &mut Node) {
         if first == First::Overwritten {
             slots.fill(Content::Unknown);
         }
+    }
+    forget_texts(node);
+}
+
+/// Forget texts on the device from which no pass can feed: that needs an output that was sampled
+/// and may still be taken, or, once a batch is cancelled, one of an older batch.
+fn forget_texts(node: &mut Node) {
+    let Node { outputs, texts, pending, .. } = node;
+    let sampled = |row: Row, before: u64| {
+        let mut fed = outputs.iter().filter(|each| !each.text.is_empty() && !each.stale);
+        fed.any(|each| each.row == row && each.batch < before)
+    };
+    texts.retain(|each| sampled(each.0, u64::MAX));
+    for batch in pending {
+        batch.texts.retain(|each| sampled(each.0, batch.number));
     }
 }
 
