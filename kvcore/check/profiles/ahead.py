@@ -209,7 +209,7 @@ RUN_AHEAD: dict[str, Profile] = {
     "ahead-groups-full": Profile(
         "two requests in a full and a windowed group, what is overwritten unread forgotten",
         world(6, 2, 5, 1, "truncate", "cancel", groups=(SLOT, WINDOW), **FORGETS, **FLYING),
-        *(810_545, 3_063_823),
+        *(422_208, 1_630_227),
         slow=True,
         backend="rust",
         shows=SHOWS,
@@ -258,7 +258,7 @@ RUN_AHEAD: dict[str, Profile] = {
     "ahead-fork-full": Profile(
         "forks and cuts of two requests of four tokens, what is overwritten unread forgotten",
         world(4, 2, 4, 1, "truncate", "cancel", **FORGETS, **{**FLYING, "without": LEFT}),
-        *(2_411_589, 9_667_019),
+        *(1_043_791, 4_207_179),
         slow=True,
         backend="rust",
         shows=SHOWS,
