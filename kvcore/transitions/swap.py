@@ -186,8 +186,8 @@ def move_out(tx: Transaction, counts: dict[str, int], targets: dict[int, int]) -
                 if block != NO_HOST_BLOCK:
                     owned.add(block)
             tables.append(pvector(ids))
-        loads = tx.loads
         settle_own_merges(tx, request_id)
+        loads = tx.loads
         cut_tables(tx, tx.request(request_id), 0)
         note_request(tx, request_id, 0, 0)
         moved = tx.request(request_id)

@@ -184,8 +184,8 @@ fn move_out(state: &mut State, counts: &[(Row, u32)], targets: &HashMap<BlockId,
                 host.touch(block, &mut state.host_effects);
             }
         }
-        let loads = (num_computed > 0).then(|| std::mem::take(&mut state.loads));
         settle_own_merges(state, row);
+        let loads = (num_computed > 0).then(|| std::mem::take(&mut state.loads));
         cut_tables(state, row, 0, 0);
         if let Some(loads) = loads {
             state.loads = loads;
