@@ -125,14 +125,20 @@ def withdraw(
             stays.append(item)
         elif tx.device.keys[item.block] == item.key:
             tx.device.unpublish_full(item.block)
-    merges = [each for each in tx.batch.merges if not is_unwritten(tx, each, num_tokens, request)]
-    tx.batch = replace(tx.batch, merges=pvector(merges))
+    drop_merges(tx, request, num_tokens)
     return pvector(stays)
 
 
+def drop_merges(tx: Transaction, request: RequestState, num_tokens: int) -> None:
+    """Forget the merges of a request's blocks past num_tokens, which are not written, or leave."""
+    if tx.batch.merges:
+        left = [x for x in tx.batch.merges if not is_unwritten(tx, x, num_tokens, request)]
+        tx.batch = replace(tx.batch, merges=pvector(left))
+
+
 def is_unwritten(tx: Transaction, merge: Merge, num_tokens: int, request: RequestState) -> bool:
-    """Return whether a merge waits for a block that a request will not write if it keeps num_tokens
-    tokens.
+    """Return whether a merge waits for a block that a request will not write, or gives back, if it
+    keeps num_tokens tokens.
     """
     end = (merge.position + 1) * tx.config.groups[merge.group_id].block_size
     return merge.request_id == request.request_id and end > num_tokens
@@ -153,6 +159,7 @@ def cut_tables(
         num_computed = num_tokens = 0
     if tx.loads:
         lower_counted(tx, request.request_id, num_computed)
+    drop_merges(tx, request, num_computed)
     edit, num_cached = TableEdit(tx, request), []
     for index, group in enumerate(tx.config.groups):
         table = request.tables[index]

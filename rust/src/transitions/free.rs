@@ -121,18 +121,27 @@ pub(crate) fn leave_open_batch(state: &mut State, row: Row) {
 
 /// Withdraw keys and merges of what the open batch writes for a request past num_tokens.
 pub(crate) fn withdraw(state: &mut State, row: Row, record: &ScheduledRequest, num_tokens: u32) {
-    let State { config, device, effects, requests, batch, .. } = state;
+    let State { config, device, effects, batch, .. } = state;
     for item in batch.unwritten_of(record).filter(|item| item.end(config) > num_tokens) {
         let ours = device.key(item.block) == Some(&item.key);
         if ours && !seeded(Mutant::LeavingKeepsKeys) {
             device.unpublish_full(item.block, effects);
         }
     }
-    let request_id = &request_mut(requests, row).request_id;
-    batch.merges.retain(|merge| !is_unwritten(config, merge, num_tokens, request_id));
+    drop_merges(state, row, num_tokens);
 }
 
-/// Whether a merge waits for a block that a request will not write if it keeps num_tokens tokens.
+/// Forget the merges of a request's blocks past num_tokens, which are not written, or leave.
+fn drop_merges(state: &mut State, row: Row, num_tokens: u32) {
+    let State { config, requests, batch, .. } = state;
+    if !batch.merges.is_empty() {
+        let request_id = &request_mut(requests, row).request_id;
+        batch.merges.retain(|merge| !is_unwritten(config, merge, num_tokens, request_id));
+    }
+}
+
+/// Whether a merge waits for a block that a request will not write, or gives back, if it keeps
+/// num_tokens tokens.
 fn is_unwritten(config: &Config, merge: &Merge, num_tokens: u32, request_id: &str) -> bool {
     let end = (merge.position + 1) * config.groups[merge.group_id as usize].block_size;
     *merge.request_id == *request_id && end > num_tokens
@@ -154,6 +163,7 @@ pub(crate) fn cut_tables(state: &mut State, row: Row, mut num_tokens: u32, num_t
     if !state.loads.is_empty() {
         lower_counted(state, row, num_computed);
     }
+    drop_merges(state, row, num_computed);
     for group_id in 0..state.config.groups.len() as u32 {
         let table = &state[row].tables[group_id as usize];
         let keep = state.num_kept(group_id, table, num_tokens);
