@@ -80,7 +80,7 @@ RUN_AHEAD: dict[str, Profile] = {
     "ahead-pairs-full": Profile(
         "two requests of five tokens and a batch in flight",
         world(3, 2, 5, 2, "truncate", "cancel", **FLYING),
-        *(6_435_527, 23_916_758),
+        *(6_669_465, 25_340_321),
         slow=True,
         backend="rust",
         shows=SHOWS,
@@ -89,6 +89,18 @@ RUN_AHEAD: dict[str, Profile] = {
         "two batches in flight",
         world(2, 1, 3, 2, "truncate", "cancel", **{**FLYING, "max_in_flight": 2}),
         *(31161, 134304),
+        backend="rust",
+        shows=SHOWS,
+    ),
+    "ahead-two-full": Profile(
+        "two requests of five tokens, two batches in flight; what is overwritten is forgotten",
+        world(
+            *(3, 2, 5, 2, "truncate", "cancel"),
+            **FORGETS,
+            **{**FLYING, "max_in_flight": 2},
+        ),
+        *(9_971_579, 55_787_761),
+        slow=True,
         backend="rust",
         shows=SHOWS,
     ),
@@ -111,7 +123,7 @@ RUN_AHEAD: dict[str, Profile] = {
     "ahead-drafts-full": Profile(
         "two requests of five tokens, a draft to come, with cuts; what is overwritten is forgotten",
         world(4, 2, 5, 1, "truncate", "cancel", **FORGETS, **DRAFTS),
-        *(13_658_734, 60_583_500),
+        *(5_764_243, 26_326_351),
         slow=True,
         backend="rust",
         shows=SHOWS,
@@ -119,7 +131,7 @@ RUN_AHEAD: dict[str, Profile] = {
     "ahead-drafts-completed-full": Profile(
         "the same, published when their batch is completed",
         world(4, 2, 5, 1, "truncate", "cancel", publish="completed", **FORGETS, **DRAFTS),
-        *(14_054_576, 62_700_518),
+        *(5_923_695, 27_297_817),
         slow=True,
         backend="rust",
         shows=SHOWS,
@@ -174,7 +186,7 @@ RUN_AHEAD: dict[str, Profile] = {
     "ahead-window-full": Profile(
         "a draft to come behind a window, with cuts",
         world(5, 1, 5, 1, "truncate", "cancel", groups=(WINDOW,), **DRAFTS),
-        *(2_985_646, 10_669_651),
+        *(2_985_646, 10_829_399),
         slow=True,
         backend="rust",
         shows=SHOWS,
