@@ -252,7 +252,7 @@ def move_in(tx: Transaction, requests: list[RequestState], hits: dict[int, int |
             ids = [place(host_block, hits, copies) for host_block in table]
             edit.extend(group_id, _owning(tx, ids, owned))
             if tx.loads:
-                note_owner(tx, request.request_id, ids)
+                note_owner(tx, request.request_id, ids, request.num_accepted)
             num_cached.append(num_published(tx, request, group_id, ids))
         release_host(tx, request)
         note_request(tx, request.request_id, 0, 0)

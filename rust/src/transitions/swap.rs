@@ -304,7 +304,7 @@ fn put_back(
             TableEdit::of(state, row, group_id).extend([block], false);
         }
         if !state.loads.is_empty() {
-            note_owner(state, row, table, u32::MAX);
+            note_owner(state, row, table, state[row].num_accepted());
         }
     }
     let num_computed = state[row].num_computed;
