@@ -94,11 +94,7 @@ RUN_AHEAD: dict[str, Profile] = {
     ),
     "ahead-two-full": Profile(
         "two requests of five tokens, two batches in flight; what is overwritten is forgotten",
-        world(
-            *(3, 2, 5, 2, "truncate", "cancel"),
-            **FORGETS,
-            **{**FLYING, "max_in_flight": 2},
-        ),
+        world(3, 2, 5, 2, "truncate", "cancel", **FORGETS, **{**FLYING, "max_in_flight": 2}),
         *(9_971_579, 55_787_761),
         slow=True,
         backend="rust",

@@ -57,7 +57,7 @@ PROFILES: dict[str, Profile] = {
     "4x3x4-two": Profile(
         "3 requests, prompts of 3, two moves in a batch",
         world(4, 3, 4, 3, moves_per_batch=2),
-        *(260770, 31495971),
+        *(260770, 31495828),
         slow=True,
         backend="rust",
     ),
