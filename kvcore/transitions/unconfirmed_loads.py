@@ -62,9 +62,20 @@ def note_keyed(tx: Transaction, request_id: str, keyed: Sequence[tuple[int, int]
     tx.loads = tuple(loads)
 
 
-def note_tail(tx: Transaction, request_id: str, block: int, end: int, *, had_key: bool) -> None:
+def note_tail(
+    tx: Transaction,
+    request_id: str,
+    block: int,
+    end: int,
+    *,
+    had_key: bool,
+    writes: bool = True,
+    shares: Sequence[str] = (),
+) -> None:
     """Note that a block of a request got a tail key, with the position behind its last token. Of a
-    block that had a key already, the greatest such position counts.
+    block that had a key already, the greatest such position counts. writes: the key ends behind all
+    others of the block, so the request wrote what it names; else that rests on a load only if the
+    block is noted. shares: other requests that count all of it, and so rest on what it rests on.
     """
     loads = []
     for load in tx.loads:
@@ -73,7 +84,7 @@ def note_tail(tx: Transaction, request_id: str, block: int, end: int, *, had_key
             known = [place for place, pair in enumerate(blocks) if pair[0] == block]
             for place in known:
                 blocks[place] = (block, max(end, blocks[place][1]))
-            if not known:
+            if not known and writes and all(load.reporter(name).counted for name in shares):
                 blocks.append((block, end))
         loads.append(replace(load, blocks=tuple(blocks)))
     tx.loads = tuple(loads)

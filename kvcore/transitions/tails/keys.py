@@ -11,8 +11,6 @@ Twin: rust/src/transitions/tails/keys.rs.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from msgspec.structs import replace
 
 from kvcore.state.batch_records import PublishedKey, RequestEntry
@@ -40,19 +38,11 @@ def settle_tails(tx: Transaction, taken: OpenBatch) -> None:
     """Give the tail keys of the batch just taken, in the order of rows."""
     if not tx.config.has_tails or tx.config.publish == "completed":
         return
-    writers: dict[int, str] = {}  # which rest on other loads than a request that hits their blocks
-    for name, record in taken.scheduled.items() if tx.loads else ():
-        writers |= {item.block: name for item in record.unwritten}
     names = [name for name in taken.scheduled if name not in taken.delayed]
     for name in sorted(names, key=lambda name: tx.requests[name].row):
         request = tx.requests[name]
-
-        def wrote(group_id: int, position: int, request: RequestState = request) -> bool:
-            name = request.request_id
-            return writers.get(request.tables[group_id][position], name) == name
-
         before = taken.scheduled[name].num_computed_before
-        given = publish_tails(tx, request, before, request.num_accepted, wrote)
+        given = publish_tails(tx, request, before, request.num_accepted)
         if tx.in_flight and given:
             batch = tx.in_flight[-1]
             keys = batch.published_keys.extend(given)
@@ -90,20 +80,15 @@ def complete_tails(tx: Transaction, request: RequestState, made: RequestEntry, e
     copy that a later batch makes may be cancelled. made: the batch's entry of the request.
     """
     later = [*(batch.entries for batch in tx.in_flight), tx.entries]
-    is_latest = all(request.request_id not in entries for entries in later)
-    publish_tails(tx, request, made.before, end, None if is_latest else made.uses)
+    wrote = None if all(request.request_id not in entries for entries in later) else made
+    publish_tails(tx, request, made.before, end, wrote)
 
 
 def publish_tails(
-    tx: Transaction,
-    request: RequestState,
-    start: int,
-    end: int,
-    is_named: Callable[[int, int], bool] | None = None,
+    tx: Transaction, request: RequestState, start: int, end: int, wrote: RequestEntry | None = None
 ) -> list[PublishedKey]:
     """Make the parts of a request's blocks findable that end behind `start` tokens, up to `end`, at
-    most its computed ones; return the new keys. is_named: whether a place (group, position) gets
-    some; by default all.
+    most its computed ones; return the new keys. wrote: only of blocks that its forward pass used.
     """
     given: list[PublishedKey] = []
     if not tx.config.has_tails or tx.is_stale(request):
@@ -115,8 +100,8 @@ def publish_tails(
             size = group.block_size
             for position in range(start // size, -(-last // size)):
                 ends = max(start, position * size), min(last, (position + 1) * size - 1)
-                named = is_named is None or is_named(group_id, position)
-                if ends[0] // unit < ends[1] // unit and named:
+                is_used = wrote is None or wrote.uses(group_id, position)
+                if ends[0] // unit < ends[1] // unit and is_used:
                     block = request.tables[group_id][position]
                     given += _publish_parts(tx, request, (group_id, position), block, ends)
     return given
@@ -137,16 +122,16 @@ def _publish_parts(
     if not keys or tx.is_null(block):
         return []
     had_key, held = tx.device.has_key(block), tx.device.tail_keys(block)
-    if tx.loads and not had_key and tx.device.ref_counts[block] > 1:
-        return []
     known, merges = set(held), tx.config.duplicates == "merge"
     first = position * tx.config.groups[group_id].block_size
     rank = _num_shorter(tx, request, (group_id, first), held, start) if held else 0
     given: list[PublishedKey] = []
+    writes = False
     for key in keys:
         if key in known:
             rank += tx.device.tail_keys(block)[rank : rank + 1] == (key,)
         elif not (merges and tx.device.first_tail(key) is not None):
+            writes = tx.device.keys[block] is None and rank == len(tx.device.tail_keys(block))
             tx.device.publish_tail(block, key, rank)
             known.add(key)
             given.append((block, key))
@@ -154,8 +139,28 @@ def _publish_parts(
     if tx.loads and given:
         unit = tx.config.hash_block_size
         last = (start // unit + 1 + keys.index(given[-1][1])) * unit
-        note_tail(tx, request.request_id, block, last, had_key=had_key)
+        shares = () if had_key else _sharers(tx, request, place, block, last)
+        note_tail(
+            tx, request.request_id, block, last, had_key=had_key, writes=writes, shares=shares
+        )
     return given
+
+
+def _sharers(
+    tx: Transaction, request: RequestState, place: tuple[int, int], block: int, num_tokens: int
+) -> list[str]:
+    """Return the other requests that hold a block at a place and count this many tokens: of a
+    block that lost its keys, they may have written the content.
+    """
+    group_id, position = place
+    found = []
+    for name in tx.rows if tx.device.ref_counts[block] > 1 else ():
+        if name is not None and name != request.request_id:
+            other = tx.request(name)
+            held = other.tables[group_id][position : position + 1]
+            if block in held and other.num_accepted >= num_tokens:
+                found.append(name)
+    return found
 
 
 def _num_shorter(

@@ -48,7 +48,7 @@ pub(crate) fn note_owner(state: &mut State, row: Row, blocks: &[BlockId], num_to
 pub(crate) fn note_keyed(state: &mut State, row: Row, keyed: &[(BlockId, u32)]) {
     let has_tails = |pair: &(BlockId, u32)| !state.device.tail_keys(pair.0).is_empty();
     let (tailed, keyed): (Vec<_>, Vec<_>) = keyed.iter().copied().partition(has_tails);
-    tailed.into_iter().for_each(|pair| note_tail(state, row, pair, true));
+    tailed.into_iter().for_each(|pair| note_tail(state, row, pair, true, |_| true));
     let names: HashSet<BlockId> = keyed.iter().map(|&(block, _)| block).collect();
     for load in &mut state.loads {
         load.blocks.retain(|(block, _)| !names.contains(block));
@@ -60,16 +60,25 @@ pub(crate) fn note_keyed(state: &mut State, row: Row, keyed: &[(BlockId, u32)]) 
 }
 
 /// Note that a block of a request got a tail key, with the position behind its last token. Of a
-/// block that had a key already, the greatest such position counts.
-pub(crate) fn note_tail(state: &mut State, row: Row, (block, end): (BlockId, u32), had_key: bool) {
+/// block that had a key already, the greatest such position counts. rests_on: whether what the key
+/// names rests on a load on which the request rests, if the block is not noted: the request must
+/// have written it.
+pub(crate) fn note_tail(
+    state: &mut State,
+    row: Row,
+    (block, end): (BlockId, u32),
+    had_key: bool,
+    rests_on: impl Fn(&UnconfirmedLoad) -> bool,
+) {
     for load in &mut state.loads {
         let rests = load.reporter(row).counted > 0 && end > load.first;
         if !had_key {
             load.blocks.retain(|&(each, _)| each != block);
         }
+        let is_new = rests && rests_on(load);
         match load.blocks.iter_mut().find(|(each, _)| *each == block) {
             Some((_, known)) if rests => *known = end.max(*known),
-            None if rests => load.blocks.push((block, end)),
+            None if is_new => load.blocks.push((block, end)),
             _ => {}
         }
     }

@@ -11,7 +11,7 @@
 
 use std::sync::Arc;
 
-use hashbrown::{HashMap, HashSet};
+use hashbrown::HashSet;
 
 use crate::state::batch_records::{BatchInFlight, PublishedKey};
 use crate::state::state::State;
@@ -38,41 +38,24 @@ pub(crate) fn drop_delay(state: &mut State, row: Row) {
     state.batch.delayed.remove(&row);
 }
 
-/// The tail keys that come when the open batch is taken.
-pub(crate) struct TailsToCome {
-    /// Their requests, rising, each with its count before the batch.
-    rows: Vec<(Row, u32)>,
-    /// While a load may fail: who writes the blocks that the batch published, which rests on other
-    /// loads than a request that hits them.
-    writers: HashMap<BlockId, Row>,
-}
-
-/// Return the tail keys that come when the open batch is taken.
-pub(crate) fn tails_to_come(state: &State) -> TailsToCome {
-    let (mut rows, mut writers) = (Vec::new(), HashMap::new());
-    if state.has_tails && state.config.publish == Publish::Scheduled {
-        let batch = &state.batch;
-        for (row, record) in batch.scheduled.iter() {
-            if !batch.delayed.contains(&row) {
-                rows.push((row, record.num_computed_before));
-            }
-            if !state.loads.is_empty() {
-                writers.extend(batch.unwritten_of(record).map(|item| (item.block, row)));
-            }
-        }
-        rows.sort_unstable();
+/// Return the requests whose tail keys come when the open batch is taken, rising, each with its
+/// count before the batch.
+pub(crate) fn tails_to_come(state: &State) -> Vec<(Row, u32)> {
+    if !state.has_tails || state.config.publish == Publish::Completed {
+        return Vec::new();
     }
-    TailsToCome { rows, writers }
+    let batch = &state.batch;
+    let mut rows: Vec<Row> = batch.scheduled.keys().collect();
+    rows.retain(|row| !batch.delayed.contains(row));
+    rows.sort_unstable();
+    let before = |row: &Row| batch.scheduled.get(*row).map(|each| each.num_computed_before);
+    rows.into_iter().filter_map(|row| Some((row, before(&row)?))).collect()
 }
 
 /// Give the tail keys of the batch just taken.
-pub(crate) fn settle_tails(state: &mut State, tails: &TailsToCome) {
-    for &(row, before) in &tails.rows {
-        let wrote = |state: &State, group_id: u32, position: u32| {
-            let block = state[row].tables[group_id as usize][position as usize];
-            tails.writers.get(&block).is_none_or(|&writer| writer == row)
-        };
-        let given = publish_tails(state, row, before, state[row].num_accepted(), wrote);
+pub(crate) fn settle_tails(state: &mut State, rows: &[(Row, u32)]) {
+    for &(row, before) in rows {
+        let given = publish_tails(state, row, before, state[row].num_accepted(), None);
         if let Some(batch) = state.in_flight.last_mut()
             && !given.is_empty()
         {
@@ -105,7 +88,7 @@ pub(crate) fn cache_tails(state: &mut State, row: Row, count: u32) {
 fn give_tails(state: &mut State, row: Row, start: u32, end: u32) {
     let record = state.batch.scheduled.get(row);
     let taken = record.map_or(u32::MAX, |record| record.num_computed_before);
-    for (block, key) in publish_tails(state, row, start, end.min(taken), |_, _, _| true) {
+    for (block, key) in publish_tails(state, row, start, end.min(taken), None) {
         note_published_key(state, block, key);
     }
 }
@@ -121,20 +104,17 @@ pub(crate) fn complete_tails(
 ) {
     let taken = state.in_flight.iter().map(|batch| &batch.entries);
     let is_later = taken.chain([&state.batch.entries]).any(|entries| entries.get(row).is_some());
-    publish_tails(state, row, start, end, |_, group_id, position| {
-        !is_later || batch.uses(row, group_id, position)
-    });
+    publish_tails(state, row, start, end, is_later.then_some(batch));
 }
 
 /// Make the parts of a request's blocks findable that end behind `start` tokens, up to `end`, at
-/// most its computed ones; return the new keys. is_named: whether a place (group, position) gets
-/// some.
+/// most its computed ones; return the new keys. wrote: only of blocks that its forward pass used.
 pub(crate) fn publish_tails(
     state: &mut State,
     row: Row,
     start: u32,
     end: u32,
-    is_named: impl Fn(&State, u32, u32) -> bool,
+    wrote: Option<&BatchInFlight>,
 ) -> Vec<PublishedKey> {
     let mut given = Vec::new();
     if !state.has_tails || state.is_stale(row) {
@@ -151,7 +131,8 @@ pub(crate) fn publish_tails(
         }
         for position in start / size..last.div_ceil(size) {
             let ends = (start.max(position * size), last.min((position + 1) * size - 1));
-            if ends.0 / unit < ends.1 / unit && is_named(state, group_id, position) {
+            let is_used = wrote.is_none_or(|batch| batch.uses(row, group_id, position));
+            if ends.0 / unit < ends.1 / unit && is_used {
                 let block = state[row].tables[group_id as usize][position as usize];
                 publish_parts(state, row, (group_id, position, block), ends, &mut given);
             }
@@ -175,17 +156,16 @@ fn publish_parts(
     let keys = keys_between(state, row, group_id, (start, end));
     let first = position * state.config.groups[group_id as usize].block_size;
     let had_key = state.device.has_key(block);
-    if !state.loads.is_empty() && !had_key && state.device.ref_count(block) > 1 {
-        return;
-    }
     let merges = state.config.duplicates == Duplicates::Merge;
     let mut known: HashSet<Key> = state.device.tail_keys(block).iter().copied().collect();
     let mut rank = num_shorter(state, row, (group_id, first), block, start);
-    let mut last = None;
+    let (mut last, mut writes) = (None, false);
     for (count, key) in (start / state.hash_block_size + 1..).zip(keys) {
         if known.contains(&key) {
             rank += usize::from(state.device.tail_keys(block).get(rank) == Some(&key));
         } else if !(merges && state.device.first_tail(&key).is_some()) {
+            let is_last = rank == state.device.tail_keys(block).len();
+            writes = is_last && state.device.key(block).is_none();
             state.device.publish_tail(block, key, rank);
             known.insert(key);
             given.push((block, key));
@@ -194,7 +174,30 @@ fn publish_parts(
         }
     }
     if let Some(last) = last.filter(|_| !state.loads.is_empty()) {
-        note_tail(state, row, (block, last), had_key);
+        let place = (group_id, position);
+        let shares = if had_key { Vec::new() } else { sharers(state, row, place, block, last) };
+        note_tail(state, row, (block, last), had_key, |load| {
+            writes && shares.iter().all(|&other| load.reporter(other).counted > 0)
+        });
+    }
+}
+
+/// The other requests that hold a block at a place and count this many tokens: of a block that lost
+/// its keys, they may have written the content.
+fn sharers(
+    state: &State,
+    row: Row,
+    (group_id, position): (u32, u32),
+    block: BlockId,
+    num_tokens: u32,
+) -> Vec<Row> {
+    let shares = |&other: &Row| {
+        let held = state[other].tables[group_id as usize].get(position as usize);
+        other != row && held == Some(&block) && state[other].num_accepted() >= num_tokens
+    };
+    match state.device.ref_count(block) {
+        0 | 1 => Vec::new(),
+        _ => state.rows.values().copied().filter(shares).collect(),
     }
 }
 
@@ -285,7 +288,7 @@ pub(crate) fn note_same(
     }
     if let Some(last) = last.filter(|_| !state.loads.is_empty()) {
         let end = position * size + (last as u32 + 1) * state.hash_block_size;
-        note_tail(state, row, (block, end), true);
+        note_tail(state, row, (block, end), true, |_| true);
     }
 }
 
