@@ -139,7 +139,7 @@ def _publish_parts(
     if tx.loads and given:
         unit = tx.config.hash_block_size
         last = (start // unit + 1 + keys.index(given[-1][1])) * unit
-        shares = () if had_key else _sharers(tx, request, place, block, last)
+        shares = _sharers(tx, request, place, block, last) if writes else ()
         note_tail(
             tx, request.request_id, block, last, had_key=had_key, writes=writes, shares=shares
         )
@@ -150,7 +150,7 @@ def _sharers(
     tx: Transaction, request: RequestState, place: tuple[int, int], block: int, num_tokens: int
 ) -> list[str]:
     """Return the other requests that hold a block at a place and count this many tokens: of a
-    block that lost its keys, they may have written the content.
+    block that lost keys, they may have written the content.
     """
     group_id, position = place
     found = []

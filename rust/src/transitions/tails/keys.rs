@@ -175,7 +175,7 @@ fn publish_parts(
     }
     if let Some(last) = last.filter(|_| !state.loads.is_empty()) {
         let place = (group_id, position);
-        let shares = if had_key { Vec::new() } else { sharers(state, row, place, block, last) };
+        let shares = if writes { sharers(state, row, place, block, last) } else { Vec::new() };
         note_tail(state, row, (block, last), had_key, |load| {
             writes && shares.iter().all(|&other| load.reporter(other).counted > 0)
         });
@@ -183,7 +183,7 @@ fn publish_parts(
 }
 
 /// The other requests that hold a block at a place and count this many tokens: of a block that lost
-/// its keys, they may have written the content.
+/// keys, they may have written the content.
 fn sharers(
     state: &State,
     row: Row,
