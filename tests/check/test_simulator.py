@@ -330,6 +330,7 @@ def test_an_interrupted_command_says_what_was_done(
         (["--time", "never"], "must be a number above 0"),
         (["--runs", "2", "--time", "1"], "--runs and --time each say when to end"),
         (["--trace", "no/such/folder/x.trace"], "there is no folder for no/such/folder/x.trace"),
+        (["--blocks", "2000000000"], " blocks need "),
     ],
 )
 def test_bad_options_are_refused_in_one_sentence(

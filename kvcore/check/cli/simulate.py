@@ -71,10 +71,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(_make_parser(), arguments)
     try:
         devices = _check(options)
+        tally = _run_all(options, devices)
     except (BadOptions, KvcoreError) as error:
         print(f"kvcore simulate: {error}", file=sys.stderr)
         return USAGE_ERROR
-    tally = _run_all(options, devices)
     small = _shrunk(options, devices, tally)
     if options.trace and small is not None:
         Path(options.trace).write_text(small, encoding="utf-8")
