@@ -213,7 +213,7 @@ def unconfirmed(state: State) -> Iterator[str]:
     """UNCONFIRMED: an unconfirmed load belongs to a batch that may still fail; some known request
     can report it; requests that rest on it count its tokens; its blocks have keys, or are owed
     some by batches; and unless duplicates are merged, each request that holds such a block after
-    its start rests on it.
+    its start, and counts it to its noted end, rests on it.
     """
     numbers = [batch.number for batch in state.in_flight] + [state.batch.number]
     if not state.config.max_in_flight:
@@ -257,10 +257,11 @@ def _wrong_in_load(state: State, load: UnconfirmedLoad) -> Iterator[str]:
             yield f"block {block} rests on it, but ends at {end}"
     if state.config.duplicates == "merge":
         return
-    blocks = {block for block, _ in load.blocks}
+    ends = dict(load.blocks)
     for request_id, request in state.requests.items():
         for group, table in zip(groups, request.tables, strict=True):
-            held = blocks.intersection(table[-(-load.first // group.block_size) :])
+            behind = table[-(-load.first // group.block_size) :]
+            held = {x for x in behind if x in ends and ends[x] <= request.num_accepted}
             if held and request_id not in resting:
                 yield f"request {request_id!r} holds blocks {sorted(held)} but does not rest on it"
 

@@ -95,8 +95,8 @@ pub(crate) fn in_flight(state: &State, _: &mut Scratch) -> Finding {
 
 /// UNCONFIRMED: an unconfirmed load belongs to a batch that may still fail; some known request can
 /// report it; requests that rest on it count its tokens; its blocks have keys, or are owed some by
-/// batches; and unless duplicates are merged, each request that holds such a block after its start
-/// rests on it.
+/// batches; and unless duplicates are merged, each request that holds such a block after its start,
+/// and counts it to its noted end, rests on it.
 pub(crate) fn unconfirmed(state: &State, _: &mut Scratch) -> Finding {
     let open = state.batch.number;
     let may_fail = |number: u64| match state.config.max_in_flight {
@@ -173,7 +173,11 @@ fn blocks_rest_on_it(state: &State, load: &UnconfirmedLoad) -> Finding {
         };
         for (group, table) in groups.iter().zip(&request.tables) {
             let mut behind = table.iter().skip(load.first.div_ceil(group.block_size) as usize);
-            if let Some(held) = behind.find(|held| blocks.iter().any(|(block, _)| block == *held)) {
+            let counts = |&held: &&BlockId| {
+                let ends = blocks.iter().filter(|(block, _)| block == held).map(|&(_, end)| end);
+                ends.min().is_some_and(|end| end <= request.num_accepted())
+            };
+            if let Some(held) = behind.find(counts) {
                 let (name, block) = (request.name(), held.0);
                 return Err(format!("{name} holds block {block} but does not rest on it"));
             }
