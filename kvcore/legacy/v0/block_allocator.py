@@ -60,11 +60,11 @@ class BlockAllocator:
         num_blocks = read_count("num_blocks", num_blocks)
         check_block_size(block_size)
         if blocks is None:
+            backing = Backing(num_blocks, eviction="priority", backend=backend)
             ids = tuple(range(num_blocks) if block_ids is None else block_ids)
             reason = "{num_ids} different ids are given for {num_blocks} blocks"
             holds, num_ids = len(ids) == len(set(ids)) == num_blocks, len(set(ids))
             require(holds, reason, num_ids=num_ids, num_blocks=num_blocks)
-            backing = Backing(num_blocks, eviction="priority", backend=backend)
             blocks = TierBlocks(backing, "device", ids)
         self._block_size = block_size
         self.backend = backend

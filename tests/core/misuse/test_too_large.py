@@ -37,6 +37,7 @@ def refused(make):
 from kvcore import Config, KVCacheManager
 from kvcore.errors import PoolTooLarge
 from kvcore.legacy.blocks.blocks import Backing
+from kvcore.legacy.v0.block_manager import SelfAttnBlockSpaceManager
 """
 CONSTRUCTORS = """
 limit(2**30)
@@ -44,6 +45,8 @@ most = 2**31 - 1
 refused(lambda: KVCacheManager(Config(most), {backend!r}))
 refused(lambda: KVCacheManager(Config(9, num_host_blocks=most), {backend!r}))
 refused(lambda: Backing(most, most, backend={backend!r}))
+refused(lambda: SelfAttnBlockSpaceManager(16, most, 4, backend={backend!r}))
+refused(lambda: SelfAttnBlockSpaceManager(16, 4, most, backend={backend!r}))
 KVCacheManager(Config(1000), {backend!r})
 """
 RESTORE = """
@@ -79,7 +82,7 @@ def printed(text: str) -> list[str]:
 
 @NEEDS_LIMIT
 def test_a_pool_that_cannot_be_reserved_is_not_made(backend: Backend) -> None:
-    blocks = [MAX_BLOCKS, MAX_BLOCKS + 9, 2 * MAX_BLOCKS]
+    blocks = [MAX_BLOCKS, MAX_BLOCKS + 9, 2 * MAX_BLOCKS, MAX_BLOCKS, MAX_BLOCKS]
     assert printed(CONSTRUCTORS.format(backend=backend)) == list(map(str, blocks))
 
 
