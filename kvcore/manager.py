@@ -86,7 +86,8 @@ class KVCacheManager(Recordable, Questions, Timed):
         """Append tokens to a request; they fill its positions to come first.
 
         num_rejected: the last positions to come, dropped first. batch: the one that sampled them.
-        Raises DraftsPending, InOpenBatch, BatchNotTaken, StaleOutput, OutputOutOfOrder.
+        Raises DraftsPending, InOpenBatch, BatchNotTaken, StaleOutput, OutputOutOfOrder,
+        HitInOpenBatch, BeforeOpenBatch.
         """
         self._core.add_tokens(request_id, tokens, num_rejected=num_rejected, batch=batch)
 
