@@ -53,7 +53,7 @@ def check_output(tx: Transaction, request: RequestState, batch: int | None) -> N
 def check_surplus(
     tx: Transaction, request: RequestState, batch: int | None, num_tokens: int, rejected: int
 ) -> None:
-    """Raise if a later batch computes the position from which the last of these tokens is sampled.
+    """Raise if the last of these tokens is sampled from a position of a later batch, or of none.
 
     rejected: drafts among the positions to come that were rejected. Raises InOpenBatch,
     OutputOutOfOrder.
@@ -73,9 +73,12 @@ def check_surplus(
         return
     (_, end), *later = request.awaited
     most = num_sampled(end)
-    if later and most < num_known + num_tokens:
+    if most < num_known + num_tokens:
         raise OutputOutOfOrder(
-            request=request.request_id, batch=batch, num_tokens=most, expected=later[0][0]
+            request=request.request_id,
+            batch=batch,
+            num_tokens=most,
+            expected=later[0][0] if later else None,
         )
 
 

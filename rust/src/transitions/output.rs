@@ -49,7 +49,7 @@ pub(crate) fn check_output(state: &State, row: Row, batch: Option<i64>) -> Resul
 }
 
 /// Fails with InOpenBatch or OutputOutOfOrder if a later batch computes what the last of these
-/// tokens would be sampled from.
+/// tokens would be sampled from, or none does.
 ///
 /// rejected: drafts among the positions to come that were rejected.
 pub(crate) fn check_surplus(
@@ -72,10 +72,11 @@ pub(crate) fn check_surplus(
         return Err(Error::InOpenBatch { kind: "request", value: name.into() });
     }
     let Some(batch) = batch else { return Ok(()) };
-    if let [oldest, next, ..] = request.awaited()[..] {
+    if let [oldest, later @ ..] = &request.awaited()[..] {
         let most = num_sampled(oldest.end);
         if (most as usize) < total {
-            let (num_tokens, expected) = (i64::from(most), Some(next.batch as i64));
+            let expected = later.first().map(|next| next.batch as i64);
+            let num_tokens = i64::from(most);
             return Err(Error::OutputOutOfOrder { request: name, batch, num_tokens, expected });
         }
     }

@@ -20,14 +20,18 @@ from tests.helpers.misuse import Row, bad, check_error
 from tests.helpers.stories import add, make, unchanged
 
 
-def drafts_in_flight(backend: Backend) -> KVCacheManager:
-    """Compute two tokens and two drafts of "guess" in batch 0, which samples at most three tokens;
-    batch 1 samples the one after these.
-    """
+def newest_drafts(backend: Backend) -> KVCacheManager:
+    """Compute two tokens and two drafts of "guess" in batch 0: at most three tokens are sampled."""
     manager = make(backend, num_blocks=24, max_in_flight=2)
     add(manager, "guess", [0, 1])
     manager.allocate_slots("guess", 4, num_output_placeholders=2)
     manager.take_batch()
+    return manager
+
+
+def drafts_in_flight(backend: Backend) -> KVCacheManager:
+    """As `newest_drafts`; batch 1 samples the token after those of batch 0."""
+    manager = newest_drafts(backend)
     manager.allocate_slots("guess", 1, num_output_placeholders=3)
     manager.take_batch()
     return manager
@@ -52,6 +56,12 @@ REFUSED: dict[str, list[Row]] = {
             OutputOutOfOrder(request="both", batch=0, num_tokens=4, expected=1),
             *("add_tokens", "both", [1, 1]),
             batch=0,
+        ),
+        bad(
+            flying,
+            OutputOutOfOrder(request="last", batch=1, num_tokens=2, expected=None),
+            *("add_tokens", "last", [1, 1]),
+            batch=1,
         ),
     ],
     "the next output after too few tokens": [
@@ -86,6 +96,18 @@ REFUSED: dict[str, list[Row]] = {
             OutputOutOfOrder(request="guess", batch=0, num_tokens=5, expected=1),
             *("add_tokens", "guess", [2, 3, 4, 5]),
             batch=0,
+        ),
+        *(
+            bad(
+                newest_drafts,
+                OutputOutOfOrder(
+                    request="guess", batch=0, num_tokens=5 - num_rejected, expected=None
+                ),
+                *("add_tokens", "guess", [2, 3, 4, 5][: 4 - num_rejected]),
+                num_rejected=num_rejected,
+                batch=0,
+            )
+            for num_rejected in range(3)
         ),
         bad(
             drafted,
