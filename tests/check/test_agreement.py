@@ -178,10 +178,10 @@ def test_both_languages_name_the_same_breaks(name: str, said: Counter[str]) -> N
 @pytest.mark.parametrize("name", IN_FLIGHT)
 def test_both_languages_name_the_same_breaks_in_flight(name: str, said: Counter[str]) -> None:
     where = IN_FLIGHT[name]
-    states = walked(where, 12)
+    states = walked(where, 14)
     waits = [len(decode(data).device.quarantine or ()) for data in states]
     assert any(waits), "no block waits in any state"
-    said.update(agree(states, 12))
+    said.update(agree(states, 14))
 
 
 @pytest.mark.parametrize("name", WORLDS)

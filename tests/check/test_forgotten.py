@@ -109,7 +109,7 @@ FOLDED = {
     "ahead-leave": (486, 1_491),
     "ahead-groups": (440, 1_392),
     "ahead-drafts": (2_143, 6_492),
-    "ahead-loads": (1_246, 4_562),
+    "ahead-loads": (1_624, 6_167),
     "ahead-window": (5_757, 16_928),
     "flight-swap": (2_735, 9_945),
     "flight-window": (1_456, 4_114),

@@ -152,7 +152,7 @@ def test_every_seeded_bug_has_what_finds_it_and_a_name_of_its_own() -> None:
 
 def test_a_user_sees_nothing_wrong_without_a_seeded_bug() -> None:
     report = check(ObservedModel(worlds.world(2, 1, 3, enable_events=True)))
-    assert (report.verdict, report.violation, report.num_states) == ("complete", None, 931)
+    assert (report.verdict, report.violation, report.num_states) == ("complete", None, 1051)
 
 
 def test_a_user_sees_a_seeded_bug_that_no_call_shows() -> None:

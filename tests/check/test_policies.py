@@ -34,4 +34,4 @@ def test_learned_is_right_on_every_edge_to_a_depth() -> None:
     need_twin()
     report = check(world(2, 2, 3, eviction="learned"), backend="rust", max_depth=9)
     assert (report.verdict, report.violation) == ("bounded by depth", None)
-    assert (report.num_states, report.num_edges) == (20935, 49134)
+    assert (report.num_states, report.num_edges) == (25623, 58682)

@@ -21,6 +21,7 @@ AHEAD: dict[str, Any] = {"num_output_placeholders": 1, "num_letters": 1}
 FLYING: dict[str, Any] = {**AHEAD, "max_in_flight": 1, "without": ALONE}
 DRAFTS: dict[str, Any] = {**FLYING, "num_output_placeholders": 2}
 FORGETS: dict[str, Any] = {"forgets_overwritten": True}
+CALLS: dict[str, Any] = {**FLYING, "moves": "calls", "moves_per_batch": 2}
 ROOMY = "one request never lacks a block"
 NEVER_REFUSED = {f"call {name}: refused later": ROOMY for name in ("allocate_slots", "append")}
 SHOWS = ("call add_tokens: done", "call add_tokens: StaleOutput", "goal stale output")
@@ -157,7 +158,7 @@ RUN_AHEAD: dict[str, Profile] = {
             moves="calls",
             **FLYING,
         ),
-        *(9527, 30912),
+        *(11444, 37411),
         backend="rust",
         shows=SHOWS,
         not_shown=NEVER_REFUSED,
@@ -223,13 +224,11 @@ RUN_AHEAD: dict[str, Profile] = {
         shows=SHOWS,
     ),
     "ahead-sizes": Profile(
-        "a draft to come in groups of two block sizes",
-        world(5, 1, 3, 1, "cancel", groups=(FULL, WINDOW), **DRAFTS),
-        *(49661, 168778),
-        slow=True,
+        "a draft to come in groups of two block sizes, what is overwritten unread forgotten",
+        world(5, 1, 6, 1, "cancel", groups=(FULL, WINDOW), **FORGETS, **DRAFTS),
+        *(6253, 20201),
         backend="rust",
         shows=SHOWS,
-        not_shown=NEVER_REFUSED,
     ),
     "ahead-swap": Profile(
         "a host tier, swapped while output is to come",
@@ -300,25 +299,40 @@ RUN_AHEAD: dict[str, Profile] = {
             moves="calls",
             **FLYING,
         ),
-        *(9256, 33720),
+        *(12596, 46565),
         backend="rust",
         shows=SHOWS,
         not_shown=NEVER_REFUSED,
     ),
-    "ahead-loads-large": Profile(
-        "external loads that fail while output is to come; a larger one",
+    "ahead-loads-full": Profile(
+        "external loads of two requests that fail, what is overwritten unread forgotten",
         world(
-            *(3, 1, 3, 3, "cancel"),
+            *(4, 2, 5, 2, "cancel"),
             groups=(SLOT,),
             num_external=1,
             loads_fail=True,
             moves="calls",
+            **FORGETS,
             **FLYING,
         ),
-        *(65387, 263204),
+        *(3_566_211, 24_160_657),
         slow=True,
         backend="rust",
         shows=SHOWS,
-        not_shown=NEVER_REFUSED,
+    ),
+    "ahead-calls": Profile(
+        "steps of any length planned ahead, cut and shortened, two calls in a batch",
+        world(2, 1, 3, 2, "truncate", "unschedule", "cancel", groups=(SLOT,), **CALLS),
+        *(14704, 63377),
+        backend="rust",
+        shows=SHOWS,
+    ),
+    "ahead-calls-full": Profile(
+        "two requests in steps of any length planned ahead, what is overwritten unread forgotten",
+        world(3, 2, 3, 2, "truncate", "unschedule", "cancel", groups=(SLOT,), **FORGETS, **CALLS),
+        *(827_882, 5_506_285),
+        slow=True,
+        backend="rust",
+        shows=SHOWS,
     ),
 }

@@ -115,8 +115,8 @@ PROFILES: dict[str, Profile] = {
             moves_per_batch=2,
             without=("fork", "append", "remove_request", "reset_prefix_cache"),
         ),
-        445,
-        38916,
+        458,
+        44811,
         shows=("goal merge",),
     ),
     "completed": Profile(

@@ -131,8 +131,8 @@ RETENTION: dict[str, Profile] = {
             kinds_of_requests=(SHORT,),
             without=STAYING,
         ),
-        769,
-        3840,
+        1103,
+        6038,
         backend="rust",
         not_shown={
             "call allocate_slots: refused later": ROOMY,

@@ -254,12 +254,12 @@ def _same(one: State, other: State) -> bool:
 
 def _check_exclusive(state: State, request: RequestState, first: int, last: int) -> None:
     for index, group in enumerate(state.config.groups):
-        if group.is_cross:
+        if group.is_cross or first == last:
             continue
         table = request.tables[index]
         places = range(first // group.block_size, -(-last // group.block_size))
         if group.is_state:
-            places = range(len(table) - 1, len(table)) if first < last else range(0)
+            places = range(len(table) - 1, len(table))
         for position in places:
             if position >= len(table) or table[position] < state.device.first_block:
                 continue

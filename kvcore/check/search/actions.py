@@ -116,7 +116,7 @@ def allocations(world: World, state: State, request: RequestState) -> Iterator[C
         for external in range(min(world.num_external, left) + 1):
             first = {"num_external_computed_tokens": external} if external else {}
             most = left - external + len(request.drafts)
-            for count in range(0 if external else 1, most + 1):
+            for count in range(0 if external or each is not None else 1, most + 1):
                 args = (name, count) if each is None else (name, count, each)
                 for options in all_options:
                     yield Call("allocate_slots", args, first | options)

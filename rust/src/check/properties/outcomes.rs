@@ -293,15 +293,14 @@ fn check_refused(before: &State, call: &Call, outcome: &Outcome, after: &State) 
 fn check_exclusive(state: &State, row: Row, first: u32, end: u32) -> Checked {
     let request = &state[row];
     for ((index, group), table) in (0..).zip(&state.config.groups).zip(&request.tables) {
-        if group.is_cross() {
+        if group.is_cross() || first == end {
             continue;
         }
         let scale = state.scales[index as usize];
         let num_blocks = table.len() as u32;
         let mut places = first / group.block_size..end.div_ceil(group.block_size).min(num_blocks);
         if group.is_state() {
-            let last = num_blocks.saturating_sub(1)..num_blocks;
-            places = if first < end { last } else { 0..0 };
+            places = num_blocks.saturating_sub(1)..num_blocks;
         }
         for position in places {
             let block: BlockId = table[position as usize];

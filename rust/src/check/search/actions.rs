@@ -154,7 +154,8 @@ pub(crate) fn allocations(
         let left = request.num_tokens() - request.num_computed - num_hit;
         for num_external in 0..=world.num_external.min(left) {
             let most = left - num_external + request.num_drafts();
-            for num_new in u32::from(num_external == 0)..=most {
+            let least = u32::from(num_external == 0 && hit.is_none());
+            for num_new in least..=most {
                 for num_lookahead_tokens in 0..=world.num_lookahead {
                     for &delay_cache_blocks in &world.delays {
                         let slots = Slots {
