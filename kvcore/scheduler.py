@@ -29,6 +29,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from itertools import filterfalse
 from typing import Generic, Protocol, TypeVar
 
 import attrs
@@ -254,8 +255,8 @@ class Scheduler(Generic[S]):
 
     def _continue_prompts(self) -> None:
         """Schedule the next chunk of every prompt that is not fully computed, oldest first."""
-        for sequence in list(self.running):
-            if sequence in self._scheduled or sequence not in self.running:
+        for sequence in [*filterfalse(self._scheduled.__contains__, self.running)]:
+            if sequence not in self.running:
                 continue
             if sequence.has_new_token or sequence.num_to_come > 0:
                 continue

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import sys
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
-from itertools import count
+from itertools import chain
 from random import Random
 
 ID_BITS = 29
@@ -32,10 +32,12 @@ def prompt_tokens(ids: Sequence[int], num_tokens: int, unit: int) -> array[int]:
     return tokens
 
 
-def outputs(request: int, start: int = 0) -> Iterator[int]:
-    """Yield endless outputs, from a position on, of a request given by its number in the trace."""
-    for place in count(request * _SCATTER + start):
-        yield (1 << OUTPUT_BITS) | (place & ((1 << OUTPUT_BITS) - 1))
+def outputs(request: int, num_tokens: int) -> array[int]:
+    """Return the first outputs of a request given by its number in the trace."""
+    base = 1 << OUTPUT_BITS
+    start = base + request * _SCATTER % base
+    end = start + num_tokens
+    return array("I", chain(range(start, min(end, 2 * base)), range(base, end - base)))
 
 
 @lru_cache(NUM_CACHED)

@@ -7,8 +7,7 @@ Only costs depend on real time. A step takes `base_seconds`, and a time per prom
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Collection, Iterable, Iterator
-from itertools import islice
+from collections.abc import Callable, Collection, Iterable
 
 import attrs
 
@@ -69,18 +68,17 @@ def replay(
 class Sequence:
     """A request that the manager knows.
 
-    prompt: its tokens. num_wanted: number of outputs after which it ends. outputs: those to come.
+    prompt: its tokens. num_wanted: number of outputs after which it ends. outputs: all of them.
     num_sampled: number of outputs so far; newest: the last of them. has_new_token: the manager does
     not have that one yet. is_new: it never ran.
     """
 
     request: TraceRequest
-    number: int
     sequence_id: str
     prompt: array[int]
     row: int
     num_wanted: int
-    outputs: Iterator[int]
+    outputs: array[int]
     num_sampled: int = 0
     newest: int = 0
     has_new_token: bool = False
@@ -108,7 +106,7 @@ class Sequence:
         length = len(self.prompt)
         tokens = self.prompt[start:end]
         first = max(0, start - length)
-        tokens.extend(islice(outputs(self.number, first), max(0, end - length - first)))
+        tokens += self.outputs[first : max(0, end - length)]
         return tokens
 
     def give(self) -> None:
@@ -204,8 +202,8 @@ class Batcher(Scheduler[Sequence]):
             request, name = arrived.request, str(arrived.number)
             tokens = prompt_tokens(request.hash_ids, request.prompt_len, request.unit)
             row = self._manager.add_request(Request(name, tokens))
-            of_it = (request.output_len, outputs(arrived.number))
-            self.waiting.append(Sequence(request, arrived.number, name, tokens, row, *of_it))
+            answer = outputs(arrived.number, max(1, request.output_len))
+            self.waiting.append(Sequence(request, name, tokens, row, request.output_len, answer))
 
     def _num_reserved(self, hit: Hit) -> int:
         """Return how many blocks are due to other requests, up to a share of the pool; 0 if nothing
@@ -320,10 +318,11 @@ class Loop:
         """Give computed sequences their next outputs; a sequence ends with its last one."""
         ended = []
         for each in sequences:
-            each.newest = next(each.outputs)
-            each.num_sampled += 1
+            sampled = each.num_sampled
+            each.newest = each.outputs[sampled]
+            each.num_sampled = sampled + 1
             each.has_new_token = True
-            if each.num_sampled >= each.num_wanted:
+            if sampled + 1 >= each.num_wanted:
                 ended.append(each)
         for each in ended:
             self.record.output_tokens += each.num_wanted

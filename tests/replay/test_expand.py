@@ -51,6 +51,14 @@ def test_two_passes_over_many_ids_agree() -> None:
 
 @pytest.mark.parametrize("position", [0, 1, 4095])
 def test_outputs_are_no_prompts_and_differ_between_requests(position: int) -> None:
-    tokens = [next(outputs(request, position)) for request in range(20_000)]
+    tokens = [outputs(request, position + 1)[position] for request in range(20_000)]
     assert len(set(tokens)) == len(tokens)
     assert all(2**30 <= token < 2**31 for token in tokens)
+
+
+def test_outputs_begin_anew_behind_the_largest_token() -> None:
+    last = (2**30 - 4) * pow(2654435761, -1, 2**30) % 2**30  # whose first output is 2**31 - 4
+    tokens = outputs(last, 10)
+    first = tokens.index(2**30)
+    assert list(tokens[first:]) == list(range(2**30, 2**30 + 10 - first))
+    assert list(tokens[:first]) == list(range(2**31 - first, 2**31))
