@@ -21,7 +21,9 @@ AHEAD: dict[str, Any] = {"num_output_placeholders": 1, "num_letters": 1}
 FLYING: dict[str, Any] = {**AHEAD, "max_in_flight": 1, "without": ALONE}
 DRAFTS: dict[str, Any] = {**FLYING, "num_output_placeholders": 2}
 FORGETS: dict[str, Any] = {"forgets_overwritten": True}
-CALLS: dict[str, Any] = {**FLYING, "moves": "calls", "moves_per_batch": 2}
+BY_CALLS: dict[str, Any] = {"groups": (SLOT,), "moves": "calls"}
+CALLS: dict[str, Any] = {**FLYING, **BY_CALLS, "moves_per_batch": 2}
+LOADS: dict[str, Any] = {**BY_CALLS, "num_external": 1, "loads_fail": True}
 ROOMY = "one request never lacks a block"
 NEVER_REFUSED = {f"call {name}: refused later": ROOMY for name in ("allocate_slots", "append")}
 SHOWS = ("call add_tokens: done", "call add_tokens: StaleOutput", "goal stale output")
@@ -291,14 +293,7 @@ RUN_AHEAD: dict[str, Profile] = {
     ),
     "ahead-loads": Profile(
         "external loads that fail while output is to come",
-        world(
-            *(3, 1, 2, 2, "cancel"),
-            groups=(SLOT,),
-            num_external=1,
-            loads_fail=True,
-            moves="calls",
-            **FLYING,
-        ),
+        world(3, 1, 2, 2, "cancel", **LOADS, **FLYING),
         *(12596, 46565),
         backend="rust",
         shows=SHOWS,
@@ -306,15 +301,7 @@ RUN_AHEAD: dict[str, Profile] = {
     ),
     "ahead-loads-full": Profile(
         "external loads of two requests that fail, what is overwritten unread forgotten",
-        world(
-            *(4, 2, 5, 2, "cancel"),
-            groups=(SLOT,),
-            num_external=1,
-            loads_fail=True,
-            moves="calls",
-            **FORGETS,
-            **FLYING,
-        ),
+        world(4, 2, 5, 2, "cancel", **LOADS, **FORGETS, **FLYING),
         *(3_566_211, 24_160_657),
         slow=True,
         backend="rust",
@@ -322,14 +309,14 @@ RUN_AHEAD: dict[str, Profile] = {
     ),
     "ahead-calls": Profile(
         "steps of any length planned ahead, cut and shortened, two calls in a batch",
-        world(2, 1, 3, 2, "truncate", "unschedule", "cancel", groups=(SLOT,), **CALLS),
+        world(2, 1, 3, 2, "truncate", "unschedule", "cancel", **CALLS),
         *(14704, 63377),
         backend="rust",
         shows=SHOWS,
     ),
     "ahead-calls-full": Profile(
         "two requests in steps of any length planned ahead, what is overwritten unread forgotten",
-        world(3, 2, 3, 2, "truncate", "unschedule", "cancel", groups=(SLOT,), **FORGETS, **CALLS),
+        world(3, 2, 3, 2, "truncate", "unschedule", "cancel", **FORGETS, **CALLS),
         *(827_882, 5_506_285),
         slow=True,
         backend="rust",
