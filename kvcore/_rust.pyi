@@ -173,6 +173,11 @@ class Manager:
         """
         Fill slots for the next tokens of a request from the external store.
         """
+    @property
+    def num_cached_blocks(self, /) -> int:
+        """
+        Free device blocks whose content can be hit. O(pool).
+        """
     def num_computed_tokens(self, /, request_id: str) -> int:
         """
         Tokens of a request that are computed or scheduled. Changes nothing.

@@ -89,6 +89,10 @@ class PythonBackend:
         return tuple(self.state().device.quarantine or ())
 
     @property
+    def num_cached_blocks(self) -> int:
+        return self.state().device.num_cached
+
+    @property
     def num_due_blocks(self) -> int:
         policy = self.state().device.policy
         return 0 if policy is None else policy.num_due

@@ -29,6 +29,11 @@ class Questions:
     _live: Live | None
 
     @property
+    def num_cached_blocks(self) -> int:
+        """Number of free blocks whose content can be hit. O(blocks). Changes nothing."""
+        return self._core.num_cached_blocks
+
+    @property
     def num_due_blocks(self) -> int:
         """Number of free blocks that waiting requests will look up (`queue_aware`). Changes
         nothing.

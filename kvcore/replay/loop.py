@@ -23,7 +23,7 @@ from kvcore.replay.request_trace import TraceReader
 from kvcore.replay.results import BackendName, Options, Result, Sample
 from kvcore.replay.workload import TraceRequest
 from kvcore.scheduler import ScheduledChunk, Scheduler
-from kvcore.types.commands import Batch
+from kvcore.types.commands import Batch, Evict
 from kvcore.types.errors import InvariantViolation
 from kvcore.types.values import Hit, Refused, Request
 
@@ -259,6 +259,7 @@ class Loop:
         self._arrivals = Arrivals(requests, options.num_requests, self.record.accept)
         self._batcher = Batcher(self._metered, options, self._arrivals, self.record)
         self.record.preempted = self._batcher.preemptions
+        self._cached = 0
 
     @property
     def now(self) -> float:
@@ -296,7 +297,8 @@ class Loop:
         """
         options = self._options
         batch = self._metered.take_batch()
-        self.record.take(batch)
+        if batch:
+            self.record.evictions += batch.column("kind").tobytes()[::4].count(Evict.kind)
         self._batcher.loads_end()
         decoding = self._batcher.decoding
         num_prefill = sum(each.end - each.start for each in chunks)
@@ -328,19 +330,13 @@ class Loop:
             self.record.output_tokens += each.num_wanted
             self.record.finished += 1
             self._batcher.running.remove(each)
-            self._release(each.sequence_id)
-
-    def _release(self, sequence_id: str) -> None:
-        """Free an ended sequence, and note which of its blocks stay cached without an owner."""
-        num_owners, has_key = self._manager.num_owners, self._manager.has_key
-        held = self._manager.get_blocks(sequence_id)
-        self._metered.free(sequence_id)
-        freed = (block for ids in held.blocks for block in ids if not num_owners(block))
-        self.record.freed(block for block in freed if has_key(block))
-        self._metered.remove_request(sequence_id)
+            self._metered.free(each.sequence_id)
+            self._metered.remove_request(each.sequence_id)
 
     def _sample(self) -> Sample:
         record, usable = self.record, self._manager.config.num_usable_blocks
+        if record.samples.keeps(record.steps):
+            self._cached = self._manager.num_cached_blocks
         return Sample(
             step=record.steps,
             time=self.now,
@@ -348,7 +344,7 @@ class Loop:
             waiting=self._batcher.num_waiting,
             swapped=len(self._batcher.swapped),
             used_blocks=usable - self._manager.num_free_blocks,
-            cached_blocks=record.cached_blocks,
+            cached_blocks=self._cached,
             num_blocks=usable,
             finished=record.finished,
             hit_tokens=record.hit_tokens,

@@ -9,8 +9,6 @@ point.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from kvcore.replay.arrivals import Arrived
 from kvcore.replay.bounds.ideal import Ideal
 from kvcore.replay.bounds.optimum import LookUps
@@ -27,11 +25,7 @@ from kvcore.replay.results import (
 )
 from kvcore.replay.workload import TraceRequest
 from kvcore.scheduler import Preemptions
-from kvcore.types.commands import Allocate, Batch, Evict, Free, Touch
 from kvcore.types.config import Config
-
-_ENDING = frozenset({Allocate.kind, Touch.kind, Evict.kind})
-"""Commands after which a block is no longer cached without owner."""
 
 
 class Samples:
@@ -42,10 +36,14 @@ class Samples:
         self._stride = 1
         self._newest: Sample | None = None
 
+    def keeps(self, step: int) -> bool:
+        """Return whether the sample of a step is one of a stride."""
+        return step % self._stride == 0
+
     def add(self, sample: Sample) -> None:
         """Add the sample of the next step."""
         self._newest = sample
-        if sample.step % self._stride == 0:
+        if self.keeps(sample.step):
             self._kept.append(sample)
             if len(self._kept) == SAMPLES_MAX:
                 self._stride *= 2
@@ -70,7 +68,6 @@ class Record:
         self.output_tokens = 0
         self.interrupted = False
         self.samples = Samples()
-        self._cached: set[int] = set()
         self._options = options
         self._config = config
         self._prompt_tokens = 0
@@ -81,28 +78,6 @@ class Record:
         whole = not options.groups and options.hash_block_size is None
         self._ideal = Ideal(config.hit_alignment, tree) if options.bounds else None
         self._look_ups = LookUps(options.block_size, tree) if options.bounds and whole else None
-
-    @property
-    def cached_blocks(self) -> int:
-        """Number of blocks without owner whose content is findable."""
-        return len(self._cached)
-
-    def take(self, batch: Batch) -> None:
-        """Count the evictions of a step, and follow which blocks are cached without owner."""
-        if not batch:  # as in most decode steps
-            return
-        kinds = batch.column("kind").tolist()
-        self.evictions += kinds.count(Evict.kind)
-        blocks, flags = batch.column("a").tolist(), batch.column("b").tolist()
-        for kind, block, is_cached in zip(kinds, blocks, flags, strict=True):
-            if kind == Free.kind and is_cached:
-                self._cached.add(block)
-            elif kind in _ENDING:
-                self._cached.discard(block)
-
-    def freed(self, blocks: Iterable[int]) -> None:
-        """Note blocks that are cached without owner before the next batch."""
-        self._cached.update(blocks)
 
     @property
     def preemptions(self) -> int:

@@ -79,7 +79,7 @@ class Sample:
 
     waiting: requests that have arrived and hold nothing; those after the first WAITING_MAX
     (loop.py) are not read yet, and not counted. swapped: requests in the host tier. used_blocks:
-    blocks with an owner. cached_blocks: findable blocks without owner.
+    blocks with an owner. cached_blocks: findable blocks without owner, counted once per stride.
     """
 
     step: int

@@ -208,6 +208,7 @@ def test_both_backends_give_the_same_objects_and_states(subtests: pytest.Subtest
             assert python.encode() == rust.encode()
             assert python.epoch == rust.epoch
             assert python.num_free_blocks == rust.num_free_blocks
+            assert python.num_cached_blocks == rust.num_cached_blocks
             assert python.num_free_host_blocks == rust.num_free_host_blocks
 
 

@@ -176,9 +176,10 @@ def lasting(backend: Literal["rust", "python"], folder: Path) -> None:
     manager.take_batch()
     held: int = manager.pin_prefix("system", "e", 8)
     due: int = manager.num_due_blocks
+    cached: int = manager.num_cached_blocks
     manager.tick(5)
     manager.extend_retention("e", KvCacheRetentionConfig(decode_retention_priority=80))
-    assert (held, due, manager.epoch) == (8, 0, 0)
+    assert (held, due, cached, manager.epoch) == (8, 0, 0, 0)
     manager.add_tokens("e", [9])
     fits: ExplainedRefusal = manager.explain_refusal("e", 1)
     missed: Missed | None = manager.explain_miss("e")

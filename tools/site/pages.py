@@ -33,7 +33,7 @@ METHODS = {
     "Queries": "get_blocks get_block_ids get_block_keys get_block_key get_cached_block has_key"
     " num_owners get_num_common_prefix_blocks num_tokens num_draft_tokens num_output_placeholders"
     " num_computed_tokens get_row status epoch num_free_blocks num_free_host_blocks num_due_blocks"
-    " quarantined_blocks usage",
+    " num_cached_blocks quarantined_blocks usage",
     "Explanations": "explain_miss explain_refusal",
     "Recording": "start_recording stop_recording",
     "The state": "state check encode restore",

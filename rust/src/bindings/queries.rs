@@ -279,6 +279,12 @@ impl Manager {
         values::numbers(slf.py(), blocks.into_iter().map(|block| block.0).collect::<Vec<_>>())
     }
 
+    /// Free device blocks whose content can be hit. O(pool).
+    #[getter]
+    fn num_cached_blocks(slf: &Bound<'_, Self>) -> PyResult<u32> {
+        Ok(Self::shown(slf)?.state.device.num_cached())
+    }
+
     /// Free device blocks that waiting requests will look up; 0 unless eviction is queue_aware.
     #[getter]
     fn num_due_blocks(slf: &Bound<'_, Self>) -> PyResult<u32> {

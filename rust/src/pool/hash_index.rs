@@ -250,6 +250,11 @@ impl HashIndex {
         self.length = 0;
     }
 
+    /// Whether an epoch has ended, whose keys may be there still.
+    pub(crate) fn has_ended(&self) -> bool {
+        self.num_ended > 0
+    }
+
     /// Whether the last key of a block is of an epoch that ended.
     #[inline]
     pub(crate) fn is_older(&self, block: BlockId) -> bool {

@@ -46,6 +46,7 @@ def test_counts_are_those_of_a_walk(monkeypatch: pytest.MonkeyPatch) -> None:
         counts = followed[id(manager)][1]
         counts.rest()
         assert counted(counts) == truth(manager)
+        assert manager.num_cached_blocks == truth(manager)[1]
         batch = take(manager)
         counts.update(batch)
         assert counted(counts) == truth(manager)

@@ -3,7 +3,8 @@
 //!
 //! A part of block_pool.rs.
 
-use super::{BlockPool, KEYED, TAILED};
+use super::{BlockPool, COUNT, KEYED, TAILED};
+use crate::pool::quarantine::Quarantine;
 use crate::types::commands::Command;
 use crate::types::effects::Effects;
 use crate::types::ids::BlockId;
@@ -16,6 +17,18 @@ impl BlockPool {
     pub fn has_key(&self, block: BlockId) -> bool {
         let owners = self.owners[block.index()];
         owners >= TAILED && (owners & TAILED > 0 || !self.index.is_older(block))
+    }
+
+    /// Free blocks whose content can be hit. O(blocks), with a word read of each.
+    #[must_use]
+    pub fn num_cached(&self) -> u32 {
+        if self.index.has_ended() {
+            return self.queue.iter().filter(|&block| self.has_key(block)).count() as u32;
+        }
+        let is_idle = |&&word: &&u32| word >= TAILED && word & COUNT == 0;
+        let waiting = self.quarantine.as_ref().map_or_else(Vec::new, Quarantine::blocks);
+        let num_waiting = waiting.into_iter().filter(|&block| self.has_key(block)).count();
+        (self.owners.iter().filter(is_idle).count() - num_waiting) as u32
     }
 
     /// The tail keys of a block, shortest first.
