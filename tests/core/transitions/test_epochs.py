@@ -41,6 +41,17 @@ def test_after_an_epoch_a_manager_answers_as_a_fresh_one(backend: Backend) -> No
         assert manager.num_free_blocks == 15 - 6
 
 
+def test_content_of_an_epoch_that_ended_counts_as_cached_no_more(backend: Backend) -> None:
+    manager = make(backend, hash_block_size=1)
+    for name in "ab":
+        serve(manager, name, PROMPT)
+        manager.free(name)
+        assert manager.num_cached_blocks == 5  # the last one has a key for its one token
+        manager.advance_epoch()
+        assert manager.num_cached_blocks == 0
+        manager.take_batch()
+
+
 def test_an_epoch_flushes_nothing_and_is_told_once(backend: Backend) -> None:
     manager = make(backend, enable_events=True)
     serve(manager, "a", PROMPT)
