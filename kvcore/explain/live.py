@@ -15,10 +15,11 @@ import attrs
 
 from kvcore.explain.explanation import Missed, Removal
 from kvcore.explain.lengths import cut, lost_spans, needed_marks, published_lengths, spans_of
-from kvcore.explain.removed_keys import RemovedKeys
+from kvcore.explain.removed_keys import ENTRY_BYTES, RemovedKeys
 from kvcore.transitions import TRANSITIONS, arguments
 from kvcore.types.arguments import read_once
-from kvcore.types.errors import KvcoreError
+from kvcore.types.errors import InvalidConfig, KvcoreError
+from kvcore.types.memory import room_for
 from kvcore.types.values import Appended, Hit, Refused, Status, Verdict
 
 Taker = Callable[[int], str | None]
@@ -39,10 +40,15 @@ class _Known:
 
 class Live:
     """Watches the transitions of one manager, without changing its state. num_entries: keys to
-    remember.
+    remember. Raises InvalidConfig if they do not fit in memory.
     """
 
     def __init__(self, manager: Any, num_entries: int) -> None:
+        needed = ENTRY_BYTES * num_entries
+        available = room_for(needed)
+        if available < needed:
+            reason = f"they need {needed} bytes, {available} are available"
+            raise InvalidConfig(field="explain_entries", value=num_entries, reason=reason)
         self.num_entries = num_entries
         self._manager, self._core = manager, manager._core
         self._removed = RemovedKeys(num_entries)

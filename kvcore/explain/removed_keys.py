@@ -3,7 +3,7 @@
 
 Invariants: a chain has the newest entry first, so the entry that the ring drops is the last of its
 chain. Neighbouring keys that one call removed share a removal; the removals are a ring of the same
-length. So an entry takes at most 48 bytes, without the ids of the requests that took blocks.
+length. So an entry takes at most ENTRY_BYTES, without the ids of the requests that took blocks.
 """
 
 from __future__ import annotations
@@ -13,6 +13,9 @@ from collections.abc import Sequence
 
 from kvcore.explain.explanation import Removal
 from kvcore.explain.known_tokens import NEVER, REMOVED
+
+ENTRY_BYTES = 48
+"""Most bytes of an entry."""
 
 
 class RemovedKeys(Sequence[Removal]):

@@ -20,10 +20,15 @@ MEMINFO, CGROUP = "/proc/meminfo", "/sys/fs/cgroup/memory.max"
 def check_memory(num_blocks: int) -> None:
     """Raise PoolTooLarge unless pools of this many blocks fit."""
     needed = BLOCK_BYTES * num_blocks
-    reported = num_available() if needed > SMALL_BYTES else []
-    available = num_reservable(min([needed, *reported]))
+    available = room_for(needed)
     if available < needed:
         raise PoolTooLarge(num_blocks=num_blocks, needed_bytes=needed, available_bytes=available)
+
+
+def room_for(needed: int) -> int:
+    """Return `needed` if so many bytes are available, else about how many are."""
+    reported = num_available() if needed > SMALL_BYTES else []
+    return num_reservable(min([needed, *reported]))
 
 
 def num_reservable(size: int) -> int:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize
 
 from kvcore import Config, KVCacheManager, Request
-from kvcore.errors import InvalidCount, UnknownRequest
+from kvcore.errors import InvalidConfig, InvalidCount, UnknownRequest
 from kvcore.explain.errors import ExplainOff
 from kvcore.explain.explanation import LENGTHS, Explanation, Missed, Removal
 from kvcore.explain.removed_keys import RemovedKeys
@@ -291,6 +291,12 @@ def test_the_ring_is_a_dict_of_the_last_removals(num_entries: int) -> None:
         found = {key: ring[mark - 2] for key, mark in zip(keys, marks, strict=True) if mark}
         assert found == last
         assert ring.has_dropped == (len(reported) > num_entries)
+
+
+def test_more_entries_than_fit_in_memory_are_refused(backend: Backend) -> None:
+    with pytest.raises(InvalidConfig, match=r"explain_entries=10+: they need 480+ bytes") as caught:
+        KVCacheManager(Config(4, 4), backend, explain_entries=10**12)
+    assert caught.value.fields["value"] == 10**12
 
 
 def test_an_entry_takes_at_most_48_bytes() -> None:

@@ -21,13 +21,18 @@ const CGROUP: &str = "/sys/fs/cgroup/memory.max";
 pub fn check_memory(num_blocks: u64) -> Result<(), Error> {
     let buckets = 4 * (2 * num_blocks).next_power_of_two();
     let needed = BLOCK_BYTES * num_blocks + buckets;
-    let reported = if needed > SMALL_BYTES { num_available() } else { Vec::new() };
-    let available = num_reservable(reported.into_iter().fold(needed, u64::min));
+    let available = room_for(needed);
     if available >= needed {
         return Ok(());
     }
     let (needed_bytes, available_bytes) = (needed as i64, available as i64);
     Err(Error::PoolTooLarge { num_blocks: num_blocks as i64, needed_bytes, available_bytes })
+}
+
+/// Return `needed` if so many bytes are available, else about how many are.
+pub fn room_for(needed: u64) -> u64 {
+    let reported = if needed > SMALL_BYTES { num_available() } else { Vec::new() };
+    num_reservable(reported.into_iter().fold(needed, u64::min))
 }
 
 /// Return `size`, or its largest half, quarter and so on that can be allocated.
