@@ -57,7 +57,7 @@ def followed(outputs: tuple[Output, ...], step: CheckedCall) -> tuple[Output, ..
     name, stale = call.args[0], False
     if call.name == "remove_request":
         return tuple(each for each in outputs if each.request_id != name)
-    if call.name == "allocate_slots":
+    if call.name in ("allocate_slots", "load"):
         request = step.before.requests[name]
         stale = request.num_computed < len(request.tokens)
     elif call.name in CUTTING:

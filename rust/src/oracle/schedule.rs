@@ -317,6 +317,9 @@ impl Schedule {
     fn begin_load(&mut self, state: &State, name: Name, num_tokens: u32, num_hit: u32) {
         let Some(row) = name.row(state) else { return };
         let before = self.computed(row);
+        if before < state[row].num_tokens() {
+            self.cut.push(row);
+        }
         let start = before + num_hit;
         let known = self.at(row);
         known.before.get_or_insert(before);
