@@ -16,7 +16,7 @@ from typing import Literal, NoReturn, get_args
 import attrs
 from immutables import Map
 
-from kvcore.types.arguments import read_int, read_scalars
+from kvcore.types.arguments import read_count, read_int, read_scalars
 from kvcore.types.errors import GroupsDoNotFit, InvalidConfig, InvalidExtraKey
 from kvcore.types.extra_inputs import check_text
 from kvcore.types.groups import Group, admission_cap, most_states
@@ -197,9 +197,9 @@ class Config:
         """Return how many rows block tables need for `num_requests` requests at a time.
 
         This includes a row for each request that left in the open batch or in a batch in flight. A
-        request that is added and removed in the same batch needs one more.
+        request that is added and removed in the same batch needs one more. Raises InvalidCount.
         """
-        return num_requests * (self.max_in_flight + 2)
+        return read_count("num_requests", num_requests) * (self.max_in_flight + 2)
 
     def drops_last_hit(self, group_id: int) -> bool:
         """Return whether a hit leaves this group's last matched block to be computed."""
@@ -220,9 +220,9 @@ class Config:
 
     def blocks_for(self, num_tokens: int) -> int:
         """Return the most blocks that a request holds in all groups until it has `num_tokens`
-        tokens.
+        tokens. Raises InvalidCount.
         """
-        total = 0
+        total, num_tokens = 0, read_count("num_tokens", num_tokens)
         for index, group in enumerate(self.groups):
             blocks = -(-num_tokens // group.block_size) + group.draft_states
             cap = self.cap(index)

@@ -104,9 +104,9 @@ class LengthMismatch(KvcoreError):
 
 
 class InvalidCount(KvcoreError):
-    """A count is below what the call needs."""
+    """A count is no integer, or below what the call needs."""
 
-    message = "{name} is {value!r}, must be at least {least}"
+    message = "{name} is {value!r}, must be an integer of at least {least}"
 
 
 class TooManyTokens(KvcoreError):

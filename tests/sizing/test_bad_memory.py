@@ -91,7 +91,7 @@ def test_blocks_of_a_layout_are_counted_and_come_to_a_pebibyte_at_most() -> None
     assert make_layout(groups, PIB // PAGE).tensors[0].size_bytes == PIB
     with pytest.raises(InvalidMemory, match=f"memory {PIB + PAGE} bytes: must be at most"):
         make_layout(groups, PIB // PAGE + 1)
-    with pytest.raises(InvalidCount, match="num_blocks is -1, must be at least 0"):
+    with pytest.raises(InvalidCount, match="num_blocks is -1, must be an integer of at least 0"):
         make_layout(groups, -1)
     with pytest.raises(WrongArgument, match=r"num_blocks must be an integer, not 1\.5"):
         make_layout(groups, 1.5)  # type: ignore[arg-type]  # the mistake under test

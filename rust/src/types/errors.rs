@@ -88,7 +88,7 @@ errors! {
         "{num_requests} requests were given {num_tokens} tokens";
     /// A count is below what the call needs.
     InvalidCount { name: &'static str, value: i64, least: i64 }
-        "{name} is {value:?}, must be at least {least}";
+        "{name} is {value:?}, must be an integer of at least {least}";
     /// The call requests slots for tokens that the request does not have.
     TooManyTokens { request: String, num_tokens: i64, requested: i64 }
         "request {request:?} has {num_tokens} tokens, but slots would reach token {requested}";

@@ -12,7 +12,8 @@ from typing import Any
 import attrs
 import pytest
 
-from kvcore import Hit, KVCacheBlocks, KVCacheManager
+from kvcore import Config, Hit, KVCacheBlocks, KVCacheManager
+from kvcore.errors import InvalidCount
 from tests.conftest import Backend
 from tests.helpers.stories import add, make, serve, step
 
@@ -67,3 +68,12 @@ def test_a_bool_counts_as_the_int_that_it_is(backend: Backend) -> None:
         manager.pin([one])
         manager.truncate("a", one)
     assert managers[0].encode() == managers[1].encode()
+
+
+def test_a_config_reads_counts_as_a_manager_does() -> None:
+    config: Any = Config(9, 4, max_in_flight=1)
+    assert (config.max_rows(Number(2)), config.blocks_for(Number(9))) == (6, 3)
+    for call, name in ((config.max_rows, "num_requests"), (config.blocks_for, "num_tokens")):
+        for wrong in (-1, "9", 9.0):
+            with pytest.raises(InvalidCount, match=f"{name} is {wrong!r}, must be an integer"):
+                call(wrong)

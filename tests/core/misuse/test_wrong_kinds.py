@@ -172,7 +172,9 @@ def test_a_number_that_raises_is_no_number(backend: Any) -> None:
     manager = KVCacheManager(Config(8, 2), backend)
     manager.add_request(Request("r", [1, 2, 3]))
     before = manager.encode()
-    with pytest.raises(InvalidCount, match=r"num_new_tokens is Faulty\(\), must be at least 0"):
+    with pytest.raises(
+        InvalidCount, match=r"num_new_tokens is Faulty\(\), must be an integer of at least 0"
+    ):
         manager.allocate_slots("r", FAULTY)
     with pytest.raises(InvalidToken, match=r"token Faulty\(\) at position 0"):
         manager.add_tokens("r", [FAULTY])
