@@ -158,7 +158,8 @@ class Swapped(Struct, frozen=True, gc=False):
 
 
 class Appended(Struct, frozen=True, gc=False, eq=False):
-    """The progress of an `append`: requests from the refused one on are unchanged.
+    """The progress of an `append`: requests from the refused one on are unchanged. False if one was
+    refused, as `Refused` itself is.
 
     columns: the bytes of `grown`, ignored in comparisons.
     """
@@ -176,6 +177,9 @@ class Appended(Struct, frozen=True, gc=False, eq=False):
         columns = memoryview(self.columns).cast("i")
         size = len(columns) // 4
         return tuple(columns[start * size : (start + 1) * size] for start in range(4))
+
+    def __bool__(self) -> bool:
+        return self.refused is None
 
     def __repr__(self) -> str:
         return f"Appended(done={self.done!r}, refused={self.refused!r})"

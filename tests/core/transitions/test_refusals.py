@@ -160,10 +160,13 @@ def test_append_goes_as_far_as_it_can_and_no_further(manager: KVCacheManager) ->
     # "a" has a slot left, "b" and "c" each need a block, and there is none.
     appended = manager.append(["a", "b", "c"], [7, 8, 9])
     assert appended == Appended(1, Refused(LATER, needed=1, available=0))
+    assert not appended
     assert [manager.num_tokens(name) for name in "abc"] == [4, 2, 2]
     assert [manager.num_computed_tokens(name) for name in "abc"] == [4, 2, 2]
     manager.free("a")
-    assert manager.append(["b", "c"], [8, 9]) == Appended(2)
+    grown = manager.append(["b", "c"], [8, 9])
+    assert grown == Appended(2)
+    assert grown
 
 
 def test_an_append_whose_first_is_refused_changes_nothing(manager: KVCacheManager) -> None:
