@@ -201,6 +201,10 @@ def test_all_backends_count_the_same(capsys: pytest.CaptureFixture[str]) -> None
         ((*SMALL, "--calls", "load", "--tokens", "3", "--without", "free"), "that it preempted"),
         ((*SMALL, "--loads-fail"), "no load can fail"),
         (
+            (*SMALL, "--external", "1", "--moves", "calls", "--ahead", "1", "--loads-fail"),
+            "--loads-fail with --ahead needs --max-in-flight",
+        ),
+        (
             (*SMALL, "--tokens", "3", "--calls", "load", "--max-in-flight", "1", "--loads-fail"),
             "omit --loads-fail",
         ),

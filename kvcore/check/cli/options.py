@@ -281,6 +281,11 @@ def _check_world(options: argparse.Namespace, world: World) -> None:
         raise BadOptions("swapping needs a host tier: use --host-blocks")
     if world.loads_fail and not (world.num_external or "load" in world.calls):
         raise BadOptions("no load can fail: use --external or --calls load")
+    if world.loads_fail and world.num_output_placeholders and not world.config.max_in_flight:
+        raise BadOptions(
+            "a load is confirmed when the next batch is taken: --loads-fail with --ahead needs "
+            "--max-in-flight"
+        )
     if world.loads_fail and world.config.max_in_flight and not world.num_external:
         raise BadOptions("in flight, operations already end either way: omit --loads-fail")
     if world.moves == "engine" and world.num_external:

@@ -307,6 +307,14 @@ RUN_AHEAD: dict[str, Profile] = {
         backend="rust",
         shows=SHOWS,
     ),
+    "ahead-loads-by-key": Profile(
+        "loads by key while output is to come, published when a batch is completed",
+        world(2, 1, 3, 2, "load", "cancel", publish="completed", **BY_CALLS, **FLYING),
+        *(4547, 17912),
+        backend="rust",
+        shows=(*SHOWS, "call load: done"),
+        not_shown={"call append: refused later": ROOMY},
+    ),
     "ahead-calls": Profile(
         "steps of any length planned ahead, cut and shortened, two calls in a batch",
         world(2, 1, 3, 2, "truncate", "unschedule", "cancel", **CALLS),
