@@ -265,8 +265,9 @@ class Recordable:
         """Return the canonical bytes of the state. O(pool). Changes nothing."""
         return self._core.encode()
 
-    def restore(self, data: bytes) -> None:
+    def restore(self, data: bytes | bytearray | memoryview) -> None:
         """Replace the state by canonical bytes. O(pool). Raises DamagedState, PoolTooLarge."""
+        data = bytes(data) if isinstance(data, bytearray | memoryview) else data
         check_kind("data", data, bytes)
         config = decode_valid(data, self.backend).config
         self._core.restore(data)

@@ -206,6 +206,7 @@ def play(backend: Literal["rust", "python"]) -> KVCacheManager | None:
         lasting(backend, Path(folder))
     data: bytes = manager.encode()
     manager.restore(data)
+    manager.restore(bytearray(data))
     state: State = manager.state()
     manager.check()
     try:

@@ -69,7 +69,7 @@ def test_the_message_says_what_is_wrong(misuse: Misuse, text: str, backend: Back
 
 
 LONG: list[Misuse] = [
-    lambda m: m.restore(bytearray(10**6)),  # type: ignore[arg-type] # the misuse
+    lambda m: m.restore(bytearray(10**6)),
     lambda m: m.restore([0] * 10**5),  # type: ignore[arg-type] # the misuse
     lambda m: m.free("q" * 10**6),
     lambda m: m.append(["q" * 10**6], [1]),
