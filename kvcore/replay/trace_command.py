@@ -49,13 +49,13 @@ def _generate(options: argparse.Namespace) -> int:
         generate(options.kind, options.requests, options.seed, sessions_per_second=options.rate)
     )
     try:
-        if options.out is None:
+        if options.out == "-":
             sys.stdout.writelines(line.decode() for line in lines)
         else:
             check_writable(options.out)
             write_whole(options.out, (line.decode() for line in lines))
     except KeyboardInterrupt:
-        cut = "the trace is cut off" if options.out is None else "nothing was written"
+        cut = "the trace is cut off" if options.out == "-" else "nothing was written"
         print(f"kvcore trace: interrupted, {cut}", file=sys.stderr)
         return STOPPED
     return FINE
@@ -98,7 +98,7 @@ def _make_parser() -> argparse.ArgumentParser:
     )
     rates = ", ".join(f"{kind} {rate:g}" for kind, rate in SESSIONS_PER_SECOND.items())
     add("--rate", type=positive, metavar="N", help=f"sessions that start per second ({rates})")
-    add("--out", metavar="FILE", help="the file to write (standard output)")
+    add("--out", metavar="FILE", default="-", help="the file to write (-, standard output)")
     shown = parts.add_parser("show", help="show the facts of a trace, without replaying it")
     add = shown.add_argument
     add("trace", metavar="TRACE", help=TRACES)
