@@ -171,7 +171,7 @@ class KVCacheManager(Recordable, Questions, Timed):
     ) -> Appended:
         """Add one token and one slot to each request, in order, up to the first refused one.
 
-        requests: any iterable of ids, or a buffer of rows. tokens: one each; None: tokens to come.
+        requests: ids in their order, or a buffer of rows. tokens: one each; None: tokens to come.
         batch: the one that sampled them. Raises, before any change, LengthMismatch,
         RepeatedRequest, NotRunning, DraftsPending, InOpenBatch, NotComputed, BatchNotTaken,
         StaleOutput, OutputOutOfOrder, BeyondModelLength.
