@@ -76,11 +76,15 @@ impl<T> RowMap<T> {
     /// Add an entry for a row; false, with no change, if it has one.
     #[inline(always)] // of each request in each step
     pub fn insert_once(&mut self, row: Row, entry: T) -> bool {
-        let is_new = !matches!(self.places.get(row.index()), Some(1..));
-        if is_new {
-            self.insert_missing(row, entry);
+        match self.places.get_mut(row.index()) {
+            Some(place @ 0) => {
+                self.entries.push((row, entry));
+                *place = self.entries.len() as u32;
+            }
+            Some(_) => return false,
+            None => self.insert_new(row, entry),
         }
-        is_new
+        true
     }
 
     /// The number of entries.
@@ -111,9 +115,9 @@ impl<T> RowMap<T> {
 
     /// Forget every entry, but keep the memory.
     pub fn clear(&mut self) {
-        for (row, _) in self.entries.drain(..) {
-            self.places[row.index()] = 0;
-        }
+        let places = &mut self.places[..];
+        self.entries.iter().for_each(|(row, _)| places[row.index()] = 0);
+        self.entries.clear();
     }
 
     /// The rows that have an entry, in no particular order.
