@@ -204,26 +204,25 @@ fn find_rows(
 /// not grow.
 #[inline(always)] // of each request in each step
 fn schedule_all(state: &mut State, rows: &[u32], output: &Output<'_>) -> bool {
-    let wrong_number = output.tokens.is_some_and(|tokens| tokens.len() != rows.len());
-    if wrong_number {
+    if output.tokens.is_some_and(|tokens| tokens.len() != rows.len()) {
         return false;
     }
-    let (limit, number) = (state.config.length_limit(), state.batch.number);
-    if output.batch.is_some_and(|batch| batch < 0) {
-        return false;
-    }
-    let is_taken = output.batch.is_none_or(|batch| (batch as u64) < number);
+    let Some(batch) = output.batch else { return schedule_each(state, rows, |_| true) };
+    let number = batch as u64;
+    let is_taken = rows.is_empty() || number < state.batch.number;
+    batch >= 0 && is_taken && schedule_each(state, rows, |each| each.awaits_next(number))
+}
+
+/// Do so for requests that await the output.
+#[inline(always)] // of each request in each step
+fn schedule_each(state: &mut State, rows: &[u32], awaited: impl Fn(&RequestState) -> bool) -> bool {
+    let limit = state.config.length_limit();
     let State { requests, batch, .. } = state;
     rows.iter().all(|&row| {
         let Some(Some(request)) = requests.get(row as usize) else { return false };
-        let awaited = output.batch.is_none_or(|number| {
-            let number = number as u64;
-            request.output_from <= number && request.oldest_awaited() == number
-        });
         prefetch(&request.tokens, request.tokens.len()); // the next one's place
         let record = ScheduledRequest::new(request.num_computed);
-        is_taken
-            && awaited
+        awaited(request)
             && can_grow(request, limit)
             && batch.scheduled.insert_once(Row(row), record)
     })

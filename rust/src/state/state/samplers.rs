@@ -28,10 +28,13 @@ impl RequestState {
         awaited
     }
 
-    /// The oldest of them, of a request that counts all its tokens.
+    /// Whether the output of this batch is the next one for a request that counts all its tokens.
     #[inline(always)] // of each request in each step
-    pub(crate) fn oldest_awaited(&self) -> u64 {
-        self.samplers.first().map_or(self.output_from, |oldest| oldest.batch)
+    pub(crate) fn awaits_next(&self, batch: u64) -> bool {
+        match &self.samplers[..] {
+            [oldest, ..] => oldest.batch == batch && self.output_from <= batch,
+            [] => self.output_from == batch,
+        }
     }
 
     /// Await these batches, as far as they sample what is not known.
