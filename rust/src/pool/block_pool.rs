@@ -341,7 +341,7 @@ impl BlockPool {
     }
 
     /// Make a block findable under a key.
-    #[inline]
+    #[inline(always)] // of each block that is filled
     pub fn publish(&mut self, block: BlockId, key: Key) {
         debug_assert!(self.owners[block.index()] < KEYED, "HASH-MONO: {block:?} has a key already");
         self.owners[block.index()] |= KEYED;

@@ -7,6 +7,7 @@ use std::ops::{Index, IndexMut};
 
 use crate::pool::block_pool::BlockPool;
 use crate::state::state::{RequestState, State, request_mut};
+use crate::types::config::Duplicates;
 use crate::types::ids::{BlockId, Row};
 
 impl RequestState {
@@ -58,6 +59,12 @@ impl State {
     #[inline]
     pub fn is_stale(&self, row: Row) -> bool {
         self.epochs[row.index()] < self.epoch && self[row].num_computed > 0
+    }
+
+    /// Whether blocks get keys without merges, and without notes on loads or for a policy.
+    pub(crate) fn has_plain_keys(&self) -> bool {
+        let merges = self.config.duplicates == Duplicates::Merge;
+        !merges && self.loads.is_empty() && self.device.policy.is_none()
     }
 
     /// The epoch in which the request in this row began to count; 0 if it counts nothing.

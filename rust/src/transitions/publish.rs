@@ -96,25 +96,52 @@ pub(crate) fn publish_blocks(state: &mut State, row: Row, num_tokens: u32, last:
     if state.is_stale(row) && !seeded(Mutant::StalePublishes) {
         return;
     }
+    let is_plain = state.has_plain_keys() && !seeded(Mutant::CacheWholePrompt);
     for group_id in 0..state.config.groups.len() as u32 {
-        let group = &state.config.groups[group_id as usize];
-        if group.is_state() {
+        let (group, request) = (&state.config.groups[group_id as usize], &state[row]);
+        let cached = request.num_cached[group_id as usize];
+        let (size, next) = (u64::from(group.block_size), u64::from(cached) + 1);
+        let fills = u64::from(num_tokens) >= next * size;
+        if group.is_state() || !fills && !seeded(Mutant::CacheWholePrompt) {
             continue;
         }
-        let size = group.block_size;
-        let cached = state[row].num_cached[group_id as usize];
-        let fills = u64::from(num_tokens) >= (u64::from(cached) + 1) * u64::from(size);
-        if !fills && !seeded(Mutant::CacheWholePrompt) {
+        let scale = state.scales[group_id as usize];
+        let is_last = u64::from(num_tokens) < (next + 1) * size;
+        if is_last && is_plain && request.block_hashes.len() as u64 >= next * u64::from(scale) {
+            publish_one(state, row, (group_id, cached), last);
             continue;
         }
-        let num_hashed = state[row].num_hashed(state.scales[group_id as usize]);
         let num_full = if seeded(Mutant::CacheWholePrompt) {
-            num_hashed.min(state[row].tables[group_id as usize].len() as u32)
+            request.num_hashed(scale).min(request.tables[group_id as usize].len() as u32)
         } else {
-            num_hashed.min(num_tokens / size)
+            request.num_hashed(scale).min(num_tokens / group.block_size)
         };
         publish_range(state, row, group_id, cached..num_full, last);
         state[row].num_cached[group_id as usize] = cached.max(num_full);
+    }
+}
+
+/// Publish the block at a position of a group, of a state in which nothing has to be noted.
+#[inline(always)] // once in each block of a request
+fn publish_one(state: &mut State, row: Row, (group_id, position): (u32, u32), last: bool) {
+    let State { config, scales, requests, device, batch, effects, epoch, .. } = state;
+    let request = request_mut(requests, row);
+    request.num_cached[group_id as usize] = position + 1;
+    let block = request.tables[group_id as usize][position as usize];
+    if device.is_null(block) || device.key(block).is_some() {
+        return;
+    }
+    let key = request.key(scales[group_id as usize], group_id, position);
+    device.publish(block, key);
+    if !last && config.max_in_flight > 0 {
+        batch.published_keys.push((block, key));
+    }
+    let end = (position + 1) * config.groups[group_id as usize].block_size;
+    if batch.scheduled.get(row).is_some_and(|record| end > record.num_computed_before) {
+        batch.note_unwritten(row, (group_id, position), block, key);
+    }
+    if config.enable_events {
+        announce(effects, request, (config, scales), group_id, (position, position + 1), *epoch);
     }
 }
 
