@@ -35,10 +35,10 @@ mod older;
 mod pins;
 mod prefetches;
 mod tailed;
+mod taken;
 
 pub use floored::make_device;
 pub(crate) use pins::count_blocks;
-use prefetches::FEW;
 
 /// Blocks that were taken: few in most steps, so they need no room on the heap.
 pub type Taken = SmallVec<[BlockId; 8]>;
@@ -215,43 +215,6 @@ impl BlockPool {
         self.take_for(NO_TENANT, count, effects)
     }
 
-    /// The same, for a tenant.
-    pub(crate) fn take_for(&mut self, tenant: u8, count: u32, effects: &mut Effects) -> Taken {
-        debug_assert!(count <= self.num_free(), "ADMIT-EXACT: {count} blocks were not planned");
-        let blocks = self.dequeue_next(tenant, count);
-        let are_many = blocks.len() > FEW;
-        self.prefetch_first(&blocks);
-        for (place, &block) in blocks.iter().enumerate() {
-            if are_many {
-                self.prefetch_behind(&blocks, place);
-            }
-            if self.owners[block.index()] >= TAILED {
-                if self.owners[block.index()] >= KEYED && self.index.is_older(block) {
-                    self.forget_older(block);
-                }
-                self.unpublish(block, effects);
-            }
-            self.owners[block.index()] = u32::from(!seeded(Mutant::AllocRef0));
-            effects.emit(Command::Allocate { block });
-        }
-        if self.floors.is_some() {
-            blocks.iter().for_each(|&block| self.note_taker(block, tenant));
-        }
-        self.forget_wishes(&blocks);
-        blocks
-    }
-
-    /// Take `count` blocks out of the free queue for a tenant, as the policy decides; keys stay.
-    pub fn dequeue_next(&mut self, tenant: u8, count: u32) -> Taken {
-        let mut blocks = Taken::with_capacity(count as usize);
-        match (&self.policy, &self.floors) {
-            (None, None) => self.queue.take_front(count, |block| blocks.push(block)),
-            (_, Some(_)) => self.take_past_floors(count, tenant, &mut blocks),
-            (Some(_), None) => self.take_by_policy(count, &mut blocks),
-        }
-        blocks
-    }
-
     /// Add an owner; a block that had none leaves the free queue or the quarantine, and keeps its
     /// content.
     pub fn touch(&mut self, block: BlockId, effects: &mut Effects) {
@@ -300,6 +263,7 @@ impl BlockPool {
     }
 
     /// Put a block without owner at the end of the free queue that the policy names.
+    #[inline(always)] // of each block that a request gives back
     fn enqueue(&mut self, block: BlockId) {
         if self.retention.is_some() {
             self.enqueue_by_level(block);

@@ -102,7 +102,10 @@ impl FreeQueue {
 
     /// The ring whose front leaves next: the first that is not empty, or the last ring.
     pub(crate) fn first_ring(&self) -> u32 {
-        self.filled.trailing_zeros().min(self.num_rings() - 1)
+        match self.filled as u64 {
+            0 => self.filled.trailing_zeros().min(self.num_rings() - 1),
+            low => low.trailing_zeros(),
+        }
     }
 
     /// The block that leaves next.
@@ -123,6 +126,25 @@ impl FreeQueue {
         if before == after {
             self.note_empty(before);
         }
+    }
+
+    /// Take the block at the front.
+    #[inline]
+    pub(crate) fn take_first(&mut self) -> Option<BlockId> {
+        let sentinel = self.sentinel(self.first_ring());
+        let block = self.links[sentinel as usize].after;
+        if block == sentinel {
+            return None;
+        }
+        let after = self.links[block as usize].after;
+        self.links[block as usize] = Links::to_itself(block);
+        self.links[sentinel as usize].after = after;
+        self.links[after as usize].before = sentinel;
+        self.length -= u32::from(!seeded(Mutant::CounterDrifts));
+        if after == sentinel {
+            self.note_empty(sentinel);
+        }
+        Some(BlockId(block))
     }
 
     /// Take `count` blocks from the front: the links of a ring are closed once for all of them.

@@ -14,6 +14,7 @@ mod once_trimmed;
 
 use smallvec::SmallVec;
 
+use crate::pool::block_pool::Taken;
 use crate::pool::prefetch::prefetch;
 use crate::state::open_batch::ScheduledRequest;
 use crate::state::state::{RequestState, State, request_mut};
@@ -321,7 +322,8 @@ fn commit_at_ends(state: &mut State, row: Row, num_taken: u32, moves: bool) {
 /// Add a block to each table that has no slot for the next token; that of a state group is a copy
 /// of its last one.
 fn grow(state: &mut State, row: Row, num_taken: u32) {
-    let taken = state.device.take(num_taken, &mut state.effects);
+    let mut taken = Taken::new();
+    state.device.take_few(num_taken, &mut taken, &mut state.effects);
     forget_new(state, &taken);
     let mut taken = taken.into_iter();
     grow_tables::<false>(state, row, &mut taken);
