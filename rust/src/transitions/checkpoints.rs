@@ -15,7 +15,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use crate::state::batch_records::{BatchInFlight, OwedCheckpoint};
-use crate::state::state::State;
+use crate::state::state::{State, request_mut};
 use crate::transitions::in_flight::{give_back, note_published_key, num_finished};
 use crate::transitions::unconfirmed_loads::note_keyed;
 use crate::types::config::{Duplicates, Publish};
@@ -48,7 +48,8 @@ pub(crate) fn note_end(state: &mut State, row: Row, publishes: bool, marked: boo
 #[inline(always)] // once in each block of a request
 pub(crate) fn note_whole_end(state: &mut State, row: Row, count: u32) {
     let ends = |group: &Group| group.is_state() && count.is_multiple_of(group.block_size);
-    if state.config.enable_caching && state.config.groups.iter().any(ends) {
+    let mut groups = state.config.groups.iter().rev(); // states are mostly the last ones
+    if state.config.enable_caching && groups.any(ends) {
         state.batch.ends.push(row);
     }
 }
@@ -69,6 +70,11 @@ pub(crate) fn settle_ends(
 ) {
     let in_flight = state.config.max_in_flight > 0;
     let waits = state.config.publish == Publish::Completed && in_flight;
+    let is_plain = state.has_plain_keys() && !in_flight && !state.config.enable_events;
+    if is_plain && marked.is_empty() {
+        settle_whole(state, &ends);
+        ends.clear();
+    }
     for row in ends.drain(..) {
         let count = state[row].state_count();
         let marked = !marked.is_empty() && marked.contains(&row);
@@ -91,6 +97,34 @@ pub(crate) fn settle_ends(
         }
     }
     state.batch.ends = ends; // keeps its memory
+}
+
+/// Give the states of requests after whole blocks their keys, if nothing else has to be noted.
+#[inline(never)] // its loop has the registers for itself
+fn settle_whole(state: &mut State, rows: &[Row]) {
+    let State { config, device, requests, scales, epochs, epoch, .. } = state;
+    for &row in rows {
+        let request = &*request_mut(requests, row);
+        let count = request.state_count();
+        if epochs[row.index()] < *epoch {
+            continue; // as `is_stale`, of a request that counts tokens
+        }
+        for (group_id, group) in config.groups.iter().enumerate() {
+            if !group.is_state() {
+                continue;
+            }
+            let full = count / group.block_size;
+            if full * group.block_size != count {
+                continue;
+            }
+            let last = (full * scales[group_id]).wrapping_sub(1) as usize;
+            let Some(hash) = request.block_hashes.get(last) else { continue };
+            let block = request.tables[group_id][full as usize - 1];
+            if !device.is_null(block) && device.key(block).is_none() {
+                device.publish(block, make_key(hash, group_id as u32));
+            }
+        }
+    }
 }
 
 /// Publish the state at a request's count, if it is a checkpoint among its first num_tokens tokens
