@@ -43,6 +43,7 @@ BUGS: dict[str, tuple[str, str | None]] = {
     "QuietStepNotCounted": ("fours", None),
     "QuietStepNotAwaited": ("ahead-fours", None),
     "QuietStepKeysNothing": ("ahead-delays", HITS),
+    "EndsGrowOneTable": ("groups", None),
     "HitsCostNothing": ("groups", None),
     "CacheWholePrompt": ("calls", BEHIND),
     "FullHit": ("cuts", None),

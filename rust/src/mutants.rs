@@ -51,6 +51,8 @@ mutants! {
     ForkKeepsQuiet,
     /// A token that changes counts alone is scheduled and not counted.
     QuietStepNotCounted,
+    /// Of the tables that a token begins a block in, only the first one grows.
+    EndsGrowOneTable,
     /// A token that changes counts alone is scheduled, and its output not awaited.
     QuietStepNotAwaited,
     /// With keys on completion, a token that comes gives no key to a block that was skipped.

@@ -61,6 +61,9 @@ clone_in_place! {
         pub(crate) output_from: u64,
         /// Number of tokens up to which the same holds.
         pub(crate) quiet_tokens: u32,
+        /// Computed count up to which each next slot is there, and can be written in place, unless
+        /// `quiet_until` is 0; not encoded.
+        pub(crate) slots_until: u32,
         /// The hashes of its full blocks, at the config's hash_block_size; computed from the
         /// tokens, or supplied by the engine.
         pub(crate) block_hashes: Vec<BlockHash>,

@@ -9,33 +9,26 @@
 //! named twice; requests that do not get their slots are taken out again.
 //! Source: S000-21, S004-05 to S004-10. Twin: kvcore/transitions/append.py.
 
+mod block_ends;
 pub(crate) mod fast_path;
 mod once_trimmed;
 
 use smallvec::SmallVec;
 
-use crate::pool::block_pool::Taken;
 use crate::pool::prefetch::prefetch;
 use crate::state::open_batch::ScheduledRequest;
-use crate::state::state::{RequestState, State, request_mut};
-use crate::state::table_edit::{note_new, push};
+use crate::state::state::{RequestState, State};
 use crate::transitions::allocate::commit;
-use crate::transitions::append::fast_path::{
-    append_quietly, is_known_quiet, is_quiet_once_trimmed, note_quiet_until, taken_at_ends,
-};
+use crate::transitions::append::block_ends::{append_at_ends, extend_by_one};
+use crate::transitions::append::fast_path::{append_quietly, is_quiet};
 use crate::transitions::append::once_trimmed::append_once_trimmed;
-use crate::transitions::checkpoints::note_whole_end;
-use crate::transitions::drain::forget_new;
-use crate::transitions::in_flight::note_next_entry;
 use crate::transitions::output::{check_output, publish_filled, take_output};
 use crate::transitions::plan::plan_allocation;
-use crate::transitions::publish::publish_blocks;
-use crate::transitions::requests::{check_no_drafts, extend};
-use crate::transitions::states::copy_state;
+use crate::transitions::requests::check_no_drafts;
 use crate::transitions::window::{apply_trims, plan_trims, visible_from};
 use crate::types::commands::places_set;
 use crate::types::errors::{Error, check_count};
-use crate::types::ids::{BlockId, Row};
+use crate::types::ids::Row;
 use crate::types::slot_request::SlotRequest;
 use crate::types::values::{Appended, Output, Refused};
 
@@ -76,12 +69,14 @@ pub fn append<'a>(
     let mut done = 0;
     while let Some(&row) = rows.get(done) {
         let (row, token) = (Row(row), output.tokens.map(|tokens| tokens[done]));
-        if is_known_quiet(&state[row], state.num_pins) {
+        let (since, num_pins) = (state[row].quiet_since, state.num_pins);
+        let is_quiet = is_quiet(&state[row]);
+        if is_quiet && since == num_pins {
             let tokens = output.tokens.map(|tokens| &tokens[done..]);
             done += append_quietly(state, &rows[done..], tokens, output.batch);
             continue;
         }
-        if state.has_states && is_quiet_once_trimmed(&state[row], state.num_pins) {
+        if is_quiet && since == !num_pins {
             append_once_trimmed(state, row, token, output.batch);
         } else if let Err(refused) = append_one(state, row, token, output.batch) {
             state.batch.scheduled.truncate(num_records + done);
@@ -99,22 +94,24 @@ fn append_one(
     token: Option<u32>,
     batch: Option<i64>,
 ) -> Result<(), Refused> {
+    if append_at_ends(state, row, token, token.and(batch)) {
+        return Ok(());
+    }
     let (num_hashed, num_tokens) = (state[row].block_hashes.len(), state[row].tokens.len());
     let fills = token.is_some() && state[row].num_output_placeholders() > 0;
     let known = fills.then_some(num_tokens as u32);
     if let Some(token) = token {
-        extend(state, row, &[token]);
-    }
-    if let Some((num_taken, moves)) = taken_at_ends(state, row) {
-        settle_output(state, row, known, token.and(batch));
-        commit_at_ends(state, row, num_taken, moves);
-        return Ok(());
+        extend_by_one(state, row, token);
     }
     let slot_request = SlotRequest::next(&state[row]);
     let planned = plan_allocation(state, row, &slot_request);
     match planned.expect("NOCRASH: check_append has checked every call of the append") {
         Ok(plan) => {
-            settle_output(state, row, known, token.and(batch));
+            // The output comes before the open batch schedules the next token.
+            if let Some(num_known) = known {
+                publish_filled(state, row, num_known);
+            }
+            take_output(state, row, token.and(batch));
             commit(state, &slot_request, &plan);
             Ok(())
         }
@@ -127,15 +124,6 @@ fn append_one(
             Err(refusal.refused)
         }
     }
-}
-
-/// Note the output of a batch before the open batch schedules the next token. known: the number of
-/// tokens before the output, if its token was to come.
-fn settle_output(state: &mut State, row: Row, known: Option<u32>, batch: Option<i64>) {
-    if let Some(num_known) = known {
-        publish_filled(state, row, num_known);
-    }
-    take_output(state, row, batch);
 }
 
 /// Check the rows of a buffer. Fails with UnknownRequest if a row has no request.
@@ -259,10 +247,10 @@ fn can_grow(request: &RequestState, limit: u32) -> bool {
         let is_idle = request.host_tables.is_empty() && request.num_loading == 0;
         is_idle && request.drafts.is_empty() && request.holds_blocks()
     };
-    let is_quiet = request.num_computed < request.quiet_until;
-    debug_assert!(!is_quiet || is_ready(), "a quiet request has no drafts, loads or host blocks");
+    let is_known = request.num_computed < request.quiet_until;
+    debug_assert!(!is_known || is_ready(), "a quiet request has no drafts, loads or host blocks");
     let is_computed = request.num_computed as usize >= request.tokens.len();
-    (is_quiet || is_ready()) && is_computed && request.num_computed < limit
+    (is_known || is_ready()) && is_computed && request.num_computed < limit
 }
 
 /// Fails with the first reason why one of these requests cannot grow by a token.
@@ -295,67 +283,4 @@ fn check_each(state: &State, rows: &[u32], output: &Output<'_>) -> Result<(), Er
         }
     }
     Ok(())
-}
-
-/// Schedule one more token of a request whose tables at most grow by a block each. moves: whether a
-/// window has to be trimmed.
-fn commit_at_ends(state: &mut State, row: Row, num_taken: u32, moves: bool) {
-    if moves {
-        apply_trims(state, row, &plan_trims(state, row, state[row].num_accepted()));
-    }
-    note_next_entry(state, row);
-    if num_taken > 0 {
-        grow(state, row, num_taken);
-    }
-    let (open, request) = (state.batch.number, &mut state[row]);
-    let count = request.num_computed + 1;
-    request.schedule(open, count);
-    if state.config.publishes_at_once() {
-        publish_blocks(state, row, state[row].num_accepted(), false);
-    }
-    if state.has_states {
-        note_whole_end(state, row, count);
-    }
-    note_quiet_until(state, row);
-}
-
-/// Add a block to each table that has no slot for the next token; that of a state group is a copy
-/// of its last one.
-fn grow(state: &mut State, row: Row, num_taken: u32) {
-    let mut taken = Taken::new();
-    state.device.take_few(num_taken, &mut taken, &mut state.effects);
-    forget_new(state, &taken);
-    let mut taken = taken.into_iter();
-    grow_tables::<false>(state, row, &mut taken);
-    if state.has_states {
-        grow_tables::<true>(state, row, &mut taken);
-    }
-}
-
-/// Do so in the state groups, or in the others.
-#[inline(always)] // once in each block of a request
-fn grow_tables<const STATES: bool>(
-    state: &mut State,
-    row: Row,
-    taken: &mut impl Iterator<Item = BlockId>,
-) {
-    let State { config, device, effects, requests, new_blocks, batch, .. } = state;
-    let mut news = config.record_new_blocks.then_some(new_blocks);
-    let request = request_mut(requests, row);
-    for (index, (group, table)) in config.groups.iter().zip(&mut request.tables).enumerate() {
-        if group.is_state() != STATES
-            || request.num_computed / group.block_size < table.len() as u32
-        {
-            continue;
-        }
-        let group_id = index as u32;
-        let block = taken.next().expect("ADMIT-EXACT: a block was counted");
-        if STATES {
-            let last = *table.last().expect("STATE-LIVE: there is a state before the step");
-            copy_state((device, effects), batch.number, (last, block));
-        } else {
-            note_new((group_id, group), news.as_deref_mut(), block, effects);
-        }
-        push((row, group_id), table, block, effects);
-    }
 }

@@ -122,6 +122,7 @@ pub(crate) fn drop_positions(state: &mut State, row: Row, rejected: u32) {
 }
 
 /// Make the states findable behind the first num_known tokens whose tokens are known now.
+#[inline]
 pub(crate) fn publish_accepted(state: &mut State, row: Row, num_known: u32) {
     if state.has_states && state.config.enable_caching {
         publish_reached(state, row, num_known, stored_bytes);
@@ -131,6 +132,7 @@ pub(crate) fn publish_accepted(state: &mut State, row: Row, num_known: u32) {
 /// Make blocks findable that new tokens have filled, as far as their write is scheduled.
 ///
 /// num_known: the tokens that were known before.
+#[inline(always)] // of each block that tokens to come fill
 pub(crate) fn publish_filled(state: &mut State, row: Row, num_known: u32) {
     if !state.config.enable_caching {
         return;

@@ -271,7 +271,7 @@ pub(crate) fn extend(state: &mut State, row: Row, tokens: &[u32]) {
 }
 
 /// Hash the blocks that are full and were not hashed yet.
-fn hash_new_blocks(state: &mut State, row: Row) {
+pub(crate) fn hash_new_blocks(state: &mut State, row: Row) {
     let (root, size, hashing) = (state.root, state.hash_block_size, state.config.hashing);
     let caching = state.config.enable_caching;
     let request = &mut state[row];

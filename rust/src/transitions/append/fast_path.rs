@@ -8,9 +8,12 @@
 //! the request, `pin` for all requests. A request with such a count ahead has no drafts and no
 //! unfinished loads, is on the device and, if all its tokens are known, awaits the output of one
 //! batch only; a transition that changes this resets the count too. If blocks may have tail keys,
-//! no token is quiet. Debug builds plan each such token and assert that the plan is empty.
+//! no token is quiet. The count up to which the slots themselves are there is kept beside, under
+//! the same rules, for a token that only fills blocks (`block_ends.rs`). Debug builds plan each
+//! quiet token and assert that the plan is empty.
 
 use crate::mutants::{Mutant, seeded};
+use crate::pool::block_pool::BlockPool;
 use crate::state::plan_records::{Plan, StateStep};
 use crate::state::state::{RequestState, State, request_mut};
 use crate::transitions::in_flight::note_next_entry;
@@ -66,48 +69,67 @@ pub(super) fn count_next(request: &mut RequestState, open: u64, batch: Option<i6
 
 /// Whether the last token of a request that `append` has checked changes only its count.
 #[inline(always)] // of each request in each step
-pub(crate) fn is_known_quiet(request: &RequestState, num_pins: u64) -> bool {
+fn is_known_quiet(request: &RequestState, num_pins: u64) -> bool {
     is_quiet(request) && request.quiet_since == num_pins
 }
 
-/// Whether the same holds once the states before the last ones are given back.
-#[inline(always)] // once in each block of a request
-pub(crate) fn is_quiet_once_trimmed(request: &RequestState, num_pins: u64) -> bool {
-    is_quiet(request) && request.quiet_since == !num_pins
+/// Whether the next slot is known to be held alone, and no window to move with it.
+#[inline(always)] // twice in each block of a request
+pub(super) fn has_slot(request: &RequestState, num_pins: u64) -> bool {
+    let is_known = request.quiet_until > 0 && request.quiet_since == num_pins;
+    is_known && request.num_computed < request.slots_until
 }
 
+/// Whether the same holds as far as counts tell; `quiet_since` tells the rest.
 #[inline(always)] // of each request in each step
-fn is_quiet(request: &RequestState) -> bool {
+pub(super) fn is_quiet(request: &RequestState) -> bool {
     let num_tokens = request.tokens.len();
     request.num_computed < request.quiet_until && num_tokens < request.quiet_tokens as usize
 }
 
-/// Note up to which counts the next tokens of a request are quiet.
-pub(crate) fn note_quiet_until(state: &mut State, row: Row) {
-    let request = &state[row];
+/// Note up to which counts the next tokens of a request are quiet. Returns whether the next one is
+/// known to have a slot in place.
+pub(crate) fn note_quiet_until(state: &mut State, row: Row) -> bool {
+    let State { config, device, requests, batch, num_pins, .. } = state;
+    let request = request_mut(requests, row);
+    request.quiet_until = 0;
     let num_computed = request.num_computed;
     let awaits_others = request.num_output_placeholders() == 0 && !request.samplers.is_empty();
-    let gets_key = state.has_late_keys && (state.has_tails || state.batch.marked.contains(&row));
+    let gets_key = state.has_late_keys && (state.has_tails || batch.marked.contains(&row));
     if !request.drafts.is_empty() || awaits_others || gets_key {
-        state[row].quiet_until = 0;
-        return;
+        return false;
     }
-    let (mut until, mut tokens, mut has_older) = (u32::MAX, next_hash(state, row), false);
-    let tables = request.tables.iter().zip(&request.num_cached);
-    for (group, (table, &held)) in state.config.groups.iter().zip(tables) {
+    let (mut until, mut slots) = (u32::MAX, u32::MAX);
+    let (mut tokens, mut has_older) = (u32::MAX, false);
+    for (group_id, group) in config.groups.iter().enumerate() {
         if group.is_cross() {
             continue;
         }
-        until = until.min(quiet_in_group(state, group, table, num_computed));
-        if until <= num_computed {
-            break;
+        let (table, held) = (&request.tables[group_id], request.num_cached[group_id]);
+        let end = slots_in_group(device, group, table, num_computed);
+        if end <= num_computed {
+            return false;
         }
-        has_older |= has_source(group, table, held);
-        tokens = tokens.min(next_full(state, group, held));
+        slots = slots.min(end);
+        if group.is_state() {
+            until = until.min(end - 1); // the token at the end leaves a checkpoint
+            has_older |= held as usize + 1 < table.len();
+        } else {
+            tokens = tokens.min(next_full(group, held));
+        }
     }
-    let num_pins = if has_older { !state.num_pins } else { state.num_pins };
-    let request = &mut state[row];
-    (request.quiet_until, request.quiet_tokens, request.quiet_since) = (until, tokens, num_pins);
+    let misses = seeded(Mutant::QuietStepKeysNothing) && !config.publishes_at_once();
+    if !config.enable_caching || misses {
+        tokens = u32::MAX;
+    }
+    if config.enable_caching && !request.own_hashes {
+        let num_hashed = request.num_hashed(1);
+        tokens = tokens.min((num_hashed + 1).saturating_mul(state.hash_block_size) - 1);
+    }
+    (request.quiet_until, request.slots_until) = (until.min(slots), slots);
+    request.quiet_tokens = tokens;
+    request.quiet_since = if has_older { !*num_pins } else { *num_pins };
+    true
 }
 
 /// Whether a table has a state before the last one. held: the null blocks at its start.
@@ -116,48 +138,33 @@ pub(super) fn has_source(group: &Group, table: &[BlockId], held: u32) -> bool {
     group.is_state() && held as usize + 1 < table.len()
 }
 
-/// Return the computed count for one group; 0 if the next token changes more than the count.
+/// Return the count up to which a group has slots that can be written in place, and no window
+/// moves; 0 if it has none.
 #[inline(always)] // twice in each block of a request
-fn quiet_in_group(state: &State, group: &Group, table: &[BlockId], local: u32) -> u32 {
+fn slots_in_group(device: &BlockPool, group: &Group, table: &[BlockId], local: u32) -> u32 {
     let (size, position) = (group.block_size, local / group.block_size);
-    if !table.get(position as usize).is_some_and(|&block| state.device.is_writable(block)) {
+    if !table.get(position as usize).is_some_and(|&block| device.is_writable(block)) {
         return 0;
     }
-    let mut until = (position + 1).saturating_mul(size);
-    if group.is_state() {
-        return until - 1; // the token at the end leaves a checkpoint
-    }
-    if group.is_windowed() {
-        until = until.min(next_trim(state, table, group, local));
+    let until = (position + 1).saturating_mul(size);
+    if group.window.is_some() {
+        return until.min(next_trim(device, table, group, local));
     }
     until
 }
 
-/// The number of tokens at which the next one fills a block of a group and publishes it.
-/// published: the blocks for which it is done.
+/// The number of tokens at which the next one fills a block of a group without states.
+/// published: the blocks for which that was done.
 #[inline(always)]
-fn next_full(state: &State, group: &Group, published: u32) -> u32 {
-    let misses = seeded(Mutant::QuietStepKeysNothing) && !state.config.publishes_at_once();
-    if group.is_state() || !state.config.enable_caching || misses {
-        return u32::MAX;
-    }
+pub(super) fn next_full(group: &Group, published: u32) -> u32 {
     (published + 1).saturating_mul(group.block_size) - 1
 }
 
-/// The number of tokens at which the next one completes a block to hash.
-fn next_hash(state: &State, row: Row) -> u32 {
-    let request = &state[row];
-    if !state.config.enable_caching || request.own_hashes {
-        return u32::MAX;
-    }
-    (request.num_hashed(1) + 1).saturating_mul(state.hash_block_size) - 1
-}
-
 /// The count at which a group's window moves on by a block; 0 if it has moved already.
-fn next_trim(state: &State, table: &[BlockId], group: &Group, num_computed: u32) -> u32 {
+fn next_trim(device: &BlockPool, table: &[BlockId], group: &Group, num_computed: u32) -> u32 {
     let skipped = skipped_blocks(group, num_computed);
     let held = skipped.checked_sub(1).and_then(|last| table.get(last as usize));
-    if held.is_some_and(|&block| !state.is_null(block)) {
+    if held.is_some_and(|&block| !device.is_null(block)) {
         return 0;
     }
     let window = group.window.unwrap_or(u32::MAX);
@@ -167,45 +174,6 @@ fn next_trim(state: &State, table: &[BlockId], group: &Group, num_computed: u32)
         }
         _ => (num_computed / window + 1).saturating_mul(window),
     }
-}
-
-/// Count the blocks that one more token of a request that `append` has checked takes, if it
-/// changes no other places: in every group its slot has one owner and no key, or is the first one
-/// behind the table, to which a state group copies its last state. Returns None if a plan has to
-/// tell. Also returns whether a window has to be trimmed.
-#[must_use]
-pub(crate) fn taken_at_ends(state: &State, row: Row) -> Option<(u32, bool)> {
-    let (request, mut num_taken, mut moves) = (&state[row], 0, false);
-    let seen_from = request.num_accepted();
-    let tables = request.tables.iter().zip(&request.num_cached);
-    for (group, (table, &held)) in state.config.groups.iter().zip(tables) {
-        let position = (request.num_computed / group.block_size) as usize;
-        let is_state = group.is_state();
-        match table.get(position) {
-            Some(&block) if state.device.is_writable(block) => {}
-            None if position != table.len() || group.is_cross() => return None,
-            None if !is_state || table.last().is_some_and(|&last| !state.is_null(last)) => {
-                num_taken += 1;
-            }
-            _ => return None,
-        }
-        moves |= if is_state {
-            held as usize + 1 < table.len() && held < skipped_blocks(group, seen_from)
-        } else {
-            group.is_windowed() && falls_behind(state, table, group, seen_from)
-        };
-    }
-    let State { config, device, .. } = state;
-    let only_grows = config.num_preallocate_tokens == 0 && device.floors.is_none();
-    let fits = num_taken == 0 || only_grows && num_taken <= device.num_free();
-    debug_assert!(!fits || plan_next(state, row).as_ref().and_then(num_grown) == Some(num_taken));
-    fits.then_some((num_taken, moves))
-}
-
-/// Whether a held block falls behind a window.
-fn falls_behind(state: &State, table: &[BlockId], group: &Group, seen_from: u32) -> bool {
-    let end = skipped_blocks(group, seen_from).min(table.len() as u32);
-    end > 0 && !state.is_null(table[end as usize - 1])
 }
 
 /// Whether one more token takes no blocks, gives none back, and fills none.
@@ -222,12 +190,12 @@ pub(super) fn is_nothing(state: &State, row: Row) -> bool {
 }
 
 /// Return the plan of one more token, if it is admitted.
-fn plan_next(state: &State, row: Row) -> Option<Plan> {
+pub(super) fn plan_next(state: &State, row: Row) -> Option<Plan> {
     plan_allocation(state, row, &SlotRequest::next(&state[row])).ok()?.ok()
 }
 
 /// Count the blocks that a plan takes, if it does nothing else to tables.
-fn num_grown(plan: &Plan) -> Option<u32> {
+pub(super) fn num_grown(plan: &Plan) -> Option<u32> {
     let stays = |step: &StateStep| match step.takes {
         true => *step == next_step(step.group_id, step.target),
         false => step.source == Some(step.target),

@@ -24,7 +24,8 @@ impl FlightModel {
         self.looked_up.clear();
         pack(state, prefixes, &mut self.looked_up);
         for request in state.requests() {
-            let quiet = [request.quiet_until, request.quiet_tokens, request.quiet_since as u32];
+            let (until, since) = (request.quiet_until, request.quiet_since as u32);
+            let quiet = [until, request.quiet_tokens, since, request.slots_until];
             self.looked_up.extend(quiet.into_iter().flat_map(u32::to_le_bytes));
         }
         let name = XxHash3_128::oneshot(&self.looked_up);
