@@ -22,25 +22,31 @@ pub(crate) fn append_once_trimmed(
     batch: Option<i64>,
 ) {
     let is_noted = state.config.tracks_batches() || has_notes(state);
-    let State { config, device, effects, requests, num_pins, .. } = &mut *state;
+    let State { config, device, effects, requests, num_pins, batch: open, .. } = &mut *state;
     let request = request_mut(requests, row);
     if let Some(token) = token {
         request.tokens.push(token);
     }
-    if !is_noted && give_back_sources(request, row, &config.groups, (device, effects)) {
-        request.quiet_since = *num_pins;
-    } else {
-        apply_trims(state, row, &plan_trims(state, row, state[row].num_accepted()));
-        let (request, groups) = (&state[row], &state.config.groups);
-        let mut tables = groups.iter().zip(&request.tables).zip(&request.num_cached);
-        let has_older = tables.any(|((group, table), &held)| has_source(group, table, held));
-        let num_pins = state.num_pins;
-        state[row].quiet_since = if has_older { !num_pins } else { num_pins };
-        note_next_entry(state, row);
+    if is_noted || !give_back_sources(request, row, &config.groups, (device, effects)) {
+        return append_trimmed_by_plan(state, row, token.and(batch));
     }
+    request.quiet_since = *num_pins;
+    count_next(request, open.number, token.and(batch));
+}
+
+/// Do so for a request whose token was added, with a plan of what is given back.
+#[inline(never)] // the usual case keeps its registers
+fn append_trimmed_by_plan(state: &mut State, row: Row, batch: Option<i64>) {
+    apply_trims(state, row, &plan_trims(state, row, state[row].num_accepted()));
+    let (request, groups) = (&state[row], &state.config.groups);
+    let mut tables = groups.iter().zip(&request.tables).zip(&request.num_cached);
+    let has_older = tables.any(|((group, table), &held)| has_source(group, table, held));
+    let num_pins = state.num_pins;
+    state[row].quiet_since = if has_older { !num_pins } else { num_pins };
+    note_next_entry(state, row);
     debug_assert!(is_nothing(state, row));
     let State { requests, batch: open, .. } = state;
-    count_next(request_mut(requests, row), open.number, token.and(batch));
+    count_next(request_mut(requests, row), open.number, batch);
 }
 
 /// Give back the states right before the last ones. Returns false if there is one to give back that
@@ -53,18 +59,19 @@ fn give_back_sources(
     (device, effects): (&mut BlockPool, &mut Effects),
 ) -> bool {
     let seen_from = request.num_accepted();
-    for (index, group) in groups.iter().enumerate().filter(|(_, group)| group.is_state()) {
-        let (table, held) = (&mut request.tables[index], &mut request.num_cached[index]);
-        let (position, next) = (*held as usize, *held + 1);
-        let Some((_, before)) = table.split_last_mut() else { return false };
-        if position == before.len() {
+    for (index, group) in groups.iter().enumerate() {
+        if !group.is_state() {
             continue;
         }
-        if position + 1 != before.len() || next * group.block_size >= seen_from {
+        let (table, held) = (&mut request.tables[index], &mut request.num_cached[index]);
+        let (position, next) = (*held as usize, *held + 1);
+        if position + 1 == table.len() {
+            continue;
+        }
+        if position + 2 != table.len() || next * group.block_size >= seen_from {
             return false;
         }
-        let cell = (row, index as u32, *held);
-        blank_one(cell, &mut before[position], device, effects);
+        blank_one((row, index as u32, *held), &mut table[position], device, effects);
         *held = next;
     }
     true
