@@ -154,7 +154,7 @@ pub(crate) fn no_alias(state: &State, scratch: &mut Scratch) -> Finding {
         scratch.holders.resize(pool.num_blocks() as usize, None);
         for (row, request) in (0..).map(Row).zip(&state.requests) {
             let Some(request) = request else { continue };
-            let tables = if tier == "device" { &request.tables } else { &request.host_tables };
+            let tables = if tier == "device" { &request.tables[..] } else { &request.host_tables };
             for (group_id, table) in (0..).zip(tables) {
                 for (position, &block) in (0..).zip(table) {
                     if block == NO_HOST_BLOCK || pool.is_null(block) {

@@ -251,7 +251,7 @@ impl Ghost {
         for (row, request) in (0..).map(Row).zip(&state.requests) {
             let Some(request) = request else { continue };
             for (tier, tables) in
-                [(Tier::Device, &request.tables), (Tier::Host, &request.host_tables)]
+                [(Tier::Device, &request.tables[..]), (Tier::Host, &request.host_tables[..])]
             {
                 for (index, table) in tables.iter().enumerate().filter(|each| !each.1.is_empty()) {
                     let group = &self.groups[index];

@@ -15,6 +15,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use hashbrown::{HashMap, HashSet};
+use smallvec::SmallVec;
 
 use crate::hashing::block_hash::root_hash;
 use crate::pool::block_pool::{BlockPool, make_device, make_pool};
@@ -67,13 +68,13 @@ clone_in_place! {
         /// The hashes of its full blocks, at the config's hash_block_size; computed from the
         /// tokens, or supplied by the engine.
         pub(crate) block_hashes: Vec<BlockHash>,
-        /// The batches whose output it awaits, oldest first, if they are recorded (`samplers.rs`).
-        pub(crate) samplers: Samplers,
         /// Device block ids, one table per group; no longer needed ones are the null block.
-        pub(crate) tables: Vec<Table>,
+        pub(crate) tables: SmallVec<[Table; 2]>,
         /// Leading blocks of each table that need no publication any more; in a state group, the
         /// null blocks at its start.
-        pub(crate) num_cached: Vec<u32>,
+        pub(crate) num_cached: SmallVec<[u32; 4]>,
+        /// The batches whose output it awaits, oldest first, if they are recorded (`samplers.rs`).
+        pub(crate) samplers: Samplers,
         pub(crate) request_id: Arc<str>,
         /// Guessed tokens behind the accepted ones.
         pub(crate) drafts: Vec<u32>,
@@ -90,16 +91,13 @@ clone_in_place! {
         /// Whether it never hits.
         pub(crate) skip_reading: bool,
         pub(crate) preempted: bool,
-        pub(crate) apart: Apart,
     }
 }
 
-/// Makes a request five cache lines long, an odd number: with four, the first lines of many
-/// requests would fall into a quarter of a cache's sets.
-#[derive(Debug, Default, Clone)]
-pub(crate) struct Apart {
-    _line: [u64; 8],
-}
+// An odd number of cache lines: with four, the first lines of many requests would fall into a
+// quarter of a cache's sets.
+#[cfg(target_pointer_width = "64")]
+const _: () = assert!(size_of::<RequestState>() == 5 * 64);
 
 impl RequestState {
     /// The extra keys of the request.

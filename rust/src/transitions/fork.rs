@@ -84,10 +84,10 @@ mod tests {
         let mut state = parent_of_three_tokens();
         take_batch(&mut state).unwrap();
         let child = fork(&mut state, "a", "b").unwrap();
-        assert_eq!(state[child].tables, [[BlockId(1), BlockId(2)]]);
+        assert_eq!(state[child].tables[..], [[BlockId(1), BlockId(2)]]);
         append(&mut state, Requests::Ids(&["b", "a"]), &[7, 8]).unwrap();
-        assert_eq!(state[child].tables, [[BlockId(1), BlockId(3)]]);
-        assert_eq!(state[Row(0)].tables, [[BlockId(1), BlockId(2)]]);
+        assert_eq!(state[child].tables[..], [[BlockId(1), BlockId(3)]]);
+        assert_eq!(state[Row(0)].tables[..], [[BlockId(1), BlockId(2)]]);
         let commands = commands(&state);
         let copy = Command::CopyOnWrite { source: BlockId(2), target: BlockId(3) };
         assert_eq!(commands.iter().filter(|&each| *each == copy).count(), 1);

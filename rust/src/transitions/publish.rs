@@ -150,6 +150,7 @@ fn publish_range(state: &mut State, row: Row, group_id: u32, positions: Range<u3
     let State { config, scales, requests, device, batch, effects, loads, epoch, .. } = state;
     let (epoch, said) = (*epoch, (&*config, &scales[..]));
     let request = &*request_mut(requests, row);
+    let table = &request.tables[group_id as usize];
     let (size, scale) = (config.groups[group_id as usize].block_size, scales[group_id as usize]);
     let before = batch.scheduled.get(row).map_or(u32::MAX, |record| record.num_computed_before);
     let merges = config.duplicates == Duplicates::Merge;
@@ -162,7 +163,7 @@ fn publish_range(state: &mut State, row: Row, group_id: u32, positions: Range<u3
         if let Some(ahead) = request.block_hashes.get(ahead) {
             device.index.prefetch_bucket(Key::head_of(ahead, group_id));
         }
-        let block = request.tables[group_id as usize][position as usize];
+        let block = table[position as usize];
         let mut publishes = !device.is_null(block) && device.key(block).is_none();
         if publishes {
             let key = request.key(scale, group_id, position);

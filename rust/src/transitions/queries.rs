@@ -63,7 +63,7 @@ pub fn checkpoint_stop(
 ///
 /// Fails with UnknownRequest.
 pub fn get_blocks(state: &State, request_id: &str) -> Result<KVCacheBlocks, Error> {
-    Ok(KVCacheBlocks { blocks: find_request(state, request_id)?.tables.clone() })
+    Ok(KVCacheBlocks { blocks: find_request(state, request_id)?.tables.to_vec() })
 }
 
 /// Return the keys of a request's full blocks, per group; an external store names blocks by them.

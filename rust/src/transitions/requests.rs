@@ -10,6 +10,8 @@
 
 use std::sync::Arc;
 
+use smallvec::smallvec;
+
 use crate::hashing::block_hash::extend_chain;
 use crate::hashing::extra_keys::read_extra_keys;
 use crate::mutants::{Mutant, seeded};
@@ -252,8 +254,8 @@ pub(crate) fn empty_request(state: &mut State, request_id: &str) -> Row {
     state.rows.insert(Arc::clone(&request_id), row);
     state.requests[row.index()] = Some(RequestState {
         request_id,
-        tables: vec![Table::new(); num_groups],
-        num_cached: vec![0; num_groups],
+        tables: smallvec![Table::new(); num_groups],
+        num_cached: smallvec![0; num_groups],
         ..RequestState::default()
     });
     row

@@ -146,7 +146,7 @@ mod tests {
         let (mut state, row) = six_of_eight();
         take_batch(&mut state).unwrap();
         remove_skipped_blocks(&mut state, "a", 6).unwrap();
-        assert_eq!(state[row].tables, [[0, 0, 3].map(BlockId)]);
+        assert_eq!(state[row].tables[..], [[0, 0, 3].map(BlockId)]);
         let commands = commands(&state);
         let free = |block| Command::Free { block: BlockId(block), cached: true };
         assert_eq!(commands[..2], [free(2), free(1)]);
@@ -159,7 +159,7 @@ mod tests {
     fn what_the_open_batch_reads_stays() {
         let (mut state, row) = six_of_eight();
         remove_skipped_blocks(&mut state, "a", 6).unwrap();
-        assert_eq!(state[row].tables, [[1, 2, 3].map(BlockId)]);
+        assert_eq!(state[row].tables[..], [[1, 2, 3].map(BlockId)]);
         let beyond = remove_skipped_blocks(&mut state, "a", 7);
         let request = "a".to_owned();
         assert_eq!(beyond, Err(Error::BeyondComputed { request, num_computed: 6, requested: 7 }));

@@ -73,7 +73,7 @@ pub fn shorten(writes: &mut Vec<Write>, row: Row, num_tokens: u32) {
 pub(crate) fn encoder_of(state: &State, row: Row) -> Option<Encoder> {
     let request = &state[row];
     let on_device = request.host_tables.is_empty();
-    let tables = if on_device { &request.tables } else { &request.host_tables };
+    let tables = if on_device { &request.tables[..] } else { &request.host_tables };
     let held = state.config.groups.iter().zip(tables);
     let mut held = held.filter(|(group, table)| group.is_cross() && !table.is_empty());
     let (group, table) = held.next_back()?;

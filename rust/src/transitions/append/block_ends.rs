@@ -149,7 +149,7 @@ fn grow(state: &mut State, row: Row, &Ends { mut grown, mut copied, num_taken: c
     forget_new(state, &taken);
     let State { config, device, effects, requests, new_blocks, batch, .. } = state;
     let mut news = config.record_new_blocks.then_some(new_blocks);
-    let tables = &mut request_mut(requests, row).tables;
+    let tables = &mut request_mut(requests, row).tables[..];
     let mut taken = taken.iter().copied();
     let mut next = || taken.next().expect("ADMIT-EXACT: a block was counted");
     while grown > 0 {

@@ -99,13 +99,14 @@ pub(crate) fn note_quiet_until(state: &mut State, row: Row) -> bool {
     if !request.drafts.is_empty() || awaits_others || gets_key {
         return false;
     }
+    let (tables, cached) = (&request.tables[..], &request.num_cached[..]);
     let (mut until, mut slots) = (u32::MAX, u32::MAX);
     let (mut tokens, mut has_older) = (u32::MAX, false);
     for (group_id, group) in config.groups.iter().enumerate() {
         if group.is_cross() {
             continue;
         }
-        let (table, held) = (&request.tables[group_id], request.num_cached[group_id]);
+        let (table, held) = (&tables[group_id], cached[group_id]);
         let end = slots_in_group(device, group, table, num_computed);
         if end <= num_computed {
             return false;
@@ -234,7 +235,7 @@ mod tests {
             take_batch(&mut state).unwrap();
         }
         assert_eq!(quiet, [true, true, false, false, true]);
-        assert_eq!(state[row].num_cached, [2]);
+        assert_eq!(state[row].num_cached[..], [2]);
     }
 
     #[test]
@@ -263,7 +264,7 @@ mod tests {
         add_tokens(&mut state, "a", &[6, 7]).unwrap();
         assert!(!is_known_quiet(&state[row], state.num_pins));
         append(&mut state, Requests::Rows(&[row.0]), &[8]).unwrap();
-        assert_eq!(state[row].num_cached, [2]);
+        assert_eq!(state[row].num_cached[..], [2]);
     }
 
     #[test]
@@ -314,6 +315,6 @@ mod tests {
         pin(&mut state, &[2]).unwrap();
         assert!(!is_known_quiet(&state[row], state.num_pins));
         append(&mut state, Requests::Rows(&[row.0]), &[6]).unwrap();
-        assert_eq!(state[row].tables, [[1, 3].map(BlockId)], "the pinned block was copied");
+        assert_eq!(state[row].tables[..], [[1, 3].map(BlockId)], "the pinned block was copied");
     }
 }
