@@ -210,11 +210,22 @@ fn schedule_each(state: &mut State, rows: &[u32], awaited: impl Fn(&RequestState
     rows.iter().all(|&row| {
         let Some(Some(request)) = requests.get(row as usize) else { return false };
         prefetch(&request.tokens, request.tokens.len()); // the next one's place
+        if !is_quiet(request) {
+            prefetch_ends(request);
+        }
         let record = ScheduledRequest::new(request.num_computed);
         awaited(request)
             && can_grow(request, limit)
             && batch.scheduled.insert_once(Row(row), record)
     })
+}
+
+/// Prefetch what a token reads that fills or begins blocks.
+#[inline(never)] // the check of each request keeps its registers
+fn prefetch_ends(request: &RequestState) {
+    let tables = request.tables.iter();
+    tables.for_each(|table| prefetch(table, table.len().saturating_sub(1)));
+    prefetch(&request.block_hashes, request.block_hashes.len());
 }
 
 /// Fails unless each request can have sampled a token and can grow by it.
