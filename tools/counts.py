@@ -28,22 +28,22 @@ APPENDED_256 = 32 * 256
 APPENDED_1024 = 32 * 1024
 # Call: (units of one measured call, instructions of each).
 EXPECTED = {
-    "add": (BLOCKS, 209),
+    "add": (BLOCKS, 200),
     "look_up": (REQUESTS, 1128),
-    "allocate": (BLOCKS, 385),
-    "append": (APPENDED, 257),  # each step takes its batch
-    "append_ahead": (APPENDED, 273),  # the same, with a position to come that the token fills
-    "append_256": (APPENDED_256, 240),  # of 256 requests
-    "append_1024": (APPENDED_1024, 253),
-    "append_ahead_256": (APPENDED_256, 256),
-    "append_ahead_1024": (APPENDED_1024, 255),
-    "append_to_come_256": (APPENDED_256, 230),  # without tokens, which come before the next step
-    "append_to_come_1024": (APPENDED_1024, 243),
-    "append_grown_256": (APPENDED_256, 248),  # and reads which places of tables were set
-    "append_grown_1024": (APPENDED_1024, 260),
-    "append_states_256": (APPENDED_256, 311),  # with a state group
+    "allocate": (BLOCKS, 367),
+    "append": (APPENDED, 222),  # each step takes its batch
+    "append_ahead": (APPENDED, 244),  # the same, with a position to come that the token fills
+    "append_256": (APPENDED_256, 205),  # of 256 requests
+    "append_1024": (APPENDED_1024, 218),
+    "append_ahead_256": (APPENDED_256, 225),
+    "append_ahead_1024": (APPENDED_1024, 224),
+    "append_to_come_256": (APPENDED_256, 194),  # without tokens, which come before the next step
+    "append_to_come_1024": (APPENDED_1024, 207),
+    "append_grown_256": (APPENDED_256, 213),  # and reads which places of tables were set
+    "append_grown_1024": (APPENDED_1024, 225),
+    "append_states_256": (APPENDED_256, 265),  # with a state group
     "take_batch": (BLOCKS, 34),
-    "fork": (BLOCKS, 112),
+    "fork": (BLOCKS, 103),
     "free": (BLOCKS, 26),
     "advance": (REQUESTS, 93),  # of the epoch
 }
