@@ -90,7 +90,8 @@ class PythonBackend:
 
     @property
     def num_cached_blocks(self) -> int:
-        return self.state().device.num_cached
+        device = self.state().device
+        return sum(map(device.has_key, device.queue))
 
     @property
     def num_due_blocks(self) -> int:

@@ -98,11 +98,6 @@ class BlockPool:
         """Blocks without owner that join the free queue when batches finish."""
         return 0 if self.quarantine is None else len(self.quarantine)
 
-    @property
-    def num_cached(self) -> int:
-        """Free blocks whose content can be hit. O(free blocks)."""
-        return sum(map(self.has_key, self.queue))
-
     def has_key(self, block: int) -> bool:
         """Return whether a block has a key or a tail key."""
         return has_key(self, block)

@@ -54,7 +54,7 @@ PYTHON_ONLY = {
     ("pool/floors", "may_take"): "in block_pool/floored.rs",
     ("pool/floors", "note"): "`note_spare` in block_pool/floored.rs",
     ("pool/floors", "first"): "`next_to_leave` in policy_pool.rs",
-    **{("pool/block_pool", name): "in block_pool/tailed.rs" for name in ("num_cached", "has_key")},
+    ("pool/block_pool", "has_key"): "in block_pool/tailed.rs",
     ("pool/tails", "Keyed"): "for type checkers",
     ("pool/tails", "tails"): "for type checkers",
     ("pool/tails", "KeyedTransaction"): TRANSACTION,

@@ -314,16 +314,13 @@ impl Schedule {
         }
     }
 
-    fn begin_load(&mut self, state: &State, name: Name, num_tokens: u32, num_hit: u32) {
+    fn begin_load(&mut self, state: &State, name: Name, num_tokens: u32, hits: u32) {
         let Some(row) = name.row(state) else { return };
-        let before = self.computed(row);
-        if before < state[row].num_tokens() {
-            self.cut.push(row);
-        }
-        let start = before + num_hit;
+        self.cut.push(row);
         let known = self.at(row);
+        let before = known.computed.unwrap_or(0);
         known.before.get_or_insert(before);
-        (known.computed, known.loading) = (Some(start + num_tokens), Some(start));
+        (known.computed, known.loading) = (Some(before + hits + num_tokens), Some(before + hits));
     }
 
     fn accepted(&mut self, state: &State, name: Name, num_accepted: u32) {

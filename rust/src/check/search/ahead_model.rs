@@ -205,12 +205,12 @@ impl FlightModel {
         let text = device.text_of(tokens_of(&batch.tokens, write.row), write);
         let known = text.tokens.len() as u32;
         let first = if batch.is_ahead(write.row) { known - 1 } else { write.start };
-        let num_drafts = first + write.end - write.start - known;
+        let num_new = (first + write.end - write.start + 1).saturating_sub(known);
         let left = self.core.world.num_tokens.saturating_sub(known);
         if left == 0 {
             return vec![Numbers::new()];
         }
-        let most = known + left.min(num_drafts + 1);
+        let most = known + left.min(num_new);
         let longer = continuations(&self.core.world, children, &text.tokens, most);
         longer.iter().map(|longer| Numbers::from_slice(&longer[known as usize..])).collect()
     }

@@ -28,7 +28,7 @@ fn counts(report: &Report) -> (u64, u64) {
 
 #[test]
 fn a_small_world_has_as_many_states_and_edges_as_in_python() {
-    assert_eq!(counts(&run(world(2, 2, 3, 3), 1)), (573, 4502));
+    assert_eq!(counts(&run(world(2, 2, 3, 3), 1)), (581, 4670));
 }
 
 #[test]
