@@ -44,6 +44,23 @@ RETENTION: dict[str, Profile] = {
         222322,
         backend="rust",
     ),
+    "retention-merge": Profile(
+        "levels of blocks that are cached late and merge, two calls in a batch",
+        world(
+            *(3, 2, 2, 1),
+            groups=(SLOT,),
+            num_letters=1,
+            duplicates="merge",
+            delays=(False, True),
+            moves="calls",
+            moves_per_batch=2,
+            without=("fork", "remove_request", "reset_prefix_cache"),
+            **WISHES,
+        ),
+        507,
+        18649,
+        backend="rust",
+    ),
     "retention-equal": Profile(
         "levels that end and are no higher than what holds forever",
         world(

@@ -14,7 +14,7 @@ from kvcore.check.properties.hits import hit_of
 from kvcore.pool.retention_state import NOTHING, Kept, level_of
 from kvcore.state.state import RequestState, State
 from kvcore.trace.calls import Call, Misuse
-from kvcore.types.commands import Allocate, Command, Evict, EvictAll, Free, Touch
+from kvcore.types.commands import Allocate, Command, Evict, EvictAll, Free, SetTable, Touch
 from kvcore.types.retention import wish_at
 from kvcore.types.values import Outcome, Refused
 
@@ -55,8 +55,9 @@ def joined(before: State, call: Call, outcome: Outcome[State, Any]) -> dict[int,
 def lost(
     before: State, call: Call, outcome: Outcome[State, Any]
 ) -> Iterator[tuple[RequestState, int, int, int]]:
-    """Yield the blocks that requests lose: request, group, position, block. A hit block that one
-    call shares and replaces is lost, too; a state that moves to another position is not.
+    """Yield the blocks that requests lose: request, group, position, block. A block that one call
+    shares and replaces, or gives back, is lost, too: a hit, or what a merge puts into a table. A
+    state that moves to another position is not.
     """
     after, null = outcome.state.requests, before.device.first_block
     taken = {each.block for each in outcome.commands if isinstance(each, Allocate)}
@@ -69,6 +70,13 @@ def lost(
                 stays = held[position : position + 1] == [block] or moves
                 if block >= null and not stays:
                     yield request, group_id, position, block
+    rows = {request.row: name for name, request in before.requests.items()}
+    for each in outcome.commands:
+        if isinstance(each, SetTable) and null <= each.block and each.row in rows:
+            left = after.get(rows[each.row])
+            held = [] if left is None else list(left.tables[each.group_id])
+            if held[each.position : each.position + 1] != [each.block]:
+                yield before.requests[rows[each.row]], each.group_id, each.position, each.block
     hit = hit_of(call)
     if hit is None or isinstance(outcome.value, Misuse | Refused):
         return

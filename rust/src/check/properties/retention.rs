@@ -58,8 +58,9 @@ fn joined(made: &Made<'_>) -> KeptBlocks {
     kept
 }
 
-/// Return the blocks that requests lose: row, group, position and block. A hit block that one call
-/// shares and replaces is lost, too; a state that moves to another position is not.
+/// Return the blocks that requests lose: row, group, position and block. A block that one call
+/// shares and replaces, or gives back, is lost, too: a hit, or what a merge puts into a table. A
+/// state that moves to another position is not.
 fn lost(made: &Made<'_>) -> Vec<(Row, u32, u32, BlockId)> {
     let (before, after, mut found) = (made.before, made.after, Vec::new());
     let taken: Vec<BlockId> = made
@@ -83,6 +84,15 @@ fn lost(made: &Made<'_>) -> Vec<(Row, u32, u32, BlockId)> {
                     found.push((row, index as u32, position as u32, block));
                 }
             }
+        }
+    }
+    for command in made.outcome.commands(after) {
+        let Command::SetTable { row, group_id, position, block } = command else { continue };
+        let is_there = before.requests.get(row.index()).is_some_and(Option::is_some);
+        let held = after.requests[row.index()].as_ref().map(|left| &left.tables[group_id as usize]);
+        let stays = held.is_some_and(|held| held.get(position as usize) == Some(&block));
+        if is_there && !before.is_null(block) && !stays {
+            found.push((row, group_id, position, block));
         }
     }
     let Some((row, _)) = hit_of(made) else { return found };
