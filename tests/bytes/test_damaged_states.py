@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from msgspec.structs import replace
+from pyrsistent import pvector
 
 from kvcore import (
     BlockStored,
@@ -270,6 +271,16 @@ def test_a_load_that_no_call_leaves_is_refused(
     with pytest.raises(DamagedState, match=message):
         manager.restore(damaged)
     assert manager.state() == state
+
+
+def test_a_merge_of_a_block_that_no_table_has_is_dropped(backend: Backend) -> None:
+    manager = busy(backend)
+    state = manager.state()
+    merges = [replace(each, block=66) for each in state.batch.merges]
+    assert merges
+    manager.restore(encode(replace(state, batch=replace(state.batch, merges=pvector(merges)))))
+    manager.take_batch()
+    manager.check()
 
 
 def test_a_count_of_owners_has_30_bits(backend: Backend) -> None:

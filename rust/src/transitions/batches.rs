@@ -190,8 +190,8 @@ fn apply_merge(state: &mut State, merge: &Merge) {
     let same = request.tables[group_id].get(position) == Some(&merge.block);
     let size = state.config.groups[group_id].block_size;
     let computed = request.num_accepted() >= (merge.position + 1) * size;
-    let done = !computed || state.device.key(merge.block).is_some();
-    if !same || done || state.is_stale(row) {
+    let waits = same && computed && state.device.key(merge.block).is_none();
+    if !waits || state.is_stale(row) {
         return;
     }
     let scale = state.scales[group_id];
