@@ -39,6 +39,7 @@ PACKAGES = {
     "vllm085": Package("vllm==0.8.5", "vllm.txt"),
     "sglang": Package("sglang==0.5.23"),
     "transformers": Package("transformers==5.23.0", "transformers.txt"),
+    "lmdeploy": Package("lmdeploy==0.18.0", "lmdeploy.txt"),
     "dynamo": Package("ai-dynamo-runtime==1.6.1", "dynamo.txt"),
     "mooncake": Package("mooncake-transfer-engine-non-cuda==0.3.13.post1"),
 }

@@ -1,0 +1,344 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The adapter for LMDeploy 0.18.0's PyTorch engine: its Scheduler, InputsMakerAsync and EngineLoop
+run unchanged, one turn of the loop at a time, with letters instead of the model agent.
+
+Speculative decoding, media, connectors and disaggregation are not followed.
+"""
+
+import importlib
+import importlib.metadata
+import itertools
+import logging
+import types
+from collections import Counter
+from typing import Any, ClassVar
+
+from kvcore.sanitizer.chunks import CacheGroup, Chunk
+from kvcore.sanitizer.errors import UnsupportedEngine
+
+torch: Any = importlib.import_module("torch")
+TESTED = "0.18.0"
+
+
+def source(module: str) -> Any:
+    """Import a module of its PyTorch engine, without its log."""
+    logging.getLogger("lmdeploy").setLevel(logging.CRITICAL)
+    return importlib.import_module(f"lmdeploy.pytorch.{module}")
+
+
+def finished(call: Any) -> Any:
+    """Run a coroutine that nothing keeps waiting, and return its result."""
+    try:
+        call.send(None)
+    except StopIteration as end:
+        return end.value
+    raise RuntimeError("the engine waits for something that no stand-in gives")
+
+
+class Executor:
+    """The stand-in for the model agent: it answers batches in the order in which they were sent."""
+
+    device_type = "cuda"
+
+    def __init__(self, engine: "Engine") -> None:
+        self.engine = engine
+        self.sent: list[tuple[list[Any], list[Any]]] = []
+        self.next_positions: dict[int, int] = {}  # of a request that decodes
+        self.left: dict[int, int] = {}  # tokens until it stops
+
+    async def forward_async(self, inputs: Any) -> None:
+        its, running = inputs["inputs"], self.engine.running
+        rows = []
+        for place, seq in enumerate(running):
+            start, count, last = self.next_positions.get(seq.seq_id, -1), 1, True
+            if its is not None:
+                start, count = int(its.history_lengths[place]), int(its.seq_length[place])
+                last = not its.is_chunk or its.is_last_chunk
+                self.left[seq.seq_id] = seq.sampling_param.max_new_tokens - seq.num_new_tokens
+            self.next_positions[seq.seq_id] = start + count
+            self.left[seq.seq_id] -= last
+            rows.append((seq, start, count, self.left[seq.seq_id]))
+        # A request is sent once more before it is known to have stopped.
+        told = [row[:3] for row in rows if row[3] >= 0]
+        self.sent.append((rows, told))
+        self.engine.target.follow(told, inputs["cache_inputs"])
+
+    async def get_output_async(self) -> Any:
+        rows, told = self.sent.pop(0)
+        self.engine.target.ran(told)
+        answers = [self.engine.world.token(start + count) for _, start, count, _ in rows]
+        stopped = [left <= 0 for *_, left in rows]
+        made = source("engine.model_agent").BatchedOutputs
+        return made(torch.tensor(answers), torch.tensor(stopped), torch.zeros(len(rows)).long())
+
+    async def sleep(self, level: int) -> None:
+        del level
+        self.engine.target.forgets()
+
+    def wakeup(self, tags: Any) -> None:
+        del tags
+
+
+class Silent:
+    """A stand-in for adapters, sampling and the model's own inputs."""
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *_, **__: None
+
+    def num_adapters(self) -> int:
+        return 1
+
+
+class Engine:
+    """The engine in its own loop, with letters instead of the model's answers."""
+
+    def __init__(self, world: Any) -> None:
+        axes, size = world.axes, world.block_size
+        self.world, self.states = world, axes["states"]
+        config, makers = source("config"), source("engine.inputs_maker")
+        loops = source("engine.engine_loop")
+        num_states = world.max_rows + 2 + (self.states or 0)
+        self.cache = config.CacheConfig(
+            max_batches=world.max_rows, block_size=size, num_cpu_blocks=0,
+            num_gpu_blocks=world.num_blocks, max_prefill_token_num=world.token_budget,
+            enable_prefix_caching=axes["prefix_caching"], window_size=axes["window_size"] or -1,
+            num_state_caches=num_states, prefix_cache_state_budget=self.states or 0,
+            prefix_cache_decode_state_interval=size * axes["blocks_per_save"],
+            states_shapes=[] if self.states is None else [(1,)],
+        )  # fmt: skip
+        schedule = config.SchedulerConfig(
+            world.max_rows, 1 << 20, prefill_interval=min(size, axes["prefill_interval"])
+        )
+        # It truncates times to seconds and orders equal ones by address; these differ.
+        clock = types.SimpleNamespace(perf_counter=itertools.count().__next__)
+        source("paging.block_manager.base_block_manager").time = clock
+        strategy = source("strategies.ar.sequence").ARSequenceStrategy()
+        meta = source("messages").SequenceMeta(size, strategy=strategy)
+        self.num_blocks = max(world.num_blocks + 1, num_states)  # block 0 is behind the window
+        self.executor, silent = Executor(self), Silent()
+        self.target = it = object.__new__(source("engine.engine").Engine)
+        it.scheduler = source("paging").Scheduler(schedule, self.cache, seq_meta=meta)
+        its_config = makers.InputsMakerConfig(
+            world.max_rows, world.token_budget, source("disagg.config").EngineRole.Hybrid, size,
+            size, self.cache.window_size, self.cache.enable_prefix_caching,
+            self.cache.prefix_cache_decode_state_interval, is_ssm=self.states is not None,
+            prefill_interval=schedule.prefill_interval,
+        )  # fmt: skip
+        self.maker = makers.InputsMakerAsync(
+            self.executor, it.scheduler, it.scheduler.state_checkpoints, silent,
+            source("strategies.ar.engine").AREngineStrategy(schedule, self.cache), silent, silent,
+            its_config,
+        )  # fmt: skip
+        it._engine_loop = self.loop = loops.EngineLoop(
+            silent, it.scheduler, it.scheduler.state_checkpoints, self.executor, strategy,
+            self.maker, loops.EngineLoopConfig(its_config.role),
+        )  # fmt: skip
+        it.executor, it.req_manager, it.cache_config = self.executor, silent, self.cache
+        self.loop.drain_for_sleep = self.drained
+        make, self.running = self.maker._make_forward_inputs, list[Any]()
+
+        def made(*args: Any) -> Any:
+            payload = make(*args)
+            self.running = payload["running"] if payload else []
+            return payload
+
+        self.maker._make_forward_inputs = made
+        self.next: tuple[Any, Any] = (None, None)
+        self.known: dict[str, Any] = {}
+        self.sessions: dict[str, int] = {}
+        it.follow = it.ran = it.gone = it.forgets = lambda *_: None
+
+    def arrive(self, arrival: Any) -> None:
+        number = int(arrival.name[1:])
+        session = self.target.scheduler.add_session(number)
+        params = source("messages").SamplingParam(max_new_tokens=arrival.new)
+        adapter = f"tenant {arrival.tenant}" if arrival.tenant else None
+        seq = session.add_sequence(torch.tensor(arrival.prompt), params, adapter_name=adapter)
+        seq.resp = types.SimpleNamespace(data=None, _input_logprobs=None, is_done=False)
+        self.known[arrival.name], self.sessions[arrival.name] = seq, number
+
+    def step(self) -> None:
+        """Run one turn of EngineLoop.main_loop; a batch is in flight after it."""
+        inputs, running = self.next
+        if running is None:
+            inputs, running = finished(self.maker.send_next_inputs())
+        if running is None:
+            return
+        self.target.scheduler.activate_seqs(running)
+        self.next = finished(self.loop._main_loop_get_outputs(running, inputs))
+        self.maker.preempt_invalid_decode_seqs()
+        for name in list(self.sessions):
+            if self.known[name].status.name == "STOPPED":
+                self.leave(name)
+
+    def leave(self, name: str) -> None:
+        self.target.scheduler.end_session(self.sessions.pop(name))
+        self.target.gone(name)
+
+    def abort(self, name: str) -> None:
+        self.target.scheduler.stop_session(self.sessions[name])
+        self.leave(name)
+
+    def epoch(self) -> bool:
+        """Put the engine to sleep, change the weights and wake it, as its documents say. Its main
+        loop does not wait for the batch in flight.
+        """
+        self.next = None, None
+        for _, told in self.executor.sent:
+            self.target.ran(told)
+        self.executor.sent.clear()
+        finished(self.target.sleep())
+        self.target.wakeup()
+        for name in self.sessions:
+            self.target.gone(name)
+        self.sessions.clear()
+        return True
+
+    async def drained(self) -> None:
+        """Stand for the wait until the main loop has drained: it has."""
+
+    def finish_batches(self) -> None:
+        while self.next[1] is not None:
+            self.step()
+
+    def close(self) -> None:
+        pass
+
+    @property
+    def in_flight(self) -> bool:
+        return self.next[1] is not None
+
+    @property
+    def live(self) -> list[str]:
+        return list(self.sessions)
+
+    def tokens(self) -> list[tuple[str, int, list[int]]]:
+        return [(name, 0, seq.valid_ids.tolist()) for name, seq in self.known.items()]
+
+    def progress(self) -> object:
+        known = self.known.values()
+        return [(s.num_all_ids, s.num_history_ids, s.num_blocks, s.status) for s in known]
+
+    def free(self) -> int:
+        """Count free blocks and those that only the prefix tree holds."""
+        manager, trie = self.target.scheduler.block_manager, self.target.scheduler.block_trie
+        kept, nodes = 0, list(trie._roots.values())
+        while nodes:
+            node = nodes.pop()
+            nodes += node.children.values()
+            kept += node.block_id >= 0 and manager.allocator.get_ref_count(node.block_id) == 1
+            held = node.state_checkpoint
+            kept += held is not None and held.frozen_block_id >= 0
+        return int(manager.get_num_free_gpu_blocks()) + kept
+
+    def total(self) -> int:
+        return int(self.world.num_blocks)
+
+
+class Adapter:
+    NAME = f"lmdeploy {TESTED}"
+    AXES: ClassVar[dict[str, tuple[Any, ...]]] = {
+        "block_size": (4, 2, 8),
+        "prefix_caching": (True, False),
+        "prefill_interval": (16, 2, 1),
+        "states": (None, 0, 2, 4),
+        "blocks_per_save": (0, 1, 2),
+        "window_size": (None, 6),
+    }
+    MOVES = frozenset({"abort", "epoch", "tenants"})
+    Engine = Engine
+
+    @staticmethod
+    def version() -> str:
+        found = importlib.metadata.version("lmdeploy")
+        if found != TESTED:
+            raise UnsupportedEngine(engine="lmdeploy", found=found, tested=TESTED)
+        for module in ("engine.engine_loop", "strategies.ar.sequence", "strategies.ar.engine"):
+            source(module)
+        return TESTED
+
+    @staticmethod
+    def refusal(error: BaseException) -> bool:
+        del error
+        return False
+
+    @staticmethod
+    def groups(engine: Any) -> list[CacheGroup]:
+        size, window = engine.world.block_size, engine.cache.window_size
+        window = window if window > 0 else None
+        found = [CacheGroup(block_size=size, window=window, num_null=1)]
+        if engine.states is not None:  # one slot for all positions of a request
+            length = engine.world.num_blocks * size
+            found.append(CacheGroup(block_size=length, state=True, pool=1))
+        return found
+
+    @staticmethod
+    def attach(target: Any, sanitizer: Any) -> None:
+        """Follow an engine: tables and copies when a batch is sent, checked by the next batch."""
+        tables: dict[str, list[int]] = {}
+        slots: dict[str, int] = {}
+        tokens: dict[str, list[int]] = {}
+        flying: Counter[str] = Counter()
+        steps: list[int] = []  # sent and not answered
+        numbers = itertools.count(1)
+
+        def told(seq: Any) -> str:
+            name = f"r{seq.session_id}"
+            if name not in tables:
+                tables[name], slots[name] = [], seq.logical_state
+                tokens[name] = seq.valid_ids.tolist()
+                sanitizer.begin(name, tokens[name], (seq.adapter_name,))
+            tokens[name][:] = seq.valid_ids.tolist()
+            blocks = target.scheduler.block_manager.get_block_table(seq)
+            table = [0] * (seq.num_ignored_history // seq.block_size) + (blocks + 1).tolist()
+            known = tables[name]
+            if table[: len(known)] != known or slots[name] != seq.logical_state:
+                sanitizer.drop(name)
+                known = []
+            if len(table) > len(known):
+                sanitizer.extend(name, 0, table[len(known) :])
+            if seq.logical_state >= 0 and not known:
+                sanitizer.extend(name, 1, [seq.logical_state])
+            tables[name], slots[name] = table, seq.logical_state
+            return name
+
+        def copied(plan: Any, group_id: int) -> None:
+            if plan is not None:
+                sources, targets = ([int(each) + (not group_id) for each in side] for side in plan)
+                sanitizer.copy(list(zip(sources, targets, strict=True)), group_id)
+
+        def followed(rows: Any, copies: Any) -> None:
+            chunks = [Chunk(told(seq), start, count) for seq, start, count in rows]
+            if copies is not None:
+                copied(copies.kv_restore_plan, 0)
+                copied(copies.state_restore_plan, 1)
+            steps.append(next(numbers))
+            flying.update(chunk.name for chunk in chunks)
+            sanitizer.issue(steps[-1], chunks)
+            if copies is not None:
+                copied(copies.kv_save_plan, 0)
+                copied(copies.state_save_plan, 1)
+
+        def ran(rows: Any) -> None:
+            for seq, *_ in rows:
+                tokens[f"r{seq.session_id}"][:] = seq.valid_ids.tolist()
+            sanitizer.complete(steps.pop(0))
+            for seq, *_ in rows:
+                flying[f"r{seq.session_id}"] -= 1
+                ended(f"r{seq.session_id}")
+
+        def gone(name: str) -> None:
+            if name in tables:
+                sanitizer.drop(name)
+                del tables[name]
+            ended(name)
+
+        def ended(name: str) -> None:
+            if name not in tables and not flying[name] and tokens.pop(name, None) is not None:
+                sanitizer.end(name)
+
+        def forgotten() -> None:
+            for group_id in range(len(sanitizer.groups)):
+                sanitizer.fail(range(sanitizer.num_blocks), group_id)
+
+        target.follow, target.ran, target.gone, target.forgets = followed, ran, gone, forgotten
