@@ -40,6 +40,8 @@ PACKAGES = {
     "sglang": Package("sglang==0.5.23"),
     "transformers": Package("transformers==5.23.0", "transformers.txt"),
     "lmdeploy": Package("lmdeploy==0.18.0", "lmdeploy.txt"),
+    "lmcache": Package("lmcache==0.5.6", "lmcache.txt"),
+    "aibrix": Package("aibrix-kvcache==0.8.0", "aibrix.txt"),
     "dynamo": Package("ai-dynamo-runtime==1.6.1", "dynamo.txt"),
     "mooncake": Package("mooncake-transfer-engine-non-cuda==0.3.13.post1"),
 }

@@ -235,6 +235,84 @@ class Engine:
         return int(self.world.num_blocks)
 
 
+class Follower:
+    """What an engine's batches read, write and copy, for a sanitizer."""
+
+    def __init__(self, manager: Any, sanitizer: Any) -> None:
+        self.manager, self.sanitizer = manager, sanitizer
+        self.tables: dict[str, list[int]] = {}
+        self.slots: dict[str, int] = {}  # of recurrent states
+        self.tokens: dict[str, list[int]] = {}
+        self.flying: Counter[str] = Counter()
+        self.steps: list[int] = []  # sent and not answered
+        self.numbers = itertools.count(1)
+
+    def told(self, seq: Any) -> str:
+        """Report the tables of a request, and return its name."""
+        name = f"r{seq.session_id}"
+        if name not in self.tables:
+            self.tables[name], self.slots[name] = [], seq.logical_state
+            self.tokens[name] = seq.valid_ids.tolist()
+            self.sanitizer.begin(name, self.tokens[name], (seq.adapter_name,))
+        self.tokens[name][:] = seq.valid_ids.tolist()
+        blocks, size = self.manager.get_block_table(seq), seq.block_size
+        table = [0] * (seq.num_ignored_history // size) + (blocks + 1).tolist()
+        known = self.tables[name]
+        if table[: len(known)] != known or self.slots[name] != seq.logical_state:
+            self.sanitizer.drop(name)
+            known = []
+        if len(table) > len(known):
+            self.sanitizer.extend(name, 0, table[len(known) :])
+        if seq.logical_state >= 0 and not known:
+            self.sanitizer.extend(name, 1, [seq.logical_state])
+        self.tables[name], self.slots[name] = table, seq.logical_state
+        return name
+
+    def copied(self, plan: Any, group_id: int) -> None:
+        if plan is not None:
+            sources, targets = ([int(each) + (not group_id) for each in side] for side in plan)
+            self.sanitizer.copy(list(zip(sources, targets, strict=True)), group_id)
+
+    def followed(self, rows: Any, copies: Any) -> None:
+        """Report a batch: copies to its requests, its work, and copies of what it leaves."""
+        chunks = [Chunk(self.told(seq), start, count) for seq, start, count in rows]
+        if copies is not None:
+            self.copied(copies.kv_restore_plan, 0)
+            self.copied(copies.state_restore_plan, 1)
+        self.steps.append(next(self.numbers))
+        self.flying.update(chunk.name for chunk in chunks)
+        self.sanitizer.issue(self.steps[-1], chunks)
+        if copies is not None:
+            self.copied(copies.kv_save_plan, 0)
+            self.copied(copies.state_save_plan, 1)
+
+    def ran(self, rows: Any) -> None:
+        names = [f"r{seq.session_id}" for seq, *_ in rows]
+        for name, (seq, *_) in zip(names, rows, strict=True):
+            self.tokens[name][:] = seq.valid_ids.tolist()
+        self.sanitizer.complete(self.steps.pop(0))
+        self.flying.subtract(names)
+        for name in names:
+            self.ended(name)
+
+    def gone(self, name: str) -> None:
+        """Give up the table of a request that has left."""
+        if self.tables.pop(name, None) is not None:
+            self.sanitizer.drop(name)
+        self.ended(name)
+
+    def ended(self, name: str) -> None:
+        """End a request that has left and is in no batch."""
+        left = name not in self.tables and not self.flying[name]
+        if left and self.tokens.pop(name, None) is not None:
+            self.sanitizer.end(name)
+
+    def forgets(self) -> None:
+        """Report that all memory was given up."""
+        for group_id in range(len(self.sanitizer.groups)):
+            self.sanitizer.fail(range(self.sanitizer.num_blocks), group_id)
+
+
 class Adapter:
     NAME = f"lmdeploy {TESTED}"
     AXES: ClassVar[dict[str, tuple[Any, ...]]] = {
@@ -274,71 +352,7 @@ class Adapter:
 
     @staticmethod
     def attach(target: Any, sanitizer: Any) -> None:
-        """Follow an engine: tables and copies when a batch is sent, checked by the next batch."""
-        tables: dict[str, list[int]] = {}
-        slots: dict[str, int] = {}
-        tokens: dict[str, list[int]] = {}
-        flying: Counter[str] = Counter()
-        steps: list[int] = []  # sent and not answered
-        numbers = itertools.count(1)
-
-        def told(seq: Any) -> str:
-            name = f"r{seq.session_id}"
-            if name not in tables:
-                tables[name], slots[name] = [], seq.logical_state
-                tokens[name] = seq.valid_ids.tolist()
-                sanitizer.begin(name, tokens[name], (seq.adapter_name,))
-            tokens[name][:] = seq.valid_ids.tolist()
-            blocks = target.scheduler.block_manager.get_block_table(seq)
-            table = [0] * (seq.num_ignored_history // seq.block_size) + (blocks + 1).tolist()
-            known = tables[name]
-            if table[: len(known)] != known or slots[name] != seq.logical_state:
-                sanitizer.drop(name)
-                known = []
-            if len(table) > len(known):
-                sanitizer.extend(name, 0, table[len(known) :])
-            if seq.logical_state >= 0 and not known:
-                sanitizer.extend(name, 1, [seq.logical_state])
-            tables[name], slots[name] = table, seq.logical_state
-            return name
-
-        def copied(plan: Any, group_id: int) -> None:
-            if plan is not None:
-                sources, targets = ([int(each) + (not group_id) for each in side] for side in plan)
-                sanitizer.copy(list(zip(sources, targets, strict=True)), group_id)
-
-        def followed(rows: Any, copies: Any) -> None:
-            chunks = [Chunk(told(seq), start, count) for seq, start, count in rows]
-            if copies is not None:
-                copied(copies.kv_restore_plan, 0)
-                copied(copies.state_restore_plan, 1)
-            steps.append(next(numbers))
-            flying.update(chunk.name for chunk in chunks)
-            sanitizer.issue(steps[-1], chunks)
-            if copies is not None:
-                copied(copies.kv_save_plan, 0)
-                copied(copies.state_save_plan, 1)
-
-        def ran(rows: Any) -> None:
-            for seq, *_ in rows:
-                tokens[f"r{seq.session_id}"][:] = seq.valid_ids.tolist()
-            sanitizer.complete(steps.pop(0))
-            for seq, *_ in rows:
-                flying[f"r{seq.session_id}"] -= 1
-                ended(f"r{seq.session_id}")
-
-        def gone(name: str) -> None:
-            if name in tables:
-                sanitizer.drop(name)
-                del tables[name]
-            ended(name)
-
-        def ended(name: str) -> None:
-            if name not in tables and not flying[name] and tokens.pop(name, None) is not None:
-                sanitizer.end(name)
-
-        def forgotten() -> None:
-            for group_id in range(len(sanitizer.groups)):
-                sanitizer.fail(range(sanitizer.num_blocks), group_id)
-
-        target.follow, target.ran, target.gone, target.forgets = followed, ran, gone, forgotten
+        """Follow an engine: tables and copies when a batch is sent, checked when it is answered."""
+        it = Follower(target.scheduler.block_manager, sanitizer)
+        target.follow, target.ran, target.gone = it.followed, it.ran, it.gone
+        target.forgets = it.forgets
