@@ -3,7 +3,7 @@
 
 SGLang's scheduler cannot be imported without a GPU, so this file has its own loop around the tree:
 match and lock, insert after each chunk and at the end, evict, retract. So a finding is a bug of the
-tree.
+tree. With a window, each page has a peer in a second pool, found through a map as in its allocator.
 """
 
 import array
@@ -18,7 +18,8 @@ from kvcore.sanitizer.chunks import CacheGroup, Chunk
 from kvcore.sanitizer.errors import UnsupportedEngine
 
 torch: Any = importlib.import_module("torch")
-NAME, TESTED, FULL = "sglang.srt.mem_cache.rust_tree_core.mem_cache", "0.5.23", 0
+NAME, TESTED = "sglang.srt.mem_cache.rust_tree_core.mem_cache", "0.5.23"
+FULL, SWA = 0, 1  # its components: all layers, and those with a sliding window
 
 
 def source() -> Any:
@@ -51,15 +52,18 @@ class Engine:
     def __init__(self, world: Any) -> None:
         its, axes = source(), world.axes
         self.world, self.its, self.target = world, its, self
-        self.num_blocks, self.size = world.num_blocks, world.block_size
+        self.num_blocks, self.size = world.num_blocks + 1, world.block_size
+        self.window = self.size * axes["window_pages"]
         self.tree = its.RustUnifiedTreeCoreBinding(
             its.TreeCoreInitParamsBinding(
                 eviction_policy=axes["eviction_policy"], page_size=self.size, device="cpu",
-                enable_kv_cache_events=True,
+                enable_kv_cache_events=True, swa_sliding_window_size=self.window or None,
             ),
-            [FULL],
+            [FULL, SWA] if self.window else [FULL],
         )  # fmt: skip
         self.pages = list(range(world.num_blocks))
+        self.peers = list(range(world.num_blocks))
+        self.peer_of: dict[int, int] = {}  # of pages whose window was not evicted
         self.waiting: list[Request] = []
         self.running: list[Request] = []
         self.known: list[Request] = []
@@ -103,6 +107,8 @@ class Engine:
                 self.leave(request)
             elif request.computed < request.ends:
                 self.insert(request)
+        if self.window and 2 * len(self.peers) < self.world.num_blocks:
+            self.evict(SWA)
 
     def match(self, request: Request) -> None:
         key = request.tokens[: len(request.tokens) - 1]
@@ -126,29 +132,40 @@ class Engine:
                     return False
             elif self.pages:
                 first = self.pages.pop() * self.size
+                if self.window:
+                    self.peer_of[first // self.size] = self.peers.pop()
                 request.slots.extend(range(first, first + self.size))
         return True
 
-    def evict(self) -> bool:
-        """Free the least recently used leaves, at least one page."""
-        tree, tracker, before = self.tree, {FULL: 0}, len(self.pages)
-        tree.evict_device_start(FULL, self.size)
-        while len(self.pages) == before:
-            step = tree.evict_device_next_node(FULL, tracker)
+    def evict(self, component: int = FULL) -> bool:
+        """Free the least recently used leaves, or windows, at least one page."""
+        tree, tracker, before = self.tree, {FULL: 0, SWA: 0}, len(self.pages)
+        tree.evict_device_start(component, self.size)
+        while tracker[component] < self.size:
+            step = tree.evict_device_next_node(component, tracker)
             self.take_back(step, tracker)
             if step.node_id is None and not step.made_progress:
                 break
             if step.node_id is not None:
                 self.take_back(tree.evict_device_leaf(step.node_id), tracker)
-        tree.evict_device_end(FULL)
+        tree.evict_device_end(component)
         return len(self.pages) > before
 
     def take_back(self, step: Any, tracker: dict[int, int]) -> None:
         for component, count in step.tracker.items():
             tracker[component] += count
-        for slots in step.new_device_frees.get(FULL, ()):
-            self.give_back(slots.tolist())
+        for component, freed in step.new_device_frees.items():
+            self.free_of(component, freed)
         self.collect(step.cache_actions)
+
+    def free_of(self, component: int, freed: Any) -> None:
+        """Take back the pages of these slots, or their peers alone."""
+        for slots in freed:
+            pages = [each // self.size for each in slots.tolist()[:: self.size]]
+            if component == FULL:
+                self.pages += pages
+            else:
+                self.peers += [self.peer_of.pop(each) for each in pages if each in self.peer_of]
 
     def insert(self, request: Request) -> None:
         """Publish the full pages, free the duplicates, and lock the path."""
@@ -193,13 +210,32 @@ class Engine:
             self.tree.dec_lock_ref(lock.node_id, receipt, False)
 
     def collect(self, actions: Any) -> None:
-        for action in actions:
-            if action[0] in ("free_device_kv", "free_device_kv_full_only"):
-                for slots in action[1]:
-                    self.give_back(slots.tolist())
+        for kind, *what in actions:
+            if kind == "free_device_kv":
+                self.free_of(SWA, what[0])
+                self.free_of(FULL, what[0])
+            elif kind == "free_device_kv_full_only":
+                self.free_of(FULL, what[0])
+            elif kind == "free_component_device_slot":
+                self.free_of(int(what[0]), what[1])
+            elif kind == "swa_rebuild":
+                self.set_window(what[0], what[1], what[1])
+            elif kind == "recover_swa_with_locked_full":
+                self.set_window(*what)
+                self.free_of(FULL, [what[2]])
+
+    def set_window(self, node: Any, kept: Any, source: Any) -> None:
+        """Give a node's pages the peers of others, or their own."""
+        size, peers = self.size, []
+        for page, other in zip(kept.tolist()[::size], source.tolist()[::size], strict=True):
+            peers.append(self.peer_of.pop(other // size))
+            self.peer_of[page // size] = peers[-1]
+        slots = [peer * size + place for peer in peers for place in range(size)]
+        self.tree.set_component_device_value(node, SWA, torch.tensor(slots))
 
     def give_back(self, slots: list[int]) -> None:
-        self.pages.extend(each // self.size for each in slots[:: self.size])
+        self.free_of(SWA, [torch.tensor(slots)])
+        self.free_of(FULL, [torch.tensor(slots)])
 
     def retract(self, request: Request) -> None:
         self.insert(request)
@@ -261,11 +297,14 @@ class Engine:
         return [(len(r.tokens), r.computed, len(r.slots)) for r in self.known]
 
     def free(self) -> int:
-        kept = int(self.tree.full_evictable_size()) // int(self.size)
-        return len(self.pages) + kept
+        free = len(self.pages) + int(self.tree.full_evictable_size()) // int(self.size)
+        if self.window:
+            kept = int(self.tree.component_evictable_size(SWA)) // int(self.size)
+            free = min(free, len(self.peers) + kept)
+        return free
 
     def total(self) -> int:
-        return int(self.num_blocks)
+        return int(self.world.num_blocks)
 
 
 class Adapter:
@@ -274,6 +313,7 @@ class Adapter:
         "block_size": (1, 4, 2),
         "eviction_policy": ("lru", "lfu", "fifo", "mru", "filo"),
         "namespace": ("extra_key", "cache_salt"),
+        "window_pages": (0, 1, 2),
     }
     MOVES = frozenset({"abort", "tenants"})
     Engine = Engine
@@ -293,12 +333,16 @@ class Adapter:
 
     @staticmethod
     def groups(engine: Any) -> list[CacheGroup]:
-        return [CacheGroup(block_size=engine.size)]
+        found = [CacheGroup(block_size=engine.size)]
+        if engine.window:
+            windowed = {"window": engine.window, "num_null": 1, "pool": 1}
+            found.append(CacheGroup(block_size=engine.size, **windowed))
+        return found
 
     @staticmethod
     def attach(target: Any, sanitizer: Any) -> None:
         """Follow the loop around the tree: the slots of each request when a batch runs."""
-        reported: dict[str, list[int]] = {}
+        reported: dict[str, list[tuple[int, int]]] = {}
         numbers = itertools.count(1)
 
         def left(request: Any) -> None:
@@ -310,13 +354,17 @@ class Adapter:
             if request.name not in reported:
                 reported[request.name] = []
                 sanitizer.begin(request.name, request.tokens, (None, request.tenant or None))
-            table = [slot // target.size for slot in request.slots[:: target.size]]
+            pages = [slot // target.size for slot in request.slots[:: target.size]]
+            table = [(page, target.peer_of.get(page, -1) + 1) for page in pages]
             known = reported[request.name]
             if table[: len(known)] != known:
                 sanitizer.drop(request.name)
                 known = []
             if len(table) > len(known):
-                sanitizer.extend(request.name, 0, table[len(known) :])
+                for group_id in range(len(sanitizer.groups)):
+                    sanitizer.extend(
+                        request.name, group_id, [t[group_id] for t in table[len(known) :]]
+                    )
             reported[request.name] = table
 
         def followed(batch: Any) -> None:
