@@ -213,23 +213,28 @@ def test_a_wrong_adapter_ends_with_3_and_is_no_report(
     assert not list(tmp_path.iterdir())
 
 
-def test_a_hunt_that_is_terminated_ends_its_engine_and_leaves_no_folder(tmp_path: Path) -> None:
+def test_a_hunt_that_is_terminated_ends_its_engine_and_leaves_its_record(tmp_path: Path) -> None:
+    record, folder = tmp_path / "record", tmp_path / "folder"
+    folder.mkdir()
     text = "import sys; from kvcore.sanitizer.hunter.command import main; sys.exit(main())"
     adapter = "kvcore.sanitizer.hunter.template:Adapter"
     hunt = subprocess.Popen(
-        [sys.executable, "-c", text, adapter, "--seed", "1"],
+        [sys.executable, "-c", text, adapter, "--seed", "1", "--record", str(record)],
         stderr=subprocess.PIPE,
         text=True,
-        env=os.environ | {"TMPDIR": str(tmp_path), "PYTHONPATH": str(ROOT)},
+        env=os.environ | {"TMPDIR": str(folder), "PYTHONPATH": str(ROOT)},
     )
     assert hunt.stderr is not None
     assert any("CPU s" in line for line in hunt.stderr)
-    assert list(tmp_path.iterdir())
+    assert list(folder.iterdir())
     hunt.terminate()
     hunt.stderr.read()
     hunt.stderr.close()
     assert hunt.wait(20) == 128 + signal.SIGTERM
-    assert not list(tmp_path.iterdir())
+    assert not list(folder.iterdir())
+    hunted = json.loads(record.read_text())
+    assert hunted["interrupted"]
+    assert hunted["runs"] > 0
 
 
 def test_a_process_that_dies_before_its_first_run_does_not_blame_the_last_ones_world(

@@ -132,7 +132,7 @@ class _Session:
     def follow(self, job: Mapping[str, Any]) -> int:
         """Follow a job to its end, report the result, and return the exit code."""
         self._print(f"{job['engine']}: seed {job['seed']}" if "seed" in job else "one world again")
-        interrupted = False
+        stopped: BaseException | None = None
         handlers = {
             "start": self._on_start,
             "unsupported": self._on_unsupported,
@@ -143,13 +143,15 @@ class _Session:
             with closing(events(job)) as found_events:
                 for event in found_events:
                     handlers.get(event["event"], lambda _: None)(event)
-        except KeyboardInterrupt:
-            interrupted = True
+        except (KeyboardInterrupt, SystemExit) as stop:
+            stopped = stop
         self.tally.merge(attrs.asdict(self.now))
         if self.unsupported:
             print(f"kvcore sanitize: {self.unsupported}", file=sys.stderr)
             return UNSUPPORTED
-        self._end(job, interrupted)
+        self._end(job, stopped is not None)
+        if isinstance(stopped, SystemExit):
+            raise stopped
         if job["do"] == "again" and self.tally.skipped:
             self._print(f"{job['engine']} refuses the options of this world")
         names = {event["name"] for event in self.found.values()}
