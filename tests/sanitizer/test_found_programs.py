@@ -19,6 +19,9 @@ SHOWN = {
         "LFU: 3 of 4 chunks, [1, 2, 3], outlive 20 later ones",
         "LFU: KeyError in the lookup of chunk 1, which is stored",
     ],
+    "lmcache_gives_up_anothers_lease": [
+        "with a lease of its own: its read is KEY_NOT_READABLE, to free the memory is SUCCESS"
+    ],
     "aibrix_remembers_every_key": ["S3FIFO: 5,000 keys are kept for 10 blocks"],
 }
 
