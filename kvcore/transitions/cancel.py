@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from kvcore.state.batch_records import BatchInFlight, in_order
 from kvcore.state.open_batch import OpenBatch
-from kvcore.state.state import State
+from kvcore.state.state import RequestState, State
 from kvcore.state.table_edit import rebuild
 from kvcore.state.transaction import Transaction, transition
 from kvcore.transitions.batches import check_in_flight
@@ -91,8 +91,14 @@ def hold_rows(tx: Transaction, number: int) -> None:
 
 
 def fall(tx: Transaction, request_id: str, num_tokens: int, number: int) -> None:
-    """Lower a request to `num_tokens` tokens, without the cancelled loads."""
+    """Lower a request to `num_tokens` tokens, without the cancelled loads.
+
+    Positions to come may be lost with the copy of their block, though older batches computed them.
+    Then the last known token is computed again, since the device has gone on from the lost ones.
+    """
     request = known = tx.request(request_id)
+    if _loses_computed(request, num_tokens, number):
+        num_tokens = len(request.tokens) - 1
     for operation, found in sorted(tx.operations.items()):
         if found.request_id == request_id and found.batch >= number:
             left = replace(found, request_id=None)
@@ -105,3 +111,11 @@ def fall(tx: Transaction, request_id: str, num_tokens: int, number: int) -> None
     elif num_tokens < request.num_computed:
         drop_host(tx, request)
     tx.put(tx.request(request_id).awaiting_before(number, known))
+
+
+def _loses_computed(request: RequestState, num_tokens: int, number: int) -> bool:
+    """Return whether a request that keeps these tokens loses only positions to come, some of which
+    batches before this one have computed.
+    """
+    ends = [end for batch, end in request.awaited if batch < number]
+    return len(request.tokens) <= num_tokens < max(ends, default=0)

@@ -276,6 +276,27 @@ RUN_AHEAD: dict[str, Profile] = {
             for name in ("allocate_slots", "append")
         },
     ),
+    "ahead-pins": Profile(
+        "drafts to come in blocks that are pinned, whose copies are cancelled",
+        world(3, 1, 4, 1, "pin", "unpin", "cancel", groups=(FULL,), **DRAFTS),
+        *(57292, 211035),
+        backend="rust",
+        shows=SHOWS,
+        not_shown=NEVER_REFUSED,
+    ),
+    "ahead-pins-two": Profile(
+        "pinned blocks, two batches in flight and three outputs to come",
+        world(
+            *(3, 1, 5, 1, "pin", "unpin", "cancel"),
+            groups=(FULL,),
+            num_outputs=3,
+            **{**FLYING, "max_in_flight": 2},
+        ),
+        *(1_009_634, 4_829_170),
+        slow=True,
+        backend="rust",
+        shows=SHOWS,
+    ),
     "ahead-leave": Profile(
         "requests removed while output is to come",
         world(2, 1, 3, 1, "cancel", **{**FLYING, "without": ("fork", "reset_prefix_cache")}),

@@ -107,8 +107,15 @@ fn hold_rows(state: &mut State, number: u64) {
 }
 
 /// Lower a request to `num_tokens` tokens, without the cancelled loads.
-fn fall(state: &mut State, row: Row, num_tokens: u32, number: u64) {
+///
+/// Positions to come may be lost with the copy of their block, though older batches computed them.
+/// Then the last known token is computed again, since the device has gone on from the lost ones.
+fn fall(state: &mut State, row: Row, mut num_tokens: u32, number: u64) {
     let awaited = state[row].awaited_before(number);
+    let known = state[row].num_tokens();
+    if num_tokens >= known && awaited.iter().any(|each| each.end > num_tokens) {
+        num_tokens = known - 1;
+    }
     let State { operations, requests, .. } = state;
     let request = request_mut(requests, row);
     for operation in operations.values_mut() {

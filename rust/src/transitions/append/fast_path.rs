@@ -5,12 +5,12 @@
 //! an allocation this holds up to a known computed count, for the slots, and up to a known number
 //! of tokens, for the blocks that these fill: while positions are to come, each may rise alone. It
 //! holds until another request gets a share in the blocks: `fork`, every cut and every rejection
-//! reset the count for the request, `pin` for all requests. A request with such a count ahead has no
-//! drafts and no unfinished loads, is on the device and, if all its tokens are known, awaits the
-//! output of one batch only; a transition that changes this resets the count too. If blocks may have tail keys,
-//! no token is quiet. The count up to which the slots themselves are there is kept beside, under
-//! the same rules, for a token that only fills blocks (`block_ends.rs`). Debug builds plan each
-//! quiet token and assert that the plan is empty.
+//! reset the count for the request, `pin` for all requests. A request with such a count ahead has
+//! no drafts and no unfinished loads, is on the device and, if all its tokens are known, awaits the
+//! output of one batch only; a transition that changes this resets the count too. If blocks may
+//! have tail keys, no token is quiet. The count up to which the slots themselves are there is kept
+//! beside, under the same rules, for a token that only fills blocks (`block_ends.rs`). Debug builds
+//! plan each quiet token and assert that the plan is empty.
 
 use crate::mutants::{Mutant, seeded};
 use crate::pool::block_pool::BlockPool;
