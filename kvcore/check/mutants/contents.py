@@ -51,7 +51,7 @@ def m_cow_no_copy(patcher: Patcher) -> None:
     without(patcher, CopyOnWrite)
 
 
-@mutant("calls", "CACHE-KV", "WRITE-EXCL")
+@mutant("truncate", "CACHE-KV", "WRITE-EXCL")
 def m_keyed_block_written_in_place(patcher: Patcher) -> None:
     """A block that is written again keeps the key of its old content."""
 
