@@ -31,7 +31,7 @@ SHOWN = {
 def test_a_found_bug_is_shown_again(name: str) -> None:
     family = name.split("_")[0]
     if not is_installed(family):
-        pytest.skip(f"Run: python -m benches.peers.install {family}")
+        pytest.skip(f"{family} is not installed: python -m benches.peers.install {family}")
     program = ROOT / "tests" / "sanitizer" / "found" / f"{name}.py"
     ran = subprocess.run(
         [python_of(family), program], capture_output=True, text=True, check=False, timeout=300
