@@ -26,7 +26,7 @@ def check_memory(num_blocks: int) -> None:
 
 
 def room_for(needed: int) -> int:
-    """Return `needed` if so many bytes are available, else about how many are."""
+    """Return how many of these bytes are available; if not all, the result may be too low."""
     reported = num_available() if needed > SMALL_BYTES else []
     return num_reservable(min([needed, *reported]))
 

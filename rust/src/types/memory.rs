@@ -29,7 +29,7 @@ pub fn check_memory(num_blocks: u64) -> Result<(), Error> {
     Err(Error::PoolTooLarge { num_blocks: num_blocks as i64, needed_bytes, available_bytes })
 }
 
-/// Return `needed` if so many bytes are available, else about how many are.
+/// Return how many of these bytes are available; if not all, the result may be too low.
 pub fn room_for(needed: u64) -> u64 {
     let reported = if needed > SMALL_BYTES { num_available() } else { Vec::new() };
     num_reservable(reported.into_iter().fold(needed, u64::min))
