@@ -25,6 +25,7 @@ WRONG_EVENTS = "what listens to events is told wrong things, no request is"
 REFUSED = "a name cannot be used again: calls are refused, no content is wrong"
 BYTES = "no call goes wrong: `restore` refuses the bytes of the state"
 BEHIND = "seen in later batches, and contents are followed for one here"
+FORGOTTEN = "a later batch writes a wrong slot, and explored states forget what the twin remembers"
 BUGS: dict[str, tuple[str, str | None]] = {
     "AllocRef0": ("cuts", None),
     "TouchNotDequeued": ("uncached", None),
@@ -43,6 +44,7 @@ BUGS: dict[str, tuple[str, str | None]] = {
     "QuietStepNotCounted": ("fours", None),
     "QuietStepNotAwaited": ("ahead-fours", None),
     "QuietStepKeysNothing": ("ahead-delays", HITS),
+    "RejectionKeepsSlots": ("ahead-rejections", FORGOTTEN),
     "EndsGrowOneTable": ("groups", None),
     "HitsCostNothing": ("groups", None),
     "CacheWholePrompt": ("calls", BEHIND),

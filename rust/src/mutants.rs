@@ -57,6 +57,8 @@ mutants! {
     QuietStepNotAwaited,
     /// With keys on completion, a token that comes gives no key to a block that was skipped.
     QuietStepKeysNothing,
+    /// Slots before rejected positions are written as they are, whoever shares them by then.
+    RejectionKeepsSlots,
     /// 16: hits in the free queue cost no capacity.
     HitsCostNothing,
     /// 37: full blocks are published though they are not yet computed.

@@ -20,6 +20,7 @@ ALONE = ("fork", *LEFT)
 AHEAD: dict[str, Any] = {"num_output_placeholders": 1, "num_letters": 1}
 FLYING: dict[str, Any] = {**AHEAD, "max_in_flight": 1, "without": ALONE}
 DRAFTS: dict[str, Any] = {**FLYING, "num_output_placeholders": 2}
+REJECTIONS: dict[str, Any] = {**AHEAD, "num_output_placeholders": 3}
 FORGETS: dict[str, Any] = {"forgets_overwritten": True}
 BY_CALLS: dict[str, Any] = {"groups": (SLOT,), "moves": "calls"}
 CALLS: dict[str, Any] = {**FLYING, **BY_CALLS, "moves_per_batch": 2}
@@ -296,6 +297,14 @@ RUN_AHEAD: dict[str, Profile] = {
         slow=True,
         backend="rust",
         shows=SHOWS,
+    ),
+    "ahead-rejections": Profile(
+        "two drafts to come in blocks that are pinned, whose rejection ends in an earlier block",
+        world(3, 1, 4, 1, "pin", "unpin", groups=(FULL,), without=ALONE, **REJECTIONS),
+        *(35219, 92951),
+        backend="rust",
+        shows=SHOWS,
+        not_shown=NEVER_REFUSED,
     ),
     "ahead-leave": Profile(
         "requests removed while output is to come",

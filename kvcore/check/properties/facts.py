@@ -135,7 +135,8 @@ SENTENCES: dict[str, str] = {
     "ZEROED": "a new block of a group that requires zeroing is zeroed or filled before it is read",
     "CAP": "a request that one step extends holds no more of a windowed group than its cap",
     "NOCRASH": "a call fails only with a typed error",
-    "REFINE": "both languages agree on value, error, commands, events and canonical bytes",
+    "REFINE": "both languages agree on value, error, commands, events and canonical bytes, and what"
+    " the compiled one remembers of a request's next tokens is so",
     "POLICY": "a custom eviction policy returns a position at every call",
     "SCHEDULER": "a custom scheduler returns its moves in every state",
     "MANAGER": "a custom manager has the methods that an engine calls, and they return what an"

@@ -8,8 +8,10 @@
 //! Twin: kvcore/invariants/pool_and_state.py.
 
 pub mod in_flight;
+mod remembered;
 mod tails;
 
+use self::remembered::remembered;
 use self::tails::tail_sound;
 use crate::invariants::claims::{named_pins, operations};
 use crate::invariants::requests;
@@ -67,14 +69,15 @@ pub fn failing(state: &State, scratch: &mut Scratch) -> Vec<&'static str> {
     found.filter(|(_, finding)| finding.is_err()).map(|(name, _)| name).collect()
 }
 
-/// Fails with the first property that counts and does not hold.
+/// Fails with the first property that counts and does not hold; with REFINE, if a request remembers
+/// what is not so.
 pub fn check(state: &State, checks: &Checks, scratch: &mut Scratch) -> Result<(), Violation> {
     for (name, holds) in PROPERTIES {
         if checks.count(name) {
             holds(state, scratch).map_err(|detail| Violation::new(name, detail))?;
         }
     }
-    Ok(())
+    checks.hear_finding("REFINE", remembered(state))
 }
 
 /// Whether a block is free or quarantined.

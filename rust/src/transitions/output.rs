@@ -118,7 +118,10 @@ pub(crate) fn drop_positions(state: &mut State, row: Row, rejected: u32) {
     let (mut samplers, known) = (request.awaited(), request.num_tokens());
     samplers.iter_mut().for_each(|each| each.end = known.max(each.end.saturating_sub(rejected)));
     let dropped = rejected.min(request.num_output_placeholders());
-    (request.num_computed, request.quiet_until) = (request.num_computed - dropped, 0);
+    request.num_computed -= dropped;
+    if !seeded(Mutant::RejectionKeepsSlots) {
+        request.quiet_until = 0;
+    }
     request.set_awaited(&samplers);
 }
 
