@@ -29,6 +29,7 @@ from kvcore.types.groups import Group
 from kvcore.types.keys import HASHINGS
 from kvcore.types.memory import check_memory
 from kvcore.types.policies import policy_of
+from kvcore.types.tokens import PackedTokens
 from kvcore.types.values import PrefixCacheStats
 from kvcore.types.wire import Reader
 
@@ -199,7 +200,7 @@ def _read_quarantine(
 
 def _read_request(source: Reader, config: Config, row: int) -> RequestState:
     request_id = source.name()
-    tokens, drafts = pvector(source.numbers()), pvector(source.numbers())
+    tokens, drafts = PackedTokens().extend(source.numbers()), pvector(source.numbers())
     block_hashes = pvector(source.hashes())
     own_hashes, skip_reading = source.flag(), source.flag()
     extra_keys = _read_extra_keys(source)

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Sized
 from typing import Protocol
 
 from kvcore.types.config import Config
@@ -18,7 +18,7 @@ class RequestLike(Protocol):
     @property
     def request_id(self) -> str: ...
     @property
-    def tokens(self) -> Sequence[int]: ...
+    def tokens(self) -> Sized: ...
     @property
     def num_computed(self) -> int: ...
     @property

@@ -15,14 +15,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import attrs
+from msgspec import Struct
 from pyrsistent import PVector, pvector
 
 SLOTS_MIN = 8
 
 
-@attrs.frozen
-class Entry:
+class Entry(Struct, frozen=True, gc=False):
     """A key with its block, and the entries after it in its chain."""
 
     key: bytes

@@ -20,6 +20,7 @@ from pyrsistent import pvector
 from kvcore.state.state import RequestState, State
 from kvcore.types.config import Config
 from kvcore.types.extra_inputs import NO_EXTRA_KEYS, ExtraKeys
+from kvcore.types.tokens import PackedTokens
 
 UNKNOWN = "?"
 """Stands for a name that does not exist."""
@@ -70,7 +71,7 @@ def keys_form(state: State, names: Names) -> State:
         return replace(
             request,
             request_id=names.requests[request.row],
-            tokens=pvector([0] * len(request.tokens)),
+            tokens=PackedTokens().extend([0] * len(request.tokens)),
             drafts=pvector([0] * len(request.drafts)),
             own_hashes=True,
             extra_keys=NO_EXTRA_KEYS if salt is None else ExtraKeys(cache_salt=salt),

@@ -28,6 +28,7 @@ from kvcore.types.extra_inputs import NO_EXTRA_KEYS, ExtraKeys
 from kvcore.types.keys import GROUP_BYTES
 from kvcore.types.memory import check_memory
 from kvcore.types.policies import DEFAULT_STEPS, Step
+from kvcore.types.tokens import PackedTokens
 from kvcore.types.values import PrefixCacheStats, Status
 
 Table = PVector[int]
@@ -59,7 +60,7 @@ class RequestState(Struct, frozen=True, gc=False):
     row: int
     num_cached: tuple[int, ...]
     tables: tuple[Table, ...]
-    tokens: PVector[int] = pvector()
+    tokens: PackedTokens = PackedTokens()
     drafts: PVector[int] = pvector()
     block_hashes: PVector[bytes] = pvector()
     own_hashes: bool = False
@@ -85,17 +86,17 @@ class RequestState(Struct, frozen=True, gc=False):
     @property
     def num_accepted(self) -> int:
         """Computed tokens that are known and not drafts."""
-        return min(self.num_computed, len(self.tokens))
+        return min(self.num_computed, self.tokens.length)
 
     @property
     def num_output_placeholders(self) -> int:
         """Scheduled positions whose tokens are not yet known."""
-        return 0 if self.drafts else max(0, self.num_computed - len(self.tokens))
+        return 0 if self.drafts else max(0, self.num_computed - self.tokens.length)
 
     @property
     def num_scheduled_drafts(self) -> int:
         """Computed drafts that were neither accepted nor dropped."""
-        return max(0, self.num_computed - len(self.tokens)) if self.drafts else 0
+        return max(0, self.num_computed - self.tokens.length) if self.drafts else 0
 
     @property
     def state_count(self) -> int:
@@ -107,13 +108,13 @@ class RequestState(Struct, frozen=True, gc=False):
         """The batches whose output is to come, oldest first: those that compute the positions from
         which the tokens after the known ones are sampled.
         """
-        if self.samplers or self.num_computed < len(self.tokens):
+        if self.samplers or self.num_computed < self.tokens.length:
             return self.samplers
         return ((self.output_from, self.num_computed),)
 
     def awaiting(self, samplers: Iterable[Sampler]) -> RequestState:
         """Return the request with these batches, as far as they sample what it does not know."""
-        num_tokens, count = len(self.tokens), self.num_computed
+        num_tokens, count = self.tokens.length, self.num_computed
         made: list[Sampler] = []
         for batch, end in samplers:
             most = end if count < num_tokens else min(end, count)
@@ -137,7 +138,7 @@ class RequestState(Struct, frozen=True, gc=False):
         number: the open batch's. The output of older batches is out of date if the first of these
         positions has a known token.
         """
-        late = self.num_computed < len(self.tokens)
+        late = self.num_computed < self.tokens.length
         older, first = ((), number) if late else (self.awaited, self.output_from)
         counted = replace(self, num_computed=count, output_from=first)
         return counted.awaiting((*older, (number, count)))
@@ -149,7 +150,7 @@ class RequestState(Struct, frozen=True, gc=False):
         number: the open batch's. Batch 0 stands for none: it is older than the open one.
         """
         count = self.num_computed
-        none = ((0, count),) if count >= len(self.tokens) else ()
+        none = ((0, count),) if count >= self.tokens.length else ()
         return replace(self, output_from=number, samplers=none)
 
     def num_hashed(self, config: Config, group_id: int) -> int:

@@ -210,7 +210,7 @@ class Transaction:
         num_tokens = request.num_accepted
         if record is not None:
             before = record.num_computed_before
-            num_tokens = min(len(request.tokens), before)
+            num_tokens = min(request.tokens.length, before)
             if self.config.has_states and self._keeps_state(request, before):
                 request = replace(request, num_computed=before)
         return self.resumable(request, num_tokens)

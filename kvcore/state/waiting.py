@@ -51,7 +51,7 @@ def keys_ahead(config: Config, request: RequestState) -> tuple[bytes, ...]:
     """Return the keys that a request will look up; none if it does not wait."""
     if any(request.tables) or request.host_tables or request.skip_reading:
         return ()
-    most = min(len(request.tokens) - 1, len(request.block_hashes) * config.hash_block_size)
+    most = min(request.tokens.length - 1, len(request.block_hashes) * config.hash_block_size)
     length = max(0, most) // config.hit_alignment * config.hit_alignment
     keys = []
     for group_id, group in enumerate(config.groups if length else ()):

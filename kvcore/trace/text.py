@@ -92,7 +92,7 @@ def read_tokens(text: str) -> list[int]:
     return tokens
 
 
-def write_tokens(tokens: Sequence[int]) -> str:
+def write_tokens(tokens: Iterable[int]) -> str:
     """Write the shortest text that `read_tokens` reads as these tokens."""
     parts = []
     for _, run in groupby(enumerate(tokens), key=lambda item: item[1] - item[0]):

@@ -65,7 +65,7 @@ QUERIES: dict[str, Callable[..., Any]] = {
         *(epochs.stale_requests, queries.checkpoint_stop),
     )
 } | {
-    "num_tokens": lambda state, request_id: len(find_request(state, request_id).tokens),
+    "num_tokens": lambda state, request_id: find_request(state, request_id).tokens.length,
     "num_output_placeholders": lambda state, request_id: (
         find_request(state, request_id).num_output_placeholders
     ),

@@ -104,7 +104,7 @@ def commit(tx: Transaction, plan: Plan) -> KVCacheBlocks:
     if plan.num_loaded > plan.num_local and not slot_request.loads:
         note_load(tx, request.request_id, plan.num_local, plan.num_loaded)
     if slot_request.hit is not None and not any(request.tables):
-        queries = 0 if request.skip_reading else len(request.tokens)
+        queries = 0 if request.skip_reading else request.tokens.length
         tx.note_lookup(queries, slot_request.hit.num_tokens, preempted=request.preempted)
     taken = tx.device.take(num_fresh, tx.tenant(request))
     if tx.config.record_new_blocks:

@@ -93,7 +93,7 @@ def append_one(
         tx.put(apply_trims(tx, before, trims))
         return plan.refused
     if token is not None and to_come:
-        publish_filled(tx, tx.request(request_id), len(before.tokens))
+        publish_filled(tx, tx.request(request_id), before.tokens.length)
         plan = replace(plan, request=tx.request(request_id))
     commit(tx, plan)
     return None
@@ -130,7 +130,7 @@ def check_append(
     limit, seen = tx.config.length_limit, set()
     for request_id in request_ids:
         request = tx.idle(request_id)
-        num_tokens, num_computed = len(request.tokens), request.num_computed
+        num_tokens, num_computed = request.tokens.length, request.num_computed
         if request_id in seen:
             raise RepeatedRequest(request=request_id, reason="is named twice in one call")
         seen.add(request_id)

@@ -98,7 +98,7 @@ def fall(tx: Transaction, request_id: str, num_tokens: int, number: int) -> None
     """
     request = known = tx.request(request_id)
     if _loses_computed(request, num_tokens, number):
-        num_tokens = len(request.tokens) - 1
+        num_tokens = request.tokens.length - 1
     for operation, found in sorted(tx.operations.items()):
         if found.request_id == request_id and found.batch >= number:
             left = replace(found, request_id=None)
@@ -118,4 +118,4 @@ def _loses_computed(request: RequestState, num_tokens: int, number: int) -> bool
     batches before this one have computed.
     """
     ends = [end for batch, end in request.awaited if batch < number]
-    return len(request.tokens) <= num_tokens < max(ends, default=0)
+    return request.tokens.length <= num_tokens < max(ends, default=0)

@@ -92,7 +92,7 @@ def publish_reached(tx: Transaction, request: RequestState, num_known: int, stor
     record, name = tx.scheduled.get(request.request_id), request.request_id
     taken = request.num_computed if record is None else record.num_computed_before
     waits = tx.config.publish == "completed" and tx.config.max_in_flight
-    for count in range(num_known + 1, min(len(request.tokens), taken) + 1):
+    for count in range(num_known + 1, min(request.tokens.length, taken) + 1):
         found = checkpoints(tx, request, count, stored)
         if waits and num_finished(tx, request) < count:
             begun = (

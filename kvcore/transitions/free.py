@@ -153,7 +153,7 @@ def cut_tables(
     lowered to num_tokens, or to 0, without any blocks, if the window that it needs was given back.
     """
     if tx.config.has_states and request.num_scheduled_drafts:
-        num_tokens = min(num_tokens, len(request.tokens))
+        num_tokens = min(num_tokens, request.tokens.length)
     num_computed = min(request.num_accepted + num_to_come, num_tokens)
     if tx.resumable(request, num_computed) < num_computed:
         num_computed = num_tokens = 0

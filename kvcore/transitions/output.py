@@ -27,7 +27,7 @@ def check_sampled(tx: Transaction, request: RequestState) -> None:
     record = tx.scheduled.get(request.request_id)
     if record is None or not request.num_output_placeholders:
         return
-    if record.num_computed_before < len(request.tokens):
+    if record.num_computed_before < request.tokens.length:
         raise InOpenBatch(kind="request", value=request.request_id)
 
 
@@ -45,7 +45,7 @@ def check_output(tx: Transaction, request: RequestState, batch: int | None) -> N
         raise OutputOutOfOrder(
             request=request.request_id,
             batch=batch,
-            num_tokens=len(request.tokens),
+            num_tokens=request.tokens.length,
             expected=None if out_of_date else oldest,
         )
 
@@ -58,7 +58,7 @@ def check_surplus(
     rejected: drafts among the positions to come that were rejected. Raises InOpenBatch,
     OutputOutOfOrder.
     """
-    num_known = len(request.tokens)
+    num_known = request.tokens.length
 
     def num_sampled(before: int) -> int:
         """Return the number of the request's tokens when a batch begins, from the batch's first
@@ -93,7 +93,7 @@ def drop_positions(request: RequestState, rejected: int) -> RequestState:
     """Return the request without its last positions to come. The ends of later batches fall, also
     if the request has left.
     """
-    known, dropped = len(request.tokens), min(rejected, request.num_output_placeholders)
+    known, dropped = request.tokens.length, min(rejected, request.num_output_placeholders)
     moved = [(batch, max(known, end - rejected)) for batch, end in request.awaited]
     return replace(request, num_computed=request.num_computed - dropped).awaiting(moved)
 

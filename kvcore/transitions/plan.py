@@ -139,7 +139,7 @@ def measure(tx: Transaction, request: RequestState, slot_request: SlotRequest) -
     groups, seen_from = tx.config.groups, total
     skipped: tuple[int, ...] = (0,) * len(groups)
     if tx.config.has_windows:
-        seen_from = visible_from(tx, request, min(total, len(request.tokens)))
+        seen_from = visible_from(tx, request, min(total, request.tokens.length))
         skipped = tuple(skipped_blocks(group, seen_from) for group in groups)
     return Lengths(
         local=local,
@@ -197,9 +197,9 @@ def gate_need(
 
     A windowed group recycles blocks that leave its window, so its need is capped.
     """
-    num_full = max(lengths.slots, min(len(request.tokens), tx.config.length_limit))
+    num_full = max(lengths.slots, min(request.tokens.length, tx.config.length_limit))
     needed = most = 0
-    to_come = max(0, lengths.scheduled - len(request.tokens))
+    to_come = max(0, lengths.scheduled - request.tokens.length)
     for group_id, group in enumerate(tx.config.groups):
         held = [*request.tables[group_id], *hits[group_id]]
         blocks = -(-num_full // group.block_size) + group.draft_states
@@ -223,7 +223,7 @@ def step_most(
         if group.is_cross:
             most += max(len(table), _encoder_blocks(slot_request, group))
         elif not group.is_state:
-            seen_from = min(lengths.total, len(request.tokens))
+            seen_from = min(lengths.total, request.tokens.length)
             skipped = skipped_blocks(group, seen_from) if group.is_windowed else 0
             most += -(-lengths.slots // group.block_size) - skipped
     return most

@@ -29,7 +29,7 @@ def longest_hit(state: State, request: RequestState) -> Hit:
     config = state.config
     length = num_common = 0
     if config.enable_caching and not request.skip_reading:
-        most = min(len(request.tokens) - 1, len(request.block_hashes) * config.hash_block_size)
+        most = min(request.tokens.length - 1, len(request.block_hashes) * config.hash_block_size)
         length = aligned(config, most)
         if config.has_states:
             length = num_common = common_length(state, request, length, most, states=False)

@@ -44,7 +44,7 @@ def cache_blocks(state: State, request_id: str, num_computed_tokens: int) -> Out
         if tx.config.enable_caching:
             finished = min(count, num_finished(tx, request))
             publish_blocks(tx, request, finished, final=True)
-            count = min(count, len(request.tokens))
+            count = min(count, request.tokens.length)
             if tx.config.publish == "completed":
                 count = finished
             publish_blocks(tx, tx.request(request_id), count)

@@ -41,7 +41,7 @@ def checkpoint_stop(
     Else all, without a mark. Raises UnknownRequest, InvalidCount.
     """
     request, config = find_request(state, request_id), state.config
-    count, known = read_count("num_new_tokens", num_new_tokens, 1), len(request.tokens)
+    count, known = read_count("num_new_tokens", num_new_tokens, 1), request.tokens.length
     if not (config.has_states and config.enable_caching):
         return count, False
     start, stops = request.num_computed, list[int]()

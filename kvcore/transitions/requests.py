@@ -104,7 +104,7 @@ def add_tokens(
         check_no_drafts(request)
         check_sampled(tx, request)
         check_output(tx, request, number)
-        num_known, to_come = len(request.tokens), request.num_output_placeholders
+        num_known, to_come = request.tokens.length, request.num_output_placeholders
         dropped = min(rejected, to_come)
         if len(values) > 1:
             check_surplus(tx, request, number, len(values), rejected)
@@ -164,18 +164,18 @@ def accept(state: State, request_id: str, num_accepted: int) -> Outcome[State, N
         request = tx.on_device(request_id)
         count = read_count("num_accepted", num_accepted)
         check_no_placeholders(request)
-        scheduled = max(0, request.num_computed - len(request.tokens))
+        scheduled = max(0, request.num_computed - request.tokens.length)
         if scheduled and request_id in tx.scheduled:
             raise InOpenBatch(kind="request", value=request_id)
         if count > scheduled:
             raise BeyondDrafts(request=request_id, num_scheduled=scheduled, requested=count)
-        kept, num_known = request, len(request.tokens)
+        kept, num_known = request, request.tokens.length
         if tx.config.has_states:
             from kvcore.transitions.states import keep_accepted  # few models have states
 
             kept = keep_accepted(tx, request, count)
         longer = extend(tx, kept, request.drafts[:count])
-        count = min(request.num_computed, len(longer.tokens))
+        count = min(request.num_computed, longer.tokens.length)
         kept = replace(longer, drafts=pvector(), num_computed=count)
         tx.put(kept.awaiting(request.awaited))
         if tx.config.has_states and tx.config.enable_caching:
@@ -226,7 +226,7 @@ def check_no_drafts(request: RequestState) -> None:
 
 def check_drafts_settled(request: RequestState) -> None:
     """Raise DraftsPending while the request has scheduled drafts that were not yet accepted."""
-    if request.num_computed > len(request.tokens):
+    if request.num_computed > request.tokens.length:
         check_no_drafts(request)
 
 
@@ -292,7 +292,7 @@ def extend(tx: Transaction, request: RequestState, tokens: Sequence[int]) -> Req
 def extend_hashes(tx: Transaction, request: RequestState, hashes: Sequence[bytes]) -> RequestState:
     """Return the request with more of the engine's hashes. Raises WrongBlockHashes."""
     given = list(hashes)
-    most = len(request.tokens) // tx.config.hash_block_size - len(request.block_hashes)
+    most = request.tokens.length // tx.config.hash_block_size - len(request.block_hashes)
     reason = None
     if not request.own_hashes:
         reason = "it did not bring its own when it was added"

@@ -56,7 +56,7 @@ def extend_retention(
         if tx.device.pool.retention is not None:
             from kvcore.types.retention import join_steps, steps_of
 
-            more = steps_of(retention.pieces, len(request.tokens))
+            more = steps_of(retention.pieces, request.tokens.length)
             tx.put(replace(request, wishes=join_steps(request.wishes, more)))
 
     return transition(state, change)

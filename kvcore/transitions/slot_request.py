@@ -121,7 +121,7 @@ def check_hit(tx: Transaction, request: RequestState, hit: Hit) -> None:
         raise HitsOnRunningRequest(request=name, num_blocks=num_blocks)
     sizes = [group.block_size for group in tx.config.groups]
     fits = len(groups) == len(sizes) and isinstance(hit.num_tokens, int)
-    fits = fits and 0 < hit.num_tokens < len(request.tokens)
+    fits = fits and 0 < hit.num_tokens < request.tokens.length
     fits = fits and hit.num_tokens % tx.config.hit_alignment == 0
     fits = fits and all(
         len(blocks) == -(-hit.num_tokens // size)
@@ -164,7 +164,7 @@ def check_length(tx: Transaction, request: RequestState, slot_request: SlotReque
     scheduled = max(local, end)
     if scheduled > limit:
         raise BeyondModelLength(request=name, requested=scheduled, max_model_len=limit)
-    num_tokens = len(request.tokens)
+    num_tokens = request.tokens.length
     known = max(total, num_tokens + len(request.drafts))
     beyond = total > max(request.num_computed, num_tokens)
     if beyond or scheduled > known + slot_request.num_output_placeholders:
@@ -190,7 +190,7 @@ def check_one_unknown(tx: Transaction, request: RequestState, slot_request: Slot
     local, _, end = step_ends(tx, request, slot_request)
     record = tx.scheduled.get(request.request_id)
     start = local if record is None else min(local, record.num_computed_before)
-    unknown, most = end - max(start, len(request.tokens)), 1
+    unknown, most = end - max(start, request.tokens.length), 1
     if request.drafts:
         most = min(group.draft_states for group in tx.config.groups if group.is_state)
     if unknown > most:
@@ -229,10 +229,10 @@ def check_checkpoint(tx: Transaction, request: RequestState, slot_request: SlotR
         raise NoStateGroup(request=request.request_id)
     multiple = tx.config.hit_alignment
     _, _, end = step_ends(tx, request, slot_request)
-    if end % multiple or end > len(request.tokens):
+    if end % multiple or end > request.tokens.length:
         raise UnalignedCheckpoint(
             request=request.request_id,
-            num_tokens=len(request.tokens),
+            num_tokens=request.tokens.length,
             requested=end,
             multiple=multiple,
         )

@@ -41,7 +41,7 @@ def plan_steps(
     those loaded behind them, and those after the step, drafts included.
     """
     local, total, scheduled = num_tokens
-    num_drafts = max(0, scheduled - len(request.tokens)) if request.drafts else 0
+    num_drafts = max(0, scheduled - request.tokens.length) if request.drafts else 0
     steps, in_batch = [], request.request_id in tx.scheduled
     for group_id, group in enumerate(tx.config.groups if scheduled > local else ()):
         if not group.is_state:
@@ -184,7 +184,7 @@ def keep_accepted(tx: Transaction, request: RequestState, num_accepted: int) -> 
     if not request.num_scheduled_drafts:
         return request
     edit, num_cached = TableEdit(tx, request), list(request.num_cached)
-    known = len(request.tokens)
+    known = request.tokens.length
     count = known + num_accepted
     for group_id, group in enumerate(tx.config.groups):
         if not group.is_state:

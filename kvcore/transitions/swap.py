@@ -135,10 +135,10 @@ def num_saved(tx: Transaction, request: RequestState) -> int:
 
         left = num_left(record)
         ahead = request.num_output_placeholders > 0
-        return 0 if ahead and left >= len(request.tokens) else left
+        return 0 if ahead and left >= request.tokens.length else left
     if not request.num_output_placeholders:
         return tx.num_settled(request)
-    num_tokens = len(request.tokens) - 1
+    num_tokens = request.tokens.length - 1
     if record is not None:
         num_tokens = min(num_tokens, record.num_computed_before)
     return tx.resumable(request, num_tokens)

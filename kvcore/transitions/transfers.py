@@ -134,8 +134,8 @@ def check_load(tx: Transaction, request: RequestState, count: int, hit: Hit | No
     reason = None
     if first % alignment or count % alignment:
         reason = f"it begins at token {first}, and both must be multiples of {alignment}"
-    elif end >= len(request.tokens):
-        reason = f"of its {len(request.tokens)} tokens one must be left to compute"
+    elif end >= request.tokens.length:
+        reason = f"of its {request.tokens.length} tokens one must be left to compute"
     elif end > len(request.block_hashes) * tx.config.hash_block_size:
         reason = f"it has {len(request.block_hashes)} block hashes"
     if reason is not None:

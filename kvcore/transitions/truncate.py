@@ -28,8 +28,10 @@ def truncate(state: State, request_id: str, num_tokens: int) -> Outcome[State, N
     def change(tx: Transaction) -> None:
         request = tx.idle(request_id)
         keep = read_int(num_tokens)
-        if not isinstance(keep, int) or not 1 <= keep <= len(request.tokens):
-            raise BeyondRequest(request=request_id, num_tokens=len(request.tokens), requested=keep)
+        if not isinstance(keep, int) or not 1 <= keep <= request.tokens.length:
+            raise BeyondRequest(
+                request=request_id, num_tokens=request.tokens.length, requested=keep
+            )
         check_leaving(tx, [request])
         leave_open_batch(tx, request)
         cut_tables(tx, tx.request(request_id), keep)

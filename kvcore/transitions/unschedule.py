@@ -73,7 +73,7 @@ def shorten(
         for index, group in enumerate(tx.config.groups)
     ]
     shorter = replace(request, num_computed=num_tokens, num_cached=tuple(num_cached))
-    tx.put(shorter.awaiting(request.awaited if num_tokens >= len(request.tokens) else ()))
+    tx.put(shorter.awaiting(request.awaited if num_tokens >= request.tokens.length else ()))
 
 
 def shorten_states(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads tokens passed by an engine: lists, or buffers of integers.
+"""Reads tokens passed by an engine: lists, or buffers of integers; and keeps those of a request.
 
 Invariants: a buffer's item format decides how it is read (bytes are one token each); nothing is
 guessed. An item with `__index__` becomes that int. Unordered collections (a set, a dict) are
@@ -11,8 +11,10 @@ Twin: rust/src/bindings/tokens.rs.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
+
+from msgspec import Struct
 
 from kvcore.types.arguments import read_int
 from kvcore.types.errors import (
@@ -28,7 +30,40 @@ MAX_TOKEN = 2**32 - 1
 LEAST_SIGNED = -(2**31)
 TOKENS = ("tokens", "a list or a buffer of integers")
 ROWS = ("requests", "a list of ids or a buffer of rows")
+CHUNK_BYTES = 1024
 _INTEGER_FORMATS = frozenset("bBhHiIlLqQ")
+
+
+class PackedTokens(Struct, frozen=True, gc=False):
+    """Token ids of 4 bytes each, in chunks, of which one is copied where some are appended.
+
+    full: the full chunks. last: the bytes behind them. length: the number of tokens, a field since
+    each call reads it several times. Why: the garbage collector walks a young pyrsistent vector
+    down to its last item, and a decoded token would make one; it does not track what is here.
+    """
+
+    full: tuple[bytes, ...] = ()
+    last: bytes = b""
+    length: int = 0
+
+    def extend(self, tokens: Iterable[int]) -> PackedTokens:
+        """Return these tokens with more behind them."""
+        more = tuple(tokens)
+        return _chunks(self.full, self.last + struct.pack(f"{len(more)}I", *more))
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(memoryview(b"".join((*self.full, self.last))).cast("I"))
+
+    def __getitem__(self, part: slice) -> PackedTokens:
+        """Return the tokens of a slice without a step."""
+        start, end, _ = part.indices(self.length)
+        first, end = 4 * start // CHUNK_BYTES, max(start, end)
+        chunks = (*self.full, self.last)[first : 4 * end // CHUNK_BYTES + 1]
+        before = first * CHUNK_BYTES
+        return _chunks((), b"".join(chunks)[4 * start - before : 4 * end - before])
 
 
 def read_tokens(
@@ -111,3 +146,12 @@ def _read_buffer(tokens: Any, argument: tuple[str, str]) -> list[int]:
         return view.tolist()
     order, items = view.format.removesuffix(code), len(view)
     return list(struct.unpack(f"{order}{items}{code}", view.tobytes()))
+
+
+def _chunks(full: tuple[bytes, ...], data: bytes) -> PackedTokens:
+    length = (len(full) * CHUNK_BYTES + len(data)) // 4
+    if len(data) < CHUNK_BYTES:
+        return PackedTokens(full, data, length)
+    ends = range(CHUNK_BYTES, len(data) + 1, CHUNK_BYTES)
+    more = tuple(data[end - CHUNK_BYTES : end] for end in ends)
+    return PackedTokens(full + more, data[ends[-1] :], length)

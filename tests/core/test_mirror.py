@@ -108,6 +108,8 @@ PYTHON_ONLY = {
     ("pool/priority_eviction", "freeze"): TRANSACTION,
     ("pool/priority_eviction", "make_transaction"): TRANSACTION,
     ("legacy/blocks/tiers", "check_options"): BEFORE,
+    ("types/tokens", "PackedTokens"): "the twin changes a plain vector in place",
+    ("types/tokens", "extend"): "the twin changes a plain vector in place",
     ("types/tokens", "check_tokens"): "a token is checked when it is converted to u32",
     ("types/tokens", "read_request_tokens"): "requests.rs refuses to add no tokens",
     ("trace/text", "BadWord"): "None in the twin",
