@@ -54,6 +54,40 @@ def test_each_form_of_the_same_tokens_gives_the_same_state(tokens: Any, backend:
     assert list(manager.state().requests["a"].tokens) == list(tokens) * 2
 
 
+EDGES = [0, 1, 255, 256, 257, 2**15, 2**30 - 1, 2**30, 2**31 - 1, 2**31, 2**32 - 1]
+"""Ints that CPython keeps in other ways: small ones once, those from 2**30 on in two parts."""
+
+
+@pytest.mark.parametrize("form", [list, tuple])
+def test_ints_of_every_size_are_read_from_a_list(form: type, backend: Backend) -> None:
+    manager = make(backend)
+    tokens = [token for edge in EDGES for token in (edge, *EDGES)]
+    manager.add_request(Request("a", form(tokens)))
+    assert list(manager.state().requests["a"].tokens) == tokens
+
+
+WRONG = [-1, -(2**30), -(2**40), 2**32, 2**64, 2**100, True, None, "1", 1.0]
+
+
+@pytest.mark.parametrize("wrong", WRONG, ids=repr)
+@pytest.mark.parametrize("form", [list, tuple])
+def test_a_wrong_item_between_ints_is_named(form: type, wrong: object, backend: Backend) -> None:
+    manager = make(backend)
+    with unchanged(manager), pytest.raises(InvalidToken) as caught:
+        manager.add_request(Request("a", form([*EDGES, wrong, *EDGES])))
+    check_error(caught.value, InvalidToken(value=wrong, position=len(EDGES), least=0))
+
+
+class Numbered(int):
+    """An int of another type."""
+
+
+def test_an_int_of_another_type_counts_as_its_number(backend: Backend) -> None:
+    manager = make(backend)
+    manager.add_request(Request("a", [7, Numbered(2**20), numpy.int64(9), 7]))
+    assert list(manager.state().requests["a"].tokens) == [7, 2**20, 9, 7]
+
+
 def test_the_largest_token_is_taken_and_the_next_is_not(backend: Backend) -> None:
     manager = make(backend)
     for tokens in ([2**32 - 1], array("I", [2**32 - 1]), array("q", [2**32 - 1])):
