@@ -55,7 +55,8 @@ class PackedTokens(Struct, frozen=True, gc=False):
         return self.length
 
     def __iter__(self) -> Iterator[int]:
-        return iter(memoryview(b"".join((*self.full, self.last))).cast("I"))
+        data = b"".join((*self.full, self.last)) if self.full else self.last
+        return iter(memoryview(data).cast("I"))
 
     def __getitem__(self, part: slice) -> PackedTokens:
         """Return the tokens of a slice without a step."""
