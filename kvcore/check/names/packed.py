@@ -30,6 +30,7 @@ from kvcore.pool.tails import Tails
 from kvcore.state.open_batch import OpenBatch
 from kvcore.state.state import NamedPin, RequestState, State
 from kvcore.types.config import Config, Eviction
+from kvcore.types.tokens import PackedTokens
 from kvcore.types.values import PrefixCacheStats
 
 VALUES_OF = {
@@ -48,7 +49,7 @@ def pack(state: State) -> bytes:
     if state.device.policy is not None:
         return encode(state)
     pools = [None if pool is None else _pool(pool) for pool in (state.device, state.host)]
-    requests = [astuple(request)[:-NUM_OF_OUTPUT] for request in state.requests.values()]
+    requests = [_request(request) for request in state.requests.values()]
     pins = [(name, astuple(pin)) for name, pin in sorted(state.named_pins.items())]
     counts = (state.batch.number, state.next_operation, state.epoch)
     rest = (state.rows, state.free_rows, state.operations, *counts, pins)
@@ -70,7 +71,7 @@ def unpack(config: Config, data: bytes) -> State:
         config=config,
         device=device,
         host=host,
-        requests=Map({values[0]: RequestState(*values) for values in requests}),
+        requests=Map({values[1]: _request_of(*values) for values in requests}),
         rows=rows,
         free_rows=free_rows,
         batch=OpenBatch(number),
@@ -82,6 +83,17 @@ def unpack(config: Config, data: bytes) -> State:
         epoch=epoch,
         named_pins=Map({name: NamedPin(*pin) for name, pin in named_pins}),
     )
+
+
+def _request(request: RequestState) -> tuple[Any, ...]:
+    request_id, row, num_cached, tables, tokens, *rest = astuple(request)[:-NUM_OF_OUTPUT]
+    return (tuple(tokens), request_id, row, num_cached, tables, *rest)
+
+
+def _request_of(
+    tokens: tuple[int, ...], request_id: str, row: int, num_cached: Any, tables: Any, *rest: Any
+) -> RequestState:
+    return RequestState(request_id, row, num_cached, tables, PackedTokens().extend(tokens), *rest)
 
 
 def _pool(pool: BlockPool) -> tuple[Any, ...]:

@@ -21,6 +21,7 @@ from functools import partial
 from typing import Any
 
 import attrs
+from msgspec.structs import replace
 
 from kvcore.check.names.canonical import canonical, fingerprint
 from kvcore.check.names.forgotten import forget_overwritten
@@ -124,13 +125,16 @@ class FlightModel(CoreModel):
             ghost.check(state, {}, counted)
 
     def pack(self, node: Any) -> bytes:
-        """Return the node as bytes, with contents named by their prefixes."""
+        """Return the node as bytes, with contents named by their prefixes, without the
+        configuration, which belongs to the world.
+        """
         path = self.prefixes.path
         contents = {
             place: [(path(each[0]), each[1]) if each and each[0] > 0 else each for each in slots]
             for place, slots in node.contents.items()
         }
-        return pickle.dumps((contents, attrs.evolve(node, contents={})), pickle.HIGHEST_PROTOCOL)
+        packed = attrs.evolve(node, contents={}, state=replace(node.state, config=None))
+        return pickle.dumps((contents, packed), pickle.HIGHEST_PROTOCOL)
 
     def unpack(self, data: bytes) -> Any:
         """Return the node of these bytes."""
@@ -143,7 +147,8 @@ class FlightModel(CoreModel):
             )
             for place, slots in contents.items()
         }
-        return attrs.evolve(node, contents=numbered)
+        state = replace(node.state, config=self.world.config)
+        return attrs.evolve(node, contents=numbered, state=state)
 
     def _guarded(self, name: str, steps: Steps, make: Any) -> Iterator[Edge]:
         """Yield the edge that `make` returns; none if it breaks a property that is not checked."""
