@@ -63,7 +63,10 @@ class Pass:
     row: row of the block tables. nodes: identities of the prefixes, for at least `end` positions.
     loaded: slots before it are filled by a load, and queries start there; default: start.
     num_slots: rubbish is written up to there; default: end. num_drafts: how many positions at the
-    end are drafts, each with a state of its own. failed: the first position that was not loaded,
+    end are drafts, each with a state of its own. num_rejected: how many behind the end are drafts
+    that were not accepted, which the state after the step includes. ahead: whether it was planned
+    behind positions to come: if drafts among these are not accepted, its state is worth nothing.
+    failed: the first position that was not loaded,
     None if all were. encoder: content of the cross-attention tables; encodes: whether this pass
     fills them.
     """
@@ -79,6 +82,13 @@ class Pass:
     encoder: Nodes = ()
     encodes: bool = False
     num_drafts: int = 0
+    num_rejected: int = 0
+    ahead: bool = False
+
+    @property
+    def num_in_state(self) -> int:
+        """The tokens of the state after the step, without drafts that have states of their own."""
+        return self.end + self.num_rejected - self.num_drafts
 
 
 class ContentOracle(SlotStore):
@@ -235,7 +245,7 @@ class ContentOracle(SlotStore):
             nodes, start, end = mine[-1].nodes, mine[0].start, mine[-1].end
             if start == end:
                 continue
-            count = end - mine[-1].num_drafts
+            count, num_drafts = mine[-1].num_in_state, mine[-1].num_drafts
             for index, group, table in self._layers(row):
                 if not group.is_state:
                     continue
@@ -249,12 +259,14 @@ class ContentOracle(SlotStore):
                     held = SPOILT
                 if held == SPOILT and (brought or self._late_reports):
                     spoilt.add(row)
-                elif held != wanted:
+                elif held != wanted and not (mine[0].ahead and held == RUBBISH):
                     wrong = WrongSlot(place, 0, held, wanted)
                     behind = f": request {mine[0].request_id!r} reads it"
                     self._complain("STATE-READ", wrong, behind)
-                for at, node in enumerate(nodes[count - 1 : end], last):
-                    writes.append((block_at(table, at), (node, index)))
+                for at in range(num_drafts + 1):
+                    is_lost = mine[-1].num_rejected or held == RUBBISH
+                    after = RUBBISH if is_lost else (nodes[count - 1 + at], index)
+                    writes.append((block_at(table, last + at), after))
         for place, after in writes:
             self.contents[place] = (after, *self._nothing[1:])
         return spoilt
@@ -293,7 +305,7 @@ class ContentOracle(SlotStore):
                         self.put(table, index, query, (SPOILT,))
             for _, group, table in layers if each.row in spoilt else ():
                 if group.is_state:
-                    last = (each.end - each.num_drafts - 1) // group.block_size
+                    last = (each.num_in_state - 1) // group.block_size
                     for place in table[last : last + each.num_drafts + 1]:
                         self.contents[place] = (SPOILT, *self._nothing[1:])
 

@@ -152,6 +152,12 @@ def m_rejected_drafts_stay_to_come(patcher: Patcher) -> None:
     )
 
 
+@mutant("states-ahead-drafts", "COMPUTED-RULE", "STATE-READ")
+def m_rejected_state_goes_on(patcher: Patcher) -> None:
+    """A request goes on from a state that includes a rejected draft."""
+    patcher.replace(requests, "_begin_anew", lambda _, request: request)
+
+
 @mutant("ahead-window", "NULL-PREFIX", rows=(73,))
 def m_window_moves_with_positions_to_come(patcher: Patcher) -> None:
     """A window gives back what the query at the last known token sees, if drafts are rejected."""

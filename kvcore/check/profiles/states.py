@@ -329,6 +329,22 @@ STATES: dict[str, Profile] = {
         shows=SHOWS,
         not_shown={"goal abort in flight": "no request is freed"},
     ),
+    "states-ahead-drafts": Profile(
+        "recurrent states, a draft to come behind known tokens, which begins anew if rejected",
+        world(6, 1, 4, 2, **{**AHEAD, "num_output_placeholders": 2}),
+        *(4383, 9635),
+        backend="rust",
+        shows=SHOWS,
+        not_shown=NEVER_REFUSED,
+    ),
+    "states-ahead-drafts-flight": Profile(
+        "recurrent states, a draft to come behind known tokens, a batch in flight",
+        world(6, 1, 4, 2, "cancel", **{**FLYING, "num_output_placeholders": 2}),
+        *(90088, 333277),
+        backend="rust",
+        shows=SHOWS,
+        not_shown=NEVER_REFUSED,
+    ),
     "states-ahead-large": Profile(
         "recurrent states of tokens to come, two batches in flight; a larger one",
         world(5, 1, 4, 2, "truncate", "cancel", **{**FLYING, "max_in_flight": 2}),

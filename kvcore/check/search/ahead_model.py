@@ -277,7 +277,7 @@ class AheadModel(FlightModel):
             writes=schedule.writes(),
             filled=node.filled or fills(start, after),
             pending=pending,
-            outputs=without(node.outputs, output),
+            outputs=followed(without(node.outputs, output), closing[-1]),
         )
         return self._closed(is_made_stale, after, start)
 
@@ -342,7 +342,8 @@ def pass_of(
     """Return the pass of a write on the device; drafts that were not accepted are undefined."""
     known, slots = len(text.tokens), write.num_slots - write.end
     start, loaded, stop = write.start, write.loaded, write.end
-    if write.start >= len(request.tokens):
+    ahead = write.start >= len(request.tokens)
+    if ahead:
         start = loaded = known - 1 if text.known else known
         stop = start + write.end - write.start if text.known else write.end
     end = min(stop, known) + max(0, len(sampled) - 1)
@@ -356,6 +357,8 @@ def pass_of(
         num_slots=stop + slots,
         nodes=prefixes.number(letters)[request.epoch > 0 :],
         failed=write.failed,
+        num_rejected=stop - end,
+        ahead=ahead,
     )
 
 

@@ -47,7 +47,7 @@ def sampled_by(batch: Pending) -> Iterator[Output]:
 
 def followed(outputs: tuple[Output, ...], step: CheckedCall) -> tuple[Output, ...]:
     """Return the outputs after a call: those of a removed request are dropped, those of one that is
-    cut or scheduled anew are stale.
+    cut or scheduled anew are stale, as are those behind a rejected draft beside states.
     """
     call, value = step.call, step.outcome.value
     if isinstance(value, Misuse | Refused):
@@ -60,6 +60,9 @@ def followed(outputs: tuple[Output, ...], step: CheckedCall) -> tuple[Output, ..
     if call.name in ("allocate_slots", "load"):
         request = step.before.requests[name]
         stale = request.num_computed < len(request.tokens)
+    elif call.name == "add_tokens" and step.before.config.has_states:
+        to_come = step.before.requests[name].num_output_placeholders
+        stale = min(call.options.get("num_rejected", 0), to_come) > 0
     elif call.name in CUTTING:
         stale, name = True, name[0] if call.name == "rewind" else name
     if not stale:

@@ -300,6 +300,7 @@ impl Schedule {
         let (known, computed) = (state[row].num_tokens(), self.computed(row));
         let count = num_rejected.min(computed.saturating_sub(known));
         if count > 0 && state.has_states {
+            self.cut.push(row);
             return self.cut_row(state, row, 0);
         }
         let request = self.at(row);
@@ -363,9 +364,8 @@ impl Schedule {
 
     /// Stop writing a request from this token on, lookahead slots included.
     fn shorten(&mut self, state: &State, name: Name, num_tokens: u32) {
-        let Some(row) = name.row(state).filter(|&row| num_tokens < self.computed(row)) else {
-            return;
-        };
+        let shorter = name.row(state).filter(|&row| num_tokens < self.computed(row));
+        let Some(row) = shorter else { return };
         shorten(&mut self.writes, row, num_tokens);
         let known = self.at(row);
         known.computed = Some(num_tokens);

@@ -304,6 +304,7 @@ impl FlightModel {
         }
         after.filled |= fills(start, &after.state);
         after.outputs.retain(|each| each != output);
+        after.outputs = followed(&after.outputs, &after.schedule);
         let mut after = self.closed(after, Some(start))?;
         after.prune();
         Ok(after)

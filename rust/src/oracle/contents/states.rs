@@ -44,7 +44,11 @@ impl Ghost {
         for step in &steps {
             let nodes = self.nodes[step.row.index()].clone();
             let node = |count: u32| nodes[count as usize - 1];
-            self.put_states(step, |index, count| Content::Prefix(node(count), index as u8))?;
+            let is_lost = step.num_rejected > 0 || self.reads_rubbish(step)?;
+            self.put_states(step, |index, count| match is_lost {
+                false => Content::Prefix(node(count), index as u8),
+                true => Content::Rubbish,
+            })?;
         }
         Ok(spoilt)
     }
@@ -57,9 +61,8 @@ impl Ghost {
             return Ok(step.failed.is_some());
         }
         let mut spoilt = false;
-        for (index, _) in self.groups.iter().enumerate().filter(|each| each.1.is_state()) {
-            let slot =
-                self.first_slot(self.place(step.row, index, step.end - step.num_drafts - 1)?);
+        for index in self.state_groups() {
+            let slot = self.state_slot(step, index)?;
             let wanted = match step.start.checked_sub(1) {
                 Some(last) => {
                     Content::Prefix(self.nodes[step.row.index()][last as usize], index as u8)
@@ -70,9 +73,29 @@ impl Ghost {
                 spoilt = true;
                 continue;
             }
-            self.find("STATE-READ", slot, wanted, wanted)?;
+            // What goes on from rejected drafts is lost, and the engine told so.
+            let also = if step.ahead { Content::Rubbish } else { wanted };
+            self.find("STATE-READ", slot, wanted, also)?;
         }
         Ok(spoilt)
+    }
+
+    /// Whether a step goes on from a state that includes a rejected draft.
+    fn reads_rubbish(&self, step: &Write) -> Result<bool, Violation> {
+        let mut found = false;
+        for index in self.state_groups() {
+            found |= self.contents[self.state_slot(step, index)?] == Content::Rubbish;
+        }
+        Ok(found)
+    }
+
+    fn state_groups(&self) -> impl Iterator<Item = usize> + use<'_> {
+        (0..self.groups.len()).filter(|&index| self.groups[index].is_state())
+    }
+
+    /// Where a step reads a group's state, and leaves the one after it.
+    fn state_slot(&self, step: &Write, index: usize) -> Result<usize, Violation> {
+        Ok(self.first_slot(self.place(step.row, index, step.num_in_state() - 1)?))
     }
 
     /// Put a content into the blocks that hold the states after a step.
@@ -82,12 +105,12 @@ impl Ghost {
         step: &Write,
         of: impl Fn(usize, u32) -> Content,
     ) -> Checked {
-        let known = step.end - step.num_drafts;
+        let known = step.num_in_state();
         for index in 0..self.groups.len() {
             if !self.groups[index].is_state() {
                 continue;
             }
-            for count in known..=step.end {
+            for count in known..=known + step.num_drafts {
                 // The states after drafts stand in the blocks behind, whatever these hold else.
                 let behind = (count - known) * self.groups[index].block_size;
                 let place = self.place(step.row, index, known - 1 + behind)?;

@@ -35,6 +35,12 @@ pub struct Write {
     pub failed: Option<u32>,
     /// How many positions at the end are drafts, each with a state of its own.
     pub num_drafts: u32,
+    /// How many positions behind the end are drafts that the device did not accept, which the state
+    /// after the step includes.
+    pub num_rejected: u32,
+    /// Whether it was planned behind positions to come: if drafts among these are not accepted, its
+    /// state is worth nothing.
+    pub ahead: bool,
 }
 
 impl Write {
@@ -45,12 +51,27 @@ impl Write {
         Write { end, num_drafts: if request.drafts.is_empty() { 0 } else { beyond }, ..self }
     }
 
+    /// The tokens of the state after the step, without drafts that have states of their own.
+    pub(crate) fn num_in_state(&self) -> u32 {
+        self.end + self.num_rejected - self.num_drafts
+    }
+
     /// The write of one token.
     #[must_use]
     pub fn of_next_token(name: Name, row: Row, start: u32) -> Self {
-        let (loaded, end, encoder, failed) = (start, start + 1, None, None);
-        let (num_slots, num_drafts) = (end, 0);
-        Write { name, row, start, loaded, end, num_slots, encoder, failed, num_drafts }
+        Write {
+            name,
+            row,
+            start,
+            loaded: start,
+            end: start + 1,
+            num_slots: start + 1,
+            encoder: None,
+            failed: None,
+            num_drafts: 0,
+            num_rejected: 0,
+            ahead: false,
+        }
     }
 }
 

@@ -97,7 +97,9 @@ packed! {
         number, commands, writes, nodes, used, before, executed,
         tokens, texts, feeds, epoch, epochs,
     }
-    Write { name, row, start, loaded, end, num_slots, num_drafts, encoder, failed }
+    Write {
+        name, row, start, loaded, end, num_slots, num_drafts, num_rejected, ahead, encoder, failed,
+    }
     Encoder { number, num_tokens }
     Marks { owned, cached, empty, evicted }
     Schedule { known, writes, num_encoders, left, cut }

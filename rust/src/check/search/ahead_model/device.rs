@@ -103,14 +103,15 @@ pub(crate) fn tokens_of(texts: &Texts, row: Row) -> &[u32] {
 fn pass_of(num_taken: u32, write: &Write, text: &DeviceTokens, num_sampled: u32) -> Write {
     let (known, count) = (text.tokens.len() as u32, write.end - write.start);
     let (mut start, mut loaded, mut stop) = (write.start, write.loaded, write.end);
-    if write.start >= num_taken {
+    let ahead = write.start >= num_taken;
+    if ahead {
         start = if text.known { known - 1 } else { known };
         loaded = start;
         stop = if text.known { start + count } else { write.end };
     }
     let end = stop.min(known) + num_sampled.saturating_sub(1);
     let num_slots = stop + write.num_slots - write.end;
-    Write { start, loaded, end, num_slots, ..*write }
+    Write { start, loaded, end, num_slots, num_rejected: stop - end, ahead, ..*write }
 }
 
 /// Return the outputs that can be handed in: the first of each request, once its batch was
