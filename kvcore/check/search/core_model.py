@@ -201,7 +201,7 @@ class CoreModel:
         if failing is None or loaded:
             return self._drain(self._complete(settled, failing, closing), closing)
         reported = self._report(self._make(late, settled, closing), failing, closing)
-        return self._drain(reported, closing, failed=True)
+        return self._drain(self._complete(reported, None, closing), closing, failed=True)
 
     def _drain(self, state: State, closing: list[CheckedCall], *, failed: bool = False) -> State:
         """Take batches until nothing is left to run and no load is unconfirmed.

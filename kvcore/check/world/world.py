@@ -152,3 +152,10 @@ class World:
     calls: frozenset[str] = BASIC_CALLS
     moves: Literal["calls", "engine"] | Moves = "calls"
     far: Far | None = None
+
+    def __attrs_post_init__(self) -> None:
+        """Batches in flight are cancelled in any case: name the call where it loses keys that
+        output gave.
+        """
+        if self.config.max_in_flight and (self.num_output_placeholders or self.num_drafts):
+            object.__setattr__(self, "calls", self.calls | {"cancel"})

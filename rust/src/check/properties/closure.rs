@@ -20,8 +20,8 @@ use crate::types::violation::{Checks, Finding, Violation};
 /// The properties of this file, by name.
 pub const CLOSURE_PROPERTIES: [&str; 3] = ["PREFIX-CLOSED", "EVICT-ORDER", "LEVEL-CHAIN"];
 /// Calls behind which a child may be cached without its parent.
-pub const BREAKS_CLOSURE: [&str; 6] =
-    ["evict_blocks", "pin", "truncate", "rewind", "load", "cancel"];
+pub const BREAKS_CLOSURE: [&str; 7] =
+    ["evict_blocks", "pin", "truncate", "rewind", "load", "store", "cancel"];
 
 /// A cached block: its group, the number of its prefix and of that before it, 0 for none.
 struct Cached {

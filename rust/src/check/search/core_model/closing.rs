@@ -63,6 +63,7 @@ impl CoreModel {
             Some(failing) if !loads => {
                 self.make_late(late, state, schedule)?;
                 self.report(state, schedule, failing)?;
+                self.complete(state, schedule, None)?;
                 self.drain(state, schedule, true)
             }
             _ => {
