@@ -15,6 +15,8 @@ Source: S000-01 to S000-20, S004-07. Twin: rust/src/transitions/plan.rs.
 
 from __future__ import annotations
 
+from bisect import bisect_right
+
 from msgspec.structs import replace
 
 from kvcore.state.plan_records import Growth, Lengths, Plan, Refusal, Rewrite, StateStep, Trim
@@ -254,19 +256,34 @@ def preallocate(
     growth: tuple[Growth, ...],
     spare: int,
 ) -> tuple[Growth, ...]:
-    """Add preallocated blocks to the growth, as far as spare blocks allow (S004-07)."""
+    """Add preallocated blocks to the growth, as far as spare blocks let all groups come (S004-07):
+    a group must not take what another one needs for the same token.
+    """
     if not tx.config.num_preallocate_tokens:
         return growth
+    held = [
+        len(request.tables[index])
+        + len(hits[index])
+        + each.num_nulls
+        + each.num_external
+        + each.num_new
+        for index, each in enumerate(growth)
+    ]
+
+    def needed(num_tokens: int) -> int:
+        sizes = zip(tx.config.groups, held, strict=True)
+        more = (-(-num_tokens // each.block_size) - had for each, had in sizes if not each.is_cross)
+        return sum(max(0, each) for each in more)
+
+    limit = tx.config.length_limit
+    reach = bisect_right(range(limit + 1), max(0, spare), key=needed) - 1
     roomier = []
-    for group_id, (group, each) in enumerate(zip(tx.config.groups, growth, strict=True)):
-        table = request.tables[group_id]
-        held = len(table) + len(hits[group_id]) + each.num_nulls + each.num_external + each.num_new
+    for index, (group, each) in enumerate(zip(tx.config.groups, growth, strict=True)):
         more = 0
-        if not (group.is_cross or group.is_state) and (len(table) == 0 or each.num_new):
+        grows = len(request.tables[index]) == 0 or each.num_new
+        if grows and not (group.is_cross or group.is_state):
             extra = -(-tx.config.num_preallocate_tokens // group.block_size)
-            room = -(-tx.config.length_limit // group.block_size) - held
-            more = max(0, min(extra, spare, room))
-            spare -= more
+            more = max(0, min(extra, -(-reach // group.block_size) - held[index]))
         roomier.append(replace(each, num_new=each.num_new + more))
     return tuple(roomier)
 

@@ -138,3 +138,19 @@ def m_preallocation_is_needed(patcher: Patcher) -> None:
         return preallocate(tx, request, hits, growth, tx.config.num_blocks)
 
     patcher.replace(plan, "plan_growth", grow_with_spare)
+
+
+@mutant("preallocated-groups", "DEADLOCK-FREE")
+def m_preallocation_starves_a_group(patcher: Patcher) -> None:
+    """A group takes spare blocks that another one of the request needs for the same tokens."""
+
+    def in_turn(tx: Transaction, request: Any, _hits: Any, growth: Any, spare: int) -> Any:
+        made = []
+        for table, each in zip(request.tables, growth, strict=True):
+            more = min(spare, tx.config.num_preallocate_tokens)
+            more = more if each.num_new or not len(table) else 0
+            spare -= more
+            made.append(replace(each, num_new=each.num_new + more))
+        return tuple(made)
+
+    patcher.replace(plan, "preallocate", in_turn)

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvcore.check.profiles.profile import SLOT, SWAPS, WINDOW, Profile, world
+from kvcore.check.profiles.profile import FULL, SLOT, SWAPS, WINDOW, Profile, world
 from kvcore.types.extra_inputs import LoRA
 from kvcore.types.groups import Group
 
 CHUNK = Group(1, kind="chunked_local", window=2)
+NARROW = Group(1, kind="sliding_window", window=3)
 ENCODER = Group(2, kind="cross_attention")
 KINDS: tuple[dict[str, Any], ...] = ({}, {"cache_salt": "one"}, {"lora": LoRA("one")})
 
@@ -69,6 +70,12 @@ FEATURES: dict[str, Profile] = {
         world(2, 2, 4, 4, num_preallocate_tokens=2),
         232,
         1942,
+    ),
+    "preallocated-groups": Profile(
+        "spare blocks for two more tokens, in two groups",
+        world(5, 2, 3, 1, groups=(FULL, NARROW), num_preallocate_tokens=2),
+        *(445, 2506),
+        not_shown={"goal trim": "no request is longer than the window"},
     ),
     "fours": Profile(
         "three moves in a batch inside blocks of four",

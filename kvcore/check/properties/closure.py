@@ -24,9 +24,7 @@ ClosureCheck = Callable[[State, Prefixes], Iterator[str]]
 Chain = tuple[Letter, ...]
 Found = dict[Chain, list[int]]
 
-BREAKS_CLOSURE = frozenset(
-    {"evict_blocks", "pin", "truncate", "rewind", "load", "store", "cancel"}
-)
+BREAKS_CLOSURE = frozenset({"evict_blocks", "pin", "truncate", "rewind", "load", "store", "cancel"})
 """Calls behind which a child may be cached without its parent."""
 
 

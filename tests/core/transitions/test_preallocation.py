@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvcore import KVCacheBlocks, Reason, Refused
+from kvcore import Group, KVCacheBlocks, Reason, Refused
 from tests.conftest import Backend
 from tests.helpers.stories import add, admit, blocks, drop, make, queue, serve, step
 
@@ -59,6 +59,25 @@ def test_a_request_that_finds_room_takes_no_more(backend: Backend) -> None:
     step(manager)
     manager.append(["a"], [1])
     assert blocks(manager, "a") == [1, 2]
+
+
+def test_short_room_is_what_all_groups_need_up_to_one_token(backend: Backend) -> None:
+    groups = (Group(2), Group(1, kind="sliding_window", window=3))
+    manager = make(backend, 6, groups=groups, num_preallocate_tokens=2)
+    add(manager, "a", [0])
+    # Five usable blocks: for three tokens the groups need two and three. The first one has its two
+    # at once, since two more tokens are a block of two.
+    assert manager.allocate_slots("a", 1) == KVCacheBlocks(((1, 2), (3, 4, 5)))
+    step(manager)
+    manager.fork("a", "b")
+    manager.free("a")
+    step(manager)
+    # The window's group could have two more; but then the other one could not begin a block.
+    manager.append(["b"], [1])
+    assert [list(table) for table in manager.state().requests["b"].tables] == [[1], [3, 2, 5]]
+    step(manager)
+    manager.append(["b"], [2])
+    assert [list(table) for table in manager.state().requests["b"].tables] == [[1, 4], [3, 2, 5]]
 
 
 def test_spare_room_is_given_back_with_a_cut(backend: Backend) -> None:

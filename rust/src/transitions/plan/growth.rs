@@ -81,26 +81,46 @@ pub fn preallocate(
     request: &RequestState,
     hits: &[Vec<BlockId>],
     growth: &mut [Growth],
-    mut spare: i64,
+    spare: i64,
 ) {
     let num_preallocate = state.config.num_preallocate_tokens;
     if num_preallocate == 0 {
         return;
     }
-    let limit = state.config.length_limit();
-    for (index, (group, each)) in state.config.groups.iter().zip(growth).enumerate() {
+    let groups = &state.config.groups;
+    let of = |(index, each): (usize, &Growth)| {
+        num_held(request, hits, index) + each.num_nulls + each.num_external + each.num_new
+    };
+    let held: SmallVec<[u32; 4]> = growth.iter().enumerate().map(of).collect();
+    let reach = reached(groups, &held, spare.max(0) as u64, state.config.length_limit());
+    for (index, (group, each)) in groups.iter().zip(growth).enumerate() {
         let takes_none = group.is_cross() || group.is_state();
         if takes_none || (!request.tables[index].is_empty() && each.num_new == 0) {
             continue;
         }
-        let held =
-            num_held(request, hits, index) + each.num_nulls + each.num_external + each.num_new;
-        let room = i64::from(limit.div_ceil(group.block_size)) - i64::from(held);
-        let extra = i64::from(num_preallocate.div_ceil(group.block_size));
-        let more = extra.min(spare).min(room).max(0);
-        spare -= more;
-        each.num_new += more as u32;
+        let room = reach.div_ceil(group.block_size).saturating_sub(held[index]);
+        each.num_new += num_preallocate.div_ceil(group.block_size).min(room);
     }
+}
+
+/// Return the most tokens, up to a limit, that all groups can hold with this many blocks more.
+fn reached(groups: &[Group], held: &[u32], spare: u64, limit: u32) -> u32 {
+    let needed = |num_tokens: u32| -> u64 {
+        let attended = groups.iter().zip(held).filter(|(group, _)| !group.is_cross());
+        let more = |(group, &held): (&Group, &u32)| {
+            u64::from(num_tokens.div_ceil(group.block_size).saturating_sub(held))
+        };
+        attended.map(more).sum()
+    };
+    let (mut fits, mut end) = (0, u64::from(limit) + 1);
+    while fits + 1 < end {
+        let middle = u64::midpoint(fits, end);
+        match needed(middle as u32) <= spare {
+            true => fits = middle,
+            false => end = middle,
+        }
+    }
+    fits as u32
 }
 
 /// Number of blocks of a group's table, including its hits.
