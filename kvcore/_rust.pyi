@@ -11,7 +11,43 @@ from kvcore.types.retention import KvCacheRetentionConfig
 from kvcore.types.values import Appended, Hit, KVCacheBlocks, PrefixCacheStats, Refused, Request, Status, Swapped, Verdict
 from typing import Any, SupportsFloat, SupportsIndex, final
 
-__all__ = ["Manager", "SlotChecker", "Tiers", "check_state", "check_states", "check_world", "crc32c", "hash_block", "hash_blocks", "root_hash"]
+__all__ = ["LostKeys", "Manager", "SlotChecker", "Tiers", "check_state", "check_states", "check_world", "crc32c", "hash_block", "hash_blocks", "root_hash"]
+
+@final
+class LostKeys:
+    """
+    The last loss of each key of a manager. `kvcore.explain.observer` is the way to use it.
+    """
+    def __new__(cls, num_blocks: SupportsIndex, /) -> LostKeys:
+        """
+        Nothing is lost, and no block has an owner.
+        """
+    def clear(self, /) -> None:
+        """
+        Forget all keys.
+        """
+    def idle(self, block: SupportsIndex, step: SupportsIndex, /) -> int | None:
+        """
+        The steps since a block had an owner; None if it has one.
+        """
+    def lose(self, keys: SupportsGetItem[int, SupportsIndex], number: SupportsIndex, /) -> None:
+        """
+        Note the loss of keys that no command named.
+        """
+    def mark(self, key: SupportsIndex, /) -> int:
+        """
+        The mark of a folded key: 2 plus the number of its last loss, or 0.
+        """
+    def note(self, manager: Manager, start: SupportsIndex, step: SupportsIndex, first: SupportsIndex, apart: bool, /) -> tuple[int, list[tuple[int, int | None]]]:
+        """
+        Note what a manager's open batch did from its command `start` on; return the number of its
+        commands, and the losses.
+        """
+    def use(self, blocks: SupportsGetItem[int, SupportsIndex], step: SupportsIndex, /) -> None:
+        """
+        Note that blocks had an owner, for which no command tells: they left its window in the call
+        that hit them.
+        """
 
 @final
 class Manager:
@@ -159,11 +195,12 @@ class Manager:
         """
         Whether calls are recorded.
         """
-    def key_marks(self, /, request_id: str, removed: Any) -> list[bytes]:
+    def key_marks(self, /, request_id: str, removed: Any, end: SupportsIndex) -> list[bytes]:
         """
-        Of each group the marks of a request's keys that a hit may need, of 4 bytes each: 1 if the
-        key finds a block, else that of the key in `removed`. The keys of a group end at each whole
-        block, or at each hash if hits may end inside its blocks. Changes nothing.
+        Of each group the marks of a request's keys that a hit of up to `end` tokens may need, of 4
+        bytes each: 1 if the key finds a block, else that of the key in `removed`. The keys of a
+        group end at each whole block, or at each hash if hits may end inside its blocks. Changes
+        nothing.
         """
     def leave_recording(self, /) -> None:
         """
@@ -227,11 +264,6 @@ class Manager:
         """
         Hold what a hit on a request's first tokens needs, until `unpin_prefix`; returns the tokens
         that are covered.
-        """
-    def prefix_keys(self, /, request_id: str, group_id: SupportsIndex, start: SupportsIndex, end: SupportsIndex) -> list[int]:
-        """
-        A request's keys in a group at multiples of the tokens per hash in (start, end], folded, as
-        far as it has hashes. Changes nothing.
         """
     @property
     def quarantined_blocks(self, /) -> tuple[int, ...]:

@@ -24,6 +24,7 @@ else:
 if TYPE_CHECKING:
     Backend: TypeAlias = _rust.Manager
     Blocks: TypeAlias = _rust.Tiers
+    LostKeys: TypeAlias = _rust.LostKeys
     SlotChecker: TypeAlias = _rust.SlotChecker
 
 
@@ -44,6 +45,12 @@ def make_tiers(num_blocks: int, num_host_blocks: int, **options: Any) -> Blocks:
     """
     _check_there()
     return _rust.Tiers(num_blocks, num_host_blocks, **options)
+
+
+def make_lost_keys(num_blocks: int) -> LostKeys:
+    """Make the twin of `kvcore/explain/lost_keys.py`. Raises BackendMissing."""
+    _check_there()
+    return _rust.LostKeys(num_blocks)
 
 
 def make_slot_checker(

@@ -23,7 +23,7 @@ from kvcore.invariants import pool_and_state
 from kvcore.state.state import State, make_state
 from kvcore.transitions import QUERIES, TRANSITIONS, arguments, queries
 from kvcore.types.arguments import check_kind, check_retention
-from kvcore.types.commands import Evict, Free
+from kvcore.types.commands import Command, Evict, Free
 from kvcore.types.config import Config
 from kvcore.types.errors import (
     BackendMissing,
@@ -112,27 +112,24 @@ class PythonBackend:
                 removed.append((each.block, fold_key(each.key)))
         return len(commands), freed, removed
 
-    def key_marks(self, request_id: str, removed: _Marked) -> list[bytes]:
+    def open_commands(self, start: int) -> Sequence[Command]:
+        """Return the commands of the open batch from one on, for `kvcore.explain.lost_keys`."""
+        return self.state().batch.commands[start:]
+
+    def key_marks(self, request_id: str, removed: _Marked, end: int) -> list[bytes]:
         state = self.state()
         request, config = queries.find_request(state, request_id), state.config
         marks = []
         for g, group in enumerate(config.groups):
             is_fine = config.has_tails or group.is_state
             size = config.hash_block_size if is_fine else group.block_size
-            last = len(request.block_hashes) * config.hash_block_size
+            last = min(end, len(request.block_hashes) * config.hash_block_size)
             keys = [request.key_at(config, g, at) for at in range(size, last + 1, size)]
             found = [queries.get_cached_block(state, key) is not None for key in keys]
             known = zip(found, keys, strict=True)
             each = [1 if here else removed.mark(fold_key(key)) for here, key in known]
             marks.append(struct.pack(f"={len(each)}I", *each))
         return marks
-
-    def prefix_keys(self, request_id: str, group_id: int, start: int, end: int) -> list[int]:
-        state = self.state()
-        request, unit = queries.find_request(state, request_id), state.config.hash_block_size
-        last = min(end // unit, len(request.block_hashes)) * unit
-        counts = range((start // unit + 1) * unit, last + 1, unit)
-        return [fold_key(request.key_at(state.config, group_id, count)) for count in counts]
 
     def block_keys(self, block: int) -> list[int]:
         return [fold_key(key) for key in queries.get_own_keys(self.state(), block)]

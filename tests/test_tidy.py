@@ -26,6 +26,7 @@ TABLE_ROOMS = re.compile(r"(kvcore|rust/src)/(pool|state|transitions)/")
 TABLE_COMMANDS = re.compile(r"\b(SetTable|CutTable)\b")
 STRUCT_ROOMS = re.compile(r"kvcore/(types|state)/")
 OTHER_STRUCTS = {
+    "kvcore/explain/explanation.py": {"Removal"},
     "kvcore/pool/key_map.py": {"Entry"},
     "kvcore/record/reader.py": {"RecordedCall"},
     "kvcore/replay/records/counterpart.py": {"Made"},
@@ -34,9 +35,9 @@ OTHER_STRUCTS = {
         *("OldStored", "OldRemoved", "OldCleared"),
     },
 }
-"""The structs outside those rooms: the entries of the index, which the garbage collector must not
-track, the calls of records, of which a replay makes one or two each, and what a consumer of events
-decodes msgpack to.
+"""The structs outside those rooms: losses of keys, of which a call has many; the entries of the
+index, which the garbage collector must not track; the calls of records, of which a replay makes one
+or two each; and what a consumer of events decodes msgpack to.
 """
 NO_ATTRS = {
     "kvcore/legacy/v1_0_8/block_hashes.py": "engines compare vLLM's record with plain tuples",

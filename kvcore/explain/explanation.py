@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections import Counter
 
 import attrs
+from msgspec import Struct
 
 LENGTHS = (
     *("known", "same_extra_keys", "computed", "this_epoch", "whole_blocks", "one_left"),
@@ -21,8 +22,7 @@ TAKERS = ("prompt", "decode", "swap_in", "load")
 """Kinds of calls that take blocks; a key that another call removed is withdrawn."""
 
 
-@attrs.frozen
-class Removal:
+class Removal(Struct, frozen=True, gc=False):
     """How a block's key was lost.
 
     request: the request that took the block, or None. call: number of the call. kind: one of

@@ -1,34 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A prefix tree of all tokens ever seen, with the fate of their blocks.
+"""A prefix tree of all tokens ever seen, and how far they were computed.
 
 A token is a label of 4 bytes in native byte order. An edge is a run of labels that all requests
 which pass its start share; an edge also ends where a request ends. The labels that a request added
-to the tree are its segment, which stays whole when edges are split; a block belongs to the segment
-that holds its last label. So each content of a block has one place for its mark, however many
-requests share it. Outputs of a running request join the tree when another request could match them.
+to the tree are its segment, which stays whole when edges are split. Outputs of a running request
+join the tree when another request could match them.
 """
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Sequence
-
 import attrs
 
 LABEL = 4
-NEVER, FINDABLE, REMOVED = 0, 1, 2
-"""Marks: never findable; findable now; from REMOVED on the number of a removal."""
 
 
 @attrs.define(eq=False)
 class Segment:
-    """Labels that one request added. start: position of the first. marks: per group, the marks of
-    the blocks whose last label is here, up to the last that was ever findable.
-    """
+    """Labels that one request added. start: position of the first."""
 
     start: int
     labels: bytearray
-    marks: tuple[array[int], ...]
 
 
 @attrs.define(eq=False)
@@ -53,14 +44,6 @@ class Edge:
         """Return the label at a position of this edge."""
         place = (position - self.segment.start) * LABEL
         return bytes(self.segment.labels[place : place + LABEL])
-
-    def path(self) -> list[Edge]:
-        """Return the edges from the root to this one, without the root."""
-        edges, edge = [], self
-        while edge.parent is not None:
-            edges.append(edge)
-            edge = edge.parent
-        return edges[::-1]
 
 
 @attrs.define(eq=False)
@@ -102,24 +85,12 @@ class TreePosition:
             edge = edge.parent
         return computed, edge.fresh
 
-    def marks(self, group_id: int, size: int) -> array[int]:
-        """Return the marks of its blocks of this size in a group, along the path from the root."""
-        found = array("I")
-        for edge in self.edge.path():
-            base, count = edge.segment.start // size, edge.end // size
-            there = edge.segment.marks[group_id]
-            found.extend(there[edge.start // size - base : count - base])
-            if len(found) < count:
-                found.extend([NEVER] * (count - len(found)))
-        return found
-
 
 class Tree:
-    """The prefixes of one namespace. sizes: tokens per block of each group."""
+    """The prefixes of one namespace."""
 
-    def __init__(self, sizes: Sequence[int]) -> None:
-        self._sizes = sizes
-        self.root = Edge(None, self._segment(0, b""), 0, 0, -1, -1)
+    def __init__(self) -> None:
+        self.root = Edge(None, Segment(0, bytearray()), 0, 0, -1, -1)
 
     def add(self, labels: bytes, number: int) -> TreePosition:
         """Add the labels of a request. number: of the request; above all earlier ones."""
@@ -171,7 +142,7 @@ class Tree:
                 each = each.parent
             if depth < num_labels:
                 behind = labels[depth * LABEL :]
-                segment = self._segment(depth, behind)
+                segment = Segment(depth, bytearray(behind))
                 new = Edge(edge, segment, depth, num_labels, number, number)
                 edge.children[behind[:LABEL]] = new
                 edge = new
@@ -179,12 +150,10 @@ class Tree:
         place.edge.growing.append(place)
 
     def begin_epoch(self) -> None:
-        """Start an epoch, in which nothing is computed yet and nothing was findable."""
+        """Start an epoch, in which nothing is computed yet."""
         edges = [self.root]
         for edge in edges:  # it grows
             edge.fresh = 0
-            for marks in edge.segment.marks:
-                del marks[:]
             edges.extend(edge.children.values())
 
     def _split(self, edge: Edge, depth: int) -> Edge:
@@ -195,9 +164,6 @@ class Tree:
         edge.parent.children[edge.label(edge.start)] = upper
         edge.parent, edge.start = upper, depth
         return upper
-
-    def _segment(self, start: int, labels: bytes) -> Segment:
-        return Segment(start, bytearray(labels), tuple(array("I") for _ in self._sizes))
 
 
 def num_equal(one: bytearray, start: int, other: bytes | bytearray, place: int, most: int) -> int:

@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 import attrs
 
 from kvcore.explain.explanation import CAUSES, TAKERS, Removal, Span
-from kvcore.explain.known_tokens import FINDABLE, NEVER, REMOVED
+from kvcore.explain.lost_keys import FINDABLE, NEVER, REMOVED
 from kvcore.transitions.prefix_lookup import aligned, common_length, group_length
 from kvcore.types.config import Config
 
@@ -26,49 +26,47 @@ _KEYED = (*CAUSES[:8], "", "groups_disagree", "unused")
 
 
 @attrs.frozen
-class _Index:
-    """An index of marks. A key (group, position) is findable if `least` <= mark <= `most`."""
+class _Tails:
+    """The marks of keys that find a part of a block."""
 
-    marks: Marks
-    least: int
-    most: int
+    findable: range
 
-    def __contains__(self, key: tuple[int, int] | None) -> bool:
-        return key is not None and self.least <= self.marks[key[0]][key[1]] <= self.most
-
-    def blocks(self, key: tuple[int, int] | None) -> tuple[int, ...]:
+    def blocks(self, mark: int) -> tuple[int, ...]:
         """Return a number if a part of a block is findable."""
-        return (0,) if key in self else ()
+        return (0,) if mark in self.findable else ()
 
 
 @attrs.frozen
 class _Pool:
-    index: _Index
-    tails: _Index | None
+    """index: the marks of keys that find a block."""
+
+    index: range
+    tails: _Tails | None
 
 
 @attrs.frozen
 class _Looked:
-    """The part of a state and of a request that the core's look-up reads."""
+    """The part of a state and of a request that the core's look-up reads. A key is its mark."""
 
     config: Config
     device: _Pool
+    marks: Marks
     scales: tuple[int, ...]
 
     @property
     def block_hashes(self) -> Sequence[int]:
         """Return one element per hash, if hits may end inside blocks."""
-        return self.device.index.marks[0]
+        return self.marks[0]
 
     def num_hashed(self, _: Config, group_id: int) -> int:
-        return len(self.device.index.marks[group_id]) // self.scales[group_id]
+        return len(self.marks[group_id]) // self.scales[group_id]
 
-    def key(self, _: Config, group_id: int, position: int) -> tuple[int, int]:
-        return group_id, (position + 1) * self.scales[group_id] - 1
+    def key(self, _: Config, group_id: int, position: int) -> int:
+        return self.marks[group_id][(position + 1) * self.scales[group_id] - 1]
 
-    def key_at(self, config: Config, group_id: int, num_tokens: int) -> tuple[int, int] | None:
+    def key_at(self, config: Config, group_id: int, num_tokens: int) -> int:
         place = num_tokens // mark_size(config, group_id) - 1
-        return (group_id, place) if place < len(self.device.index.marks[group_id]) else None
+        return self.marks[group_id][place] if place < len(self.marks[group_id]) else NEVER
 
 
 def mark_size(config: Config, group_id: int) -> int:
@@ -80,11 +78,6 @@ def mark_size(config: Config, group_id: int) -> int:
     return config.hash_block_size if is_fine else group.block_size
 
 
-def mark_sizes(config: Config) -> tuple[int, ...]:
-    """Return the tokens per mark of each group."""
-    return tuple(mark_size(config, g) for g in range(len(config.groups)))
-
-
 def _scale(config: Config, group_id: int) -> int:
     """Return the number of marks of a block."""
     return config.groups[group_id].block_size // mark_size(config, group_id)
@@ -92,9 +85,10 @@ def _scale(config: Config, group_id: int) -> int:
 
 def _looked(config: Config, marks: Marks, most: int) -> Any:
     """Return what the look-up reads if the marks from FINDABLE to `most` are findable."""
-    index = _Index(marks, FINDABLE, most)
+    index = range(FINDABLE, most + 1)
     scales = tuple(_scale(config, g) for g in range(len(config.groups)))
-    return _Looked(config, _Pool(index, index if config.has_tails else None), scales)
+    pool = _Pool(index, _Tails(index) if config.has_tails else None)
+    return _Looked(config, pool, marks, scales)
 
 
 def published_lengths(

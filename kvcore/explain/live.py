@@ -16,15 +16,13 @@ import attrs
 from kvcore.explain.explanation import Missed, Removal
 from kvcore.explain.lengths import cut, lost_spans, needed_marks, published_lengths, spans_of
 from kvcore.explain.removed_keys import ENTRY_BYTES, RemovedKeys
+from kvcore.explain.takers import ADMITTING, Taker, find_taker
 from kvcore.transitions import TRANSITIONS, arguments
 from kvcore.types.arguments import read_once
 from kvcore.types.errors import InvalidConfig, KvcoreError
 from kvcore.types.memory import room_for
-from kvcore.types.values import Appended, Hit, Refused, Status, Verdict
+from kvcore.types.values import Hit, Refused, Status, Verdict
 
-Taker = Callable[[int], str | None]
-"""For each block that a call took, the request that got it."""
-ADMITTING = ("allocate_slots", "load")
 LIVE_CAUSES = ("unknown", "", "groups_disagree", "unused")
 """Causes between the most that a look-up could find and the last four of LENGTHS."""
 
@@ -109,7 +107,9 @@ class Live:
                 note(outcome, **given)
             if explained is not None and not isinstance(outcome, Refused):
                 self._requests[given["request_id"]].admission = explained
-            self._note_changes(kind, self._takers(name, outcome, given))
+            self._note_changes(
+                kind, find_taker(self._core, name, outcome, given, self._rows.__getitem__)
+            )
             if outcome is True:
                 for key in keys:
                     self._removed.add(key, Removal(None, self._call, kind, self._step, 0))
@@ -137,7 +137,7 @@ class Live:
     def _explain(self, name: str, used: int | None, external: int) -> Missed:
         """Explain a miss. used: tokens of the hit that was passed; None: what a look-up finds."""
         num_tokens, known = self._core.num_tokens(name), self._requests[name]
-        marks = [array("I", each) for each in self._core.key_marks(name, self._removed)]
+        marks = [array("I", each) for each in self._core.key_marks(name, self._removed, num_tokens)]
         found, least = published_lengths(self.config, marks, num_tokens, num_tokens)
         if used is None:
             used = 0 if known.skips_reading else found[-1]
@@ -166,28 +166,6 @@ class Live:
             return "decode"
         computed = self._core.num_computed_tokens(given["request_id"])
         return "prompt" if computed < known.num_prompt else "decode"
-
-    def _takers(self, name: str, outcome: Any, given: dict[str, Any]) -> Taker:
-        """Return which request got each block of a call."""
-        if name in ADMITTING:
-            return lambda _: given["request_id"]
-        if isinstance(outcome, Appended) and outcome.columns:
-            named = given["requests"]
-            grown = {block: named[place] for place, _, _, block in zip(*outcome.grown, strict=True)}
-            return lambda block: self._name(grown.get(block))
-        if name == "swap_in":
-            held = {
-                block: each
-                for each in given["request_ids"]
-                for table in self._core.get_blocks(each).blocks
-                for block in table
-            }
-            return held.get
-        return lambda _: None
-
-    def _name(self, request: Any) -> str | None:
-        """Return the id of a request given by id or row."""
-        return request if request is None or isinstance(request, str) else self._rows[int(request)]
 
     def _note_changes(self, kind: str, taker: Taker) -> None:
         """Note what the call added to the open batch."""

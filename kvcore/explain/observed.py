@@ -15,6 +15,9 @@ class Observer(Protocol):
     def notes(self, name: str) -> bool:
         """Return whether the observer needs the calls of this name."""
 
+    def before(self, name: str) -> Callable[..., None] | None:
+        """Return what must receive the arguments of calls of this name before they are made."""
+
     def note(self, name: str, outcome: Any, *args: Any, **options: Any) -> None:
         """Add a call that was made."""
 
@@ -24,6 +27,7 @@ class _Observed:
 
     def __init__(self, manager: Any, observer: Observer) -> None:
         self._manager, self._observer = manager, observer
+        self.config = manager.config  # found directly
 
     def __getattr__(self, name: str) -> Any:
         there = getattr(self._manager, name)
@@ -35,9 +39,11 @@ class _Observed:
 
     def _noted(self, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
         """Return a method that also reports its calls."""
-        note = self._observer.note
+        note, before = self._observer.note, self._observer.before(name)
 
         def call(*args: Any, **options: Any) -> Any:
+            if before is not None:
+                before(*args, **options)
             outcome = method(*args, **options)
             note(name, outcome, *args, **options)
             return outcome

@@ -12,7 +12,7 @@ from array import array
 from collections.abc import Sequence
 
 from kvcore.explain.explanation import Removal
-from kvcore.explain.known_tokens import NEVER, REMOVED
+from kvcore.explain.lost_keys import NEVER, REMOVED
 
 ENTRY_BYTES = 48
 """Most bytes of an entry."""

@@ -9,14 +9,14 @@ tokens of such requests are in one more tree, since the ideal compares plain tok
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping
 from hashlib import blake2b
 from typing import Any
 
 import attrs
 
 from kvcore.explain.explanation import Nearest
-from kvcore.explain.known_tokens import LABEL, Edge, Segment, Tree, TreePosition, num_equal
+from kvcore.explain.known_tokens import LABEL, Tree, TreePosition, num_equal
 from kvcore.types.tokens import read_tokens
 from kvcore.types.values import Request
 
@@ -35,50 +35,23 @@ class KnownRequest:
 
     place: its place in its namespace. bare: the place of its plain tokens, if its labels differ
     from them. computed: the manager's count. step, before: the last batch that scheduled it, and
-    its count before that. held: its blocks, in table order unless is_odd (copied, swapped, cut).
-    places, states: blocks by place (group, position), when all of its table was looked at last, and
-    the newest states. has_moved: whether blocks left since `held` was set, so that only the places
-    tell which ones it holds. published: blocks per group that need no further check. epoch: the
-    epoch in which its count began.
+    its count before that. epoch: the epoch in which its count began.
     """
 
     name: str
     number: int
     place: TreePosition
     bare: TreePosition | None
-    sizes: Sequence[int]
     num_prompt: int
     known_before: tuple[int, Nearest | None]
     drafts: bytes = b""
     computed: int = 0
     step: int = -1
     before: int = 0
-    holds: bool = False
     was_admitted: bool = False
-    is_odd: bool = False
     epoch: int = 0
     loading: set[int] = attrs.field(factory=set)
     load_start: int = 0
-    places: dict[tuple[int, int], int] = attrs.field(factory=dict)
-    states: dict[tuple[int, int], int] = attrs.field(factory=dict)
-    published: list[int] = attrs.field(init=False)
-    has_moved: bool = False
-    _held: list[int] = attrs.field(factory=list)
-    _on_edge: tuple[Edge, int, int] | None = None
-
-    def __attrs_post_init__(self) -> None:
-        self.published = [0] * len(self.sizes)
-
-    @property
-    def held(self) -> list[int]:
-        """The blocks that it holds."""
-        if self.has_moved:
-            self.held = list(self.places.values())
-        return self._held
-
-    @held.setter
-    def held(self, blocks: list[int]) -> None:
-        self._held, self.has_moved = blocks, False
 
     @property
     def labels(self) -> bytearray:
@@ -115,29 +88,55 @@ class KnownRequest:
         if count:
             self.place.compute(count, is_fresh=self.epoch == epoch)
 
-    def content(self, group_id: int, position: int) -> tuple[Segment, int, int]:
-        """Return the content of the block at a position of its table, or of the part of a block at
-        a position among those of its group.
-        """
-        return self.run_from(group_id, position)[0]
 
-    def run_from(self, group_id: int, position: int) -> tuple[tuple[Segment, int, int], int]:
-        """Return a content, and the position at which those behind it in its segment end."""
-        size = self.sizes[group_id]
-        edge, end = self.place.edge, self.place.edge.end // size
-        while edge.start // size > position and edge.parent is not None:
-            end = edge.start // size
-            edge = edge.parent
-        content = edge.segment, group_id, position - edge.segment.start // size
-        return content, max(end, position + 1)
+class Decodes:
+    """Tokens and counts of calls of `append` that the requests do not have yet: those of the newest
+    calls, while they name the same requests.
+    """
+
+    def __init__(self) -> None:
+        self._requests: list[KnownRequest] = []
+        self._named: list[Any] = []
+        self._tokens = bytearray()
+        self._count = self._in_step = self._step = 0
+
+    def add(
+        self, named: list[Any], known: Mapping[Any, KnownRequest], tokens: bytes | None, step: int
+    ) -> None:
+        """Note a call. named: the requests that got a slot, by their keys in `known`."""
+        if named != self._named or tokens is None:
+            self.flush()
+            self._named, self._requests = named, [known[each] for each in named]
+        self._in_step = self._in_step + 1 if self._count and self._step == step else 1
+        self._tokens += tokens or b""
+        self._count, self._step = self._count + 1, step
+        if tokens is None:
+            self.flush()
+
+    def settle(self, request: KnownRequest) -> None:
+        """Give the requests what they do not have yet if this is one of them."""
+        if request in self._requests:
+            self.flush()
+
+    def flush(self) -> None:
+        """Give the requests what they do not have yet."""
+        tokens = array("I", bytes(self._tokens))
+        stride = len(self._requests)
+        for place, request in enumerate(self._requests if self._count else ()):
+            request.extend(tokens[place::stride].tobytes())
+            request.computed += self._count - self._in_step
+            request.schedule(self._step)
+            request.computed += self._in_step
+        self._named, self._requests, self._count = [], [], 0
+        self._tokens.clear()
 
 
 class Namespaces:
-    """All tokens that were ever known, by namespace. sizes: tokens per block of each group."""
+    """All tokens that were ever known, by namespace."""
 
-    def __init__(self, sizes: Sequence[int], hash_block_size: int) -> None:
-        self._sizes, self._fine = sizes, hash_block_size
-        self._trees: dict[Any, Tree] = {_PLAIN: Tree(sizes)}
+    def __init__(self, hash_block_size: int) -> None:
+        self._fine = hash_block_size
+        self._trees: dict[Any, Tree] = {_PLAIN: Tree()}
         self._bare: Tree | None = None
         self._names: list[str] = []
 
@@ -157,14 +156,12 @@ class Namespaces:
         namespace = next(key for key, tree in self._trees.items() if tree is parent.place.tree)
         bare = None if parent.bare is None else bytes(parent.bare.labels)
         child = self._add(name, namespace, bytes(parent.labels), bare)
-        child.num_prompt, child.is_odd = parent.num_prompt, True
-        child.epoch, parent.is_odd = parent.epoch, True
+        child.num_prompt, child.epoch = parent.num_prompt, parent.epoch
         return child
 
     def shorten(self, request: KnownRequest, num_tokens: int) -> None:
         """Cut a request's tokens; those cut off stay known."""
         request.join()
-        request.is_odd, request.published = True, [0] * len(self._sizes)
         request.before = min(request.before, num_tokens)
         for each in (request.place, request.bare):
             if each is not None:
@@ -174,7 +171,7 @@ class Namespaces:
                 each.tree.lengthen(each)
 
     def begin_epoch(self) -> None:
-        """Start an epoch, in which nothing is computed yet and nothing was findable."""
+        """Start an epoch, in which nothing is computed yet."""
         for tree in self._trees.values():
             tree.begin_epoch()
 
@@ -191,7 +188,9 @@ class Namespaces:
         num_labels = len(labels) // LABEL
         for other in others:
             least = fresh if other.epoch == epoch else computed
-            if other.num_there <= least or other is request or least >= num_labels:
+            if other.computed <= least or other.num_there <= least:
+                continue
+            if other is request or least >= num_labels:
                 continue
             if other.place.tree is place.tree:
                 start, theirs = least * LABEL, other.labels
@@ -219,12 +218,12 @@ class Namespaces:
         return tree.match(labels, tree.root, request.number)[1]
 
     def _add(self, name: str, namespace: Any, labels: bytes, bare: bytes | None) -> KnownRequest:
-        tree = self._trees.setdefault(namespace, Tree(self._sizes))
+        tree = self._trees.setdefault(namespace, Tree())
         number = len(self._names)
         self._names.append(name)
         trees = [(tree, labels)]
         if self._bare is not None or bare is not None:
-            self._bare = self._bare or Tree(self._sizes)
+            self._bare = self._bare or Tree()
             tokens = labels if bare is None else bare
             trees = [(self._trees[_PLAIN], tokens), (self._bare, tokens)]
         near = max((self._near(each, tokens) for each, tokens in trees), key=lambda near: near[0])
@@ -233,7 +232,6 @@ class Namespaces:
             number=number,
             place=tree.add(labels, number),
             bare=None if bare is None or self._bare is None else self._bare.add(bare, number),
-            sizes=self._sizes,
             num_prompt=len(labels) // LABEL,
             known_before=near,
         )

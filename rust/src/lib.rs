@@ -10,6 +10,8 @@
 
 pub mod check;
 pub mod codec;
+#[cfg(feature = "python")]
+mod explain;
 #[cfg(test)]
 mod fuzz;
 pub mod hashing;

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Any calls in any order, all kinds of groups: every admission is explained to the token.
-
-The observer finds what the core's look-up finds, and knows which blocks have keys.
+"""Any calls in any order, all kinds of groups: every admission is explained to the token, and the
+observer finds what the core's look-up finds.
 """
 
 from __future__ import annotations
@@ -72,17 +71,6 @@ def test_a_decode_takes_block_0_of_a_pool_without_a_null_block() -> None:
     run.call("free", "b")
     run.call("allocate_slots", "a", 1)
     assert run.explained[-1].lengths[-2] == 0
-
-
-def test_a_child_that_computes_its_parents_last_token_again_is_seen() -> None:
-    run = WatchedLockstep(Config(8, 1), twin=False)
-    run.call("add_request", Request("a", [1]))
-    run.call("allocate_slots", "a", 1)
-    run.call("take_batch")
-    run.call("append", ["a"], [2])
-    run.call("fork", "a", "b")  # b has what is computed: its first token
-    run.call("allocate_slots", "b", 1)
-    assert run.observer.findable_blocks() == {1, 2, 3}
 
 
 def test_a_block_that_another_one_replaces_loses_the_keys_of_its_parts() -> None:

@@ -6,13 +6,16 @@ from __future__ import annotations
 from random import Random
 from typing import Any
 
-import attrs
 import pytest
+from msgspec.structs import astuple
 
 from kvcore import Config, Group, KVCacheManager, KvcoreError, MediaItem, Request
 from kvcore.explain.explanation import Explanation
+from kvcore.explain.lost_keys import NEVER, LostKeys, make_lost_keys
+from kvcore.explain.observed import observed
 from kvcore.explain.observer import AdmissionObserver
 from kvcore.types.values import Refused
+from tests.conftest import Backend, need_twin
 from tests.explain.naive import Lost, Naive, used_tokens
 
 GROUPS = {
@@ -70,6 +73,8 @@ class Run:
 
     def call(self, name: str, *args: Any, **options: Any) -> None:
         """Make a call, unless it is misuse; compare the explanation of each admission."""
+        if (look := self.observer.before(name)) is not None:
+            look(*args, **options)
         try:
             outcome = getattr(self.manager, name)(*args, **options)
         except KvcoreError:
@@ -92,7 +97,7 @@ class Run:
         causes: list[tuple[str, Lost | None]] = []
         for span in said.spans:
             lost = span.removal
-            its = None if lost is None else attrs.astuple(lost)
+            its = None if lost is None else astuple(lost)
             causes += [(span.cause, its)] * (span.end - span.start)
         assert causes == expected, (said, self.calls)
         assert said.again == (request_id in self.naive.admitted), self.calls
@@ -193,6 +198,38 @@ def play_transfers(run: Run, random: Random, way: str) -> None:
 def test_each_token_has_the_cause_of_its_history(kind: str) -> None:
     for seed in range(NUM_RUNS):
         check_run(seed, kind)
+
+
+@pytest.mark.parametrize("kind", GROUPS)
+def test_the_twin_explains_the_same_calls_alike(kind: str) -> None:
+    need_twin()
+    for seed in range(10):
+        random = Random(seed)
+        run = Run(draw_config(random, kind))
+        play(run, random, 60)
+        explained: list[list[Explanation]] = []
+        backends: tuple[Backend, ...] = ("python", "rust")
+        for backend in backends:
+            real, heard = KVCacheManager(run.manager.config, backend), list[Explanation]()
+            manager = observed(real, AdmissionObserver(real, heard.append))
+            for name, *args, options in run.calls:
+                getattr(manager, name)(*args, **options)
+            explained.append(heard)
+        assert explained[0] == explained[1]
+
+
+def test_the_twin_knows_the_same_losses() -> None:
+    need_twin()
+    random, here, there = Random(7), LostKeys(4), make_lost_keys(None, 4)
+    known = [0, *(random.getrandbits(64) for _ in range(5_000))]
+    known += [each ^ 1 << 63 for each in known]  # the same slots
+    for number in range(300):
+        keys = random.sample(known, random.choice([0, 1, 7, 200]))
+        here.lose(keys, number)
+        there.lose(keys, number)
+    assert [here.mark(key) for key in known] == [there.mark(key) for key in known]
+    there.clear()
+    assert there.mark(known[1]) == NEVER
 
 
 def check_run(seed: int, kind: str) -> None:

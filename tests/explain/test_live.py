@@ -331,19 +331,26 @@ def test_keys_that_a_cancel_withdraws_are_remembered(backend: Backend) -> None:
 
 
 def test_a_partial_block_that_is_swapped_in_takes_what_it_evicts(backend: Backend) -> None:
-    run = Remembering(Config(1, 2, null_block=False, num_host_blocks=1), backend)
-    run.call("add_request", Request("a", [0, 0]))
-    run.call("add_request", Request("c", [0]))
+    run = Remembering(Config(2, 2, null_block=False, num_host_blocks=1), backend)
+    for name, tokens in (("a", [0, 0]), ("b", [0, 0, 1]), ("c", [0]), ("d", [5])):
+        run.call("add_request", Request(name, tokens))
     run.call("allocate_slots", "c", 1)
     run.call("take_batch")
     assert run.call("swap_out", ["c"])
     run.call("take_batch")
     run.call("allocate_slots", "a", 2)
+    run.call("allocate_slots", "d", 1)
     run.call("take_batch")
     run.call("free", "a")
-    assert run.observer.findable_blocks() == {0}
     assert run.call("swap_in", ["c"])  # its token is the first of the block that it takes
-    assert run.observer.findable_blocks() == set()
+    run.call("take_batch")
+    run.call("free", "c")
+    run.call("free", "d")
+    run.call("allocate_slots", "b", 3)
+    (span,) = run.explained[-1].spans
+    assert (span.start, span.end, span.cause) == (0, 2, "evicted")
+    assert span.removal is not None
+    assert (span.removal.request, span.removal.kind) == ("c", "swap_in")
 
 
 @pytest.mark.parametrize("backend", ["python", "rust"])

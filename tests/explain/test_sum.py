@@ -180,13 +180,13 @@ def test_the_sum_finds_seeded_bugs(bug: Any, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_call_that_is_not_seen_leaves_no_gap() -> None:
-    """Content that the observer thinks findable and the hit lacks counts as not taken."""
+    """A key whose loss was not observed counts as one that was never findable."""
     engine = Engine()
     engine.run("a", A + B)
     real: Any = engine.manager
     real._manager.reset_prefix_cache()
     engine.run("b", A + B + C)
-    assert engine.causes() == [(0, 8, "unused")]
+    assert engine.causes() == [(0, 8, "not_published")]
 
 
 @pytest.mark.slow

@@ -30,7 +30,7 @@ class ObserverByKeys:
         self._observer = AdmissionObserver(manager, lambda each: explained(self._reduced(each)))
         self._numbers: dict[bytes, int] = {}
         self._num_labels = 0
-        self.notes = self._observer.notes
+        self.notes, self.before = self._observer.notes, self._observer.before
         self.hashes: Mapping[str, list[bytes]] = {}
 
     def note(self, name: str, outcome: Any, *args: Any, **options: Any) -> None:

@@ -11,6 +11,7 @@ from itertools import groupby
 from typing import Any
 
 import attrs
+from msgspec import to_builtins
 
 from kvcore.explain.explanation import CAUSES, LENGTHS, Explanation, Span
 from kvcore.replay.explain.explained import Explained
@@ -166,5 +167,5 @@ def _data(each: Explanation) -> dict[str, Any]:
         "tokens": each.num_tokens,
         "lengths": dict(zip(LENGTHS, each.lengths, strict=True)),
         "nearest": None if each.nearest is None else attrs.asdict(each.nearest),
-        "spans": [attrs.asdict(span) for span in each.spans],
+        "spans": to_builtins(each.spans),
     }

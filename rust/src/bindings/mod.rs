@@ -49,6 +49,8 @@ mod _rust {
     #[pymodule_export]
     use super::mutants::seed;
     #[pymodule_export]
+    use super::queries::lost_keys::LostKeys;
+    #[pymodule_export]
     use super::recording::crc32c;
     #[pymodule_export]
     use super::sanitizer::SlotChecker;

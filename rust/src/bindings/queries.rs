@@ -4,6 +4,7 @@
 //! They are those of `kvcore.backend.Backend`, but `can_allocate`, with the same arguments, results
 //! and errors.
 
+pub(crate) mod lost_keys;
 mod removed_keys;
 
 use pyo3::prelude::*;
@@ -12,12 +13,14 @@ use pyo3::types::PyBytes;
 use crate::bindings::arguments::{BlockArg, IdArg};
 use crate::bindings::errors::{Given, Lend, Lent, raise};
 use crate::bindings::manager::Manager;
+use crate::bindings::queries::lost_keys::LostKeys;
 use crate::bindings::queries::removed_keys::RemovedKeys;
 use crate::bindings::tiers::read_key;
 use crate::bindings::values;
 use crate::bindings::values::{PyBlocks, PyHit, PyKeys, PyNumbers, PyStatus};
 use crate::codec::decode::decode;
 use crate::codec::encode::encode;
+use crate::explain::lost_keys::FINDABLE;
 use crate::pool::quarantine::Quarantine;
 use crate::record::calls::GET_COMPUTED_BLOCKS;
 use crate::state::state::{RequestState, State};
@@ -26,8 +29,8 @@ use crate::transitions::queries::{
     find_request, get_block_key, get_block_keys, get_blocks, get_cached_block, get_computed_blocks,
     get_num_common_prefix_blocks, get_own_keys, has_key, num_owners,
 };
-use crate::transitions::tails::keys::keys_between;
 use crate::types::commands::Command;
+use crate::types::errors::Error;
 use crate::types::groups::Group;
 use crate::types::keys::{Key, fold_key};
 
@@ -45,10 +48,32 @@ fn lend<'py>(manager: &Bound<'py, PyAny>) -> PyResult<Box<dyn Lent + 'py>> {
     Ok(Box::new(Manager::shown(manager.cast()?)?))
 }
 
+/// Of each group the marks of a request's keys up to a number of tokens. of_lost: the mark of a
+/// folded key that finds no block. Fails with UnknownRequest.
+fn marks_of(
+    state: &State,
+    name: &str,
+    end: u32,
+    of_lost: impl Fn(u64) -> u32,
+) -> Result<Vec<Vec<u8>>, Error> {
+    let mark = |key: Key| match get_cached_block(state, &key) {
+        Some(_) => FINDABLE,
+        None => of_lost(fold_key(&key)),
+    };
+    let request = find_request(state, name)?;
+    let num_hashes = end / state.config.hash_block_size();
+    let of_group = |(group_id, group): (u32, &Group)| {
+        let is_fine = state.has_tails || group.is_state();
+        let scale = if is_fine { 1 } else { state.scales[group_id as usize] };
+        let num_keys = request.num_hashed(scale).min(num_hashes / scale);
+        let keys = (0..num_keys).map(|at| request.key(scale, group_id, at));
+        keys.flat_map(|key| mark(key).to_ne_bytes()).collect()
+    };
+    Ok((0..).zip(&state.config.groups).map(of_group).collect())
+}
+
 /// A number of commands, blocks, and blocks with folded keys.
 type Changes = (usize, Vec<u32>, Vec<(u32, u64)>);
-/// The mark of a key that finds a block.
-const FINDABLE: u32 = 1;
 
 #[pymethods]
 impl Manager {
@@ -103,51 +128,30 @@ impl Manager {
         values::keys(slf.py(), &keys)
     }
 
-    /// Of each group the marks of a request's keys that a hit may need, of 4 bytes each: 1 if the
-    /// key finds a block, else that of the key in `removed`. The keys of a group end at each whole
-    /// block, or at each hash if hits may end inside its blocks. Changes nothing.
-    #[pyo3(signature = (request_id, removed))]
+    /// Of each group the marks of a request's keys that a hit of up to `end` tokens may need, of 4
+    /// bytes each: 1 if the key finds a block, else that of the key in `removed`. The keys of a
+    /// group end at each whole block, or at each hash if hits may end inside its blocks. Changes
+    /// nothing.
+    #[pyo3(signature = (request_id, removed, end))]
     fn key_marks<'py>(
         slf: &Bound<'py, Self>,
         request_id: IdArg<'_, 'py>,
         removed: &Bound<'py, PyAny>,
-    ) -> PyResult<Vec<Bound<'py, PyBytes>>> {
-        let columns = removed.getattr("columns")?.extract()?;
-        let removed = RemovedKeys::of(slf.py(), &columns)?;
-        let marks = |state: &State, name: &str| {
-            let mark = |key: Key| match get_cached_block(state, &key) {
-                Some(_) => FINDABLE,
-                None => removed.mark(fold_key(&key)),
-            };
-            let request = find_request(state, name)?;
-            let of_group = |(group_id, group): (u32, &Group)| {
-                let is_fine = state.has_tails || group.is_state();
-                let scale = if is_fine { 1 } else { state.scales[group_id as usize] };
-                let keys =
-                    (0..request.num_hashed(scale)).map(|at| request.key(scale, group_id, at));
-                keys.flat_map(|key| mark(key).to_ne_bytes()).collect::<Vec<u8>>()
-            };
-            Ok((0..).zip(&state.config.groups).map(of_group).collect::<Vec<_>>())
-        };
-        let groups = Self::query_of(slf, request_id, marks)?;
-        Ok(groups.iter().map(|marks| PyBytes::new(slf.py(), marks)).collect())
-    }
-
-    /// A request's keys in a group at multiples of the tokens per hash in (start, end], folded, as
-    /// far as it has hashes. Changes nothing.
-    #[pyo3(signature = (request_id, group_id, start, end))]
-    fn prefix_keys(
-        slf: &Bound<'_, Self>,
-        request_id: IdArg<'_, '_>,
-        group_id: u32,
-        start: u32,
         end: u32,
-    ) -> PyResult<Vec<u64>> {
-        Self::query_of(slf, request_id, |state, name| {
-            let row = state.request(name)?;
-            let keys = keys_between(state, row, group_id, (start, end));
-            Ok(keys.iter().map(fold_key).collect())
-        })
+    ) -> PyResult<Vec<Bound<'py, PyBytes>>> {
+        let marks = if let Ok(lost) = removed.cast::<LostKeys>() {
+            let lost = lost.try_borrow()?;
+            Self::query_of(slf, request_id, |state, name| {
+                marks_of(state, name, end, |key| lost.0.mark(key))
+            })
+        } else {
+            let columns = removed.getattr("columns")?.extract()?;
+            let removed = RemovedKeys::of(slf.py(), &columns)?;
+            Self::query_of(slf, request_id, |state, name| {
+                marks_of(state, name, end, |key| removed.mark(key))
+            })
+        };
+        Ok(marks?.iter().map(|marks| PyBytes::new(slf.py(), marks)).collect())
     }
 
     /// The key of a device block and its tail keys, folded; none for the null block. Changes
