@@ -245,13 +245,14 @@ class Counterpart:
             return
         if name == "take_batch":
             if value.keys:  # each eviction has one
-                tally.evictions += value.column("kind").tolist().count(Evict.kind)
+                tally.evictions += value.column("kind").tobytes()[::4].count(Evict.kind)
             return
         request_id = arguments.get("request_id", "")
-        self.is_idle &= name not in STEPS
         if name == "get_computed_blocks":
             self.hits[request_id] = value
-        elif name in ("allocate_slots", "load"):
+            return
+        self.is_idle &= name not in STEPS
+        if name in ("allocate_slots", "load"):
             hit = arguments.get("hit")
             tally.hit_tokens += 0 if hit is None else hit.num_tokens
             tally.computed_tokens += arguments.get("num_new_tokens", 0) * (name != "load")

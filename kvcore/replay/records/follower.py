@@ -24,7 +24,7 @@ import attrs
 
 from kvcore.manager import KVCacheManager
 from kvcore.replay.records.counterpart import STEPS, Counterpart, Made, request_of
-from kvcore.replay.records.filled import NONE
+from kvcore.replay.records.filled import NONE, give_hashes
 from kvcore.types.errors import KvcoreError
 from kvcore.types.values import Appended, Hit, Reason, Refused, Verdict
 
@@ -142,9 +142,11 @@ class Follower(Counterpart):
         is_whole = not self.appended and call.value.refused is None
         if not (is_whole and self.has_same_rows) or self.queues or self.gone:
             return False
-        arguments = {name: call.arguments.get(name) for name in ("requests", "tokens")}
+        arguments = call.arguments
+        if call.filled:
+            give_hashes(self.manager, call.filled)
         try:
-            value = self.call("append", arguments, call.filled)
+            value = self.manager.append(arguments["requests"], arguments.get("tokens"))
         except KvcoreError:
             return False
         self.note("append", {}, value, 0)
