@@ -16,9 +16,9 @@ from msgspec import Struct
 
 from kvcore.manager import KVCacheManager
 from kvcore.replay.records.filled import HASHED, NONE, Filled, give_hashes, with_larger_blocks
-from kvcore.types.commands import Evict
+from kvcore.types.commands import Batch, Evict
 from kvcore.types.errors import KvcoreError
-from kvcore.types.values import Hit, Refused, Status
+from kvcore.types.values import Appended, Hit, Refused, Status
 
 BY_BLOCKS = ("pin", "unpin", "store", "evict_blocks")
 STEPS = ("allocate_slots", "load", "append", "swap_in")
@@ -236,23 +236,17 @@ class Counterpart:
 
     def note(self, name: str, arguments: dict[str, Any], value: Any, target: int) -> None:
         """Record the effects of a call: the running requests, and the figures."""
-        tally = self.tally
         if isinstance(value, Refused):
             return
+        tally, request_id = self.tally, arguments.get("request_id", "")
         if name == "append":
-            tally.computed_tokens += value.done
-            self.is_idle &= not value.done
-            return
-        if name == "take_batch":
-            if value.keys:  # each eviction has one
-                tally.evictions += value.column("kind").tobytes()[::4].count(Evict.kind)
-            return
-        request_id = arguments.get("request_id", "")
-        if name == "get_computed_blocks":
+            self.note_append(value)
+        elif name == "take_batch":
+            self.note_batch(value)
+        elif name == "get_computed_blocks":
             self.hits[request_id] = value
-            return
-        self.is_idle &= name not in STEPS
-        if name in ("allocate_slots", "load"):
+        elif name in ("allocate_slots", "load"):
+            self.is_idle = False
             hit = arguments.get("hit")
             tally.hit_tokens += 0 if hit is None else hit.num_tokens
             tally.computed_tokens += arguments.get("num_new_tokens", 0) * (name != "load")
@@ -263,10 +257,21 @@ class Counterpart:
         elif name in ("free", "remove_request"):
             self.running.pop(request_id, None)
         elif name in ("swap_out", "swap_in"):
+            self.is_idle &= name == "swap_out"
             for each in arguments["request_ids"]:
                 self.running.pop(each, None)
                 if name == "swap_in":
                     self.running[each] = []
+
+    def note_append(self, value: Appended) -> None:
+        """Record the effects of an append."""
+        self.tally.computed_tokens += value.done
+        self.is_idle &= not value.done
+
+    def note_batch(self, batch: Batch) -> None:
+        """Record what a batch evicts."""
+        if batch.keys:  # each eviction has one
+            self.tally.evictions += batch.column("kind").tobytes()[::4].count(Evict.kind)
 
     def forget_idle(self) -> None:
         """Remove requests that hold no more blocks from the running ones."""

@@ -149,7 +149,7 @@ class Follower(Counterpart):
             value = self.manager.append(arguments["requests"], arguments.get("tokens"))
         except KvcoreError:
             return False
-        self.note("append", {}, value, 0)
+        self.note_append(value)
         if value.refused is not None:
             self.appended = value.done
             return False
@@ -192,7 +192,7 @@ class Follower(Counterpart):
                 for place in now:
                     in_place &= self._follow(one(place))
                 break
-            self.note("append", {}, value, 0)
+            self.note_append(value)
             if value.refused is None:
                 break
             place = now[value.done]
@@ -269,7 +269,7 @@ class Follower(Counterpart):
             self.perform(Made(0, "complete", {"batch": running[0] + self.first_batch}))
         batch = self.manager.take_batch()
         self.num_taken = batch.number + 1
-        self.note("take_batch", {}, batch, 0)
+        self.note_batch(batch)
         self.stepped.clear()
         if self.queues:
             self._go_on()
