@@ -4,8 +4,9 @@
 Run: python -m benches.recorder [TRACE] [--blocks 16384] [--requests 1000] [--rounds 15]. Without a
 TRACE the workload is made up. The loop of `kvcore replay` is recorded once. Then the calls of its
 record are made on fresh managers, without a recorder, with one and with one by keys in turn, and
-again by `kvcore replay`'s way of reading a record; the least of the rounds is kept, in processor
-time of this thread, because machines are noisy: only the ratios mean something.
+again by `kvcore replay`'s way of reading a record; of each stretch of calls the least of the rounds
+is kept, in processor time of this thread, because machines are noisy: only the ratios mean
+something.
 """
 
 from __future__ import annotations
@@ -38,6 +39,8 @@ from kvcore.replay.workload import TraceRequest
 
 SEED = 1
 REPLAYS = 5
+STRETCH = 250
+"""Calls that are timed at once."""
 BY_POSITION = {"hit", "tokens", "done"}
 Made = tuple[str, tuple[Any, ...], dict[str, Any]]
 """A call: its name, positional arguments and keyword arguments."""
@@ -74,13 +77,19 @@ def recorded_calls(folder: Path, options: Options) -> tuple[list[Made], int]:
     return calls, token_bytes
 
 
-def seconds(manager: KVCacheManager, calls: Sequence[Made]) -> tuple[float, float]:
-    """Return the CPU seconds that the calls take, of this thread and of the process."""
+def seconds(manager: KVCacheManager, calls: Sequence[Made]) -> tuple[list[float], float]:
+    """Return the CPU seconds of this thread for each stretch of the calls, and of the process for
+    all of them.
+    """
     made = [(getattr(manager, name), args, named) for name, args, named in calls]
-    start, started = time.thread_time(), time.process_time()
-    for method, args, named in made:
-        method(*args, **named)
-    return time.thread_time() - start, time.process_time() - started
+    stretches, started = list[float](), time.process_time()
+    for first in range(0, len(made), STRETCH):
+        stretch = made[first : first + STRETCH]
+        start = time.thread_time()
+        for method, args, named in stretch:
+            method(*args, **named)
+        stretches.append(time.thread_time() - start)
+    return stretches, time.process_time() - started
 
 
 def main() -> None:
@@ -96,10 +105,10 @@ def main() -> None:
         folder = Path(base, "record")
         trace = TraceReader(given.trace) if given.trace else generate("turns", given.requests, SEED)
         virtual = record_loop(islice(trace, given.requests), options, folder)
+        again, variant = measure_replays(folder, make_config(options))
         calls, token_bytes = recorded_calls(folder, options)
         size = num_bytes(folder)
         best, size_by_keys = measure(Path(base), calls, options, given.rounds)
-        again, variant = measure_replays(folder, make_config(options))
     (plain, alone), (recording, process) = best["plain"], best["text"]
     print(f"{len(calls):,} calls, {1e6 * plain / len(calls):.2f} us each")
     print(f"recording / not: {recording / plain:.3f}, of the process {process / alone:.3f}")
@@ -134,20 +143,23 @@ def measure(
     base: Path, calls: Sequence[Made], options: Options, rounds: int
 ) -> tuple[dict[str, tuple[float, float]], int]:
     """Return the least seconds of the calls, with and without a recorder, and the bytes by keys."""
-    best = dict.fromkeys(("plain", "text", "keys"), (float("inf"), float("inf")))
+    best: dict[str, tuple[list[float], float]] = {}
     gc.disable()  # else a collection would burden one side
-    for number in range(3 * rounds):
-        name: Any = list(best)[number % 3]
+    names: tuple[Any, ...] = ("plain", "text", "keys")
+    for number in range(len(names) * rounds):
+        name = names[number % len(names)]
         manager = KVCacheManager(make_config(options), "rust")
         if name != "plain":
             recorder = Recorder(base / str(number), tokens=name, keep_segments=2)
             manager.start_recording(recorder)
-        thread, process = seconds(manager, calls)
-        best[name] = min(best[name][0], thread), min(best[name][1], process)
+        spent, process = seconds(manager, calls)
+        least, least_process = best.get(name, (spent, process))
+        best[name] = list(map(min, least, spent)), min(least_process, process)
         manager.stop_recording()
         gc.collect()
     gc.enable()
-    return best, num_bytes(base / str(number))
+    sums = {name: (sum(least), process) for name, (least, process) in best.items()}
+    return sums, num_bytes(base / str(number))
 
 
 if __name__ == "__main__":

@@ -20,11 +20,11 @@ from kvcore.types.commands import Batch, Evict
 from kvcore.types.errors import KvcoreError
 from kvcore.types.values import Appended, Hit, Refused, Status
 
-BY_BLOCKS = ("pin", "unpin", "store", "evict_blocks")
+BY_BLOCKS = {"pin", "unpin", "store", "evict_blocks"}
 STEPS = ("allocate_slots", "load", "append", "swap_in")
 """Calls that schedule slots, or wait for blocks before some can be scheduled."""
 ADDS = ("add_request", "fork")
-FORGETS = ("cancel", "rewind", "truncate")
+FORGETS = {"cancel", "rewind", "truncate"}
 """Calls that may stop requests which they do not name."""
 AVOIDED = object()
 """Marks a recorded free or swap that made space: its request was allocated again later."""
@@ -238,15 +238,14 @@ class Counterpart:
         """Record the effects of a call: the running requests, and the figures."""
         if isinstance(value, Refused):
             return
-        tally, request_id = self.tally, arguments.get("request_id", "")
         if name == "append":
             self.note_append(value)
         elif name == "take_batch":
             self.note_batch(value)
         elif name == "get_computed_blocks":
-            self.hits[request_id] = value
+            self.hits[arguments["request_id"]] = value
         elif name in ("allocate_slots", "load"):
-            self.is_idle = False
+            tally, request_id, self.is_idle = self.tally, arguments["request_id"], False
             hit = arguments.get("hit")
             tally.hit_tokens += 0 if hit is None else hit.num_tokens
             tally.computed_tokens += arguments.get("num_new_tokens", 0) * (name != "load")
@@ -255,7 +254,7 @@ class Counterpart:
             self.running[arguments["child_id"]] = [target]
             self.unborn.discard(arguments["child_id"])
         elif name in ("free", "remove_request"):
-            self.running.pop(request_id, None)
+            self.running.pop(arguments["request_id"], None)
         elif name in ("swap_out", "swap_in"):
             self.is_idle &= name == "swap_out"
             for each in arguments["request_ids"]:

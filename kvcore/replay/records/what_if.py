@@ -36,12 +36,12 @@ from kvcore.types.errors import InvalidConfig, KvcoreError
 from kvcore.types.values import Appended, Refused
 
 LOOK_UP = "get_computed_blocks"
-ADMITS, GIVES_BACK = ("allocate_slots", "load", "swap_in"), ("free", "swap_out")
+ADMITS, GIVES_BACK = {"allocate_slots", "load", "swap_in"}, {"free", "swap_out"}
 ENDS = {*ADMITS, "remove_request"}
 AHEAD_MAX = 1 << 16
 """The largest number of calls to read ahead."""
 WRONG = (KvcoreError, Refused)
-COUNTED = ("allocate_slots", "load", "fork")
+COUNTED = {"allocate_slots", "load", "fork"}
 NOT_WORDED = ("groups", "hash_seed", "hash_unit")
 WORDED = {
     field.name: "str" if isinstance(field.default, str) else "int"
