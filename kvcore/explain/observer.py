@@ -135,9 +135,11 @@ class AdmissionObserver:
             request = self._requests[given["request_id"]]
             self._decodes.settle(request)
             kind = "prompt" if request.computed < request.num_prompt else "decode"
-        for block, idle in losses:
-            by = None if idle is None else taker(block)
-            self._removals.append(Removal(by, self._call, kind, self._step, idle or 0))
+        call, step = self._call, self._step
+        self._removals += [
+            Removal(None if idle is None else taker(block), call, kind, step, idle or 0)
+            for block, idle in losses
+        ]
 
     def _add_request(self, row: int, request: Request) -> None:
         known = self._namespaces.add(request)
