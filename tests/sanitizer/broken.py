@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import time
 from typing import Any, ClassVar
 
@@ -121,6 +122,16 @@ class Sleeps(Scheduler):
         super().update(batch, answers)
 
 
+class Stops(Scheduler):
+    """The same, since others have the processor for a while."""
+
+    def update(self, batch: list[Request], answers: list[int]) -> None:
+        if len(batch) == 3:
+            subprocess.Popen(["sh", "-c", f"sleep 4; kill -CONT {os.getpid()}"])
+            os.kill(os.getpid(), signal.SIGSTOP)
+        super().update(batch, answers)
+
+
 class Dies(Scheduler):
     """The same, and the process is gone."""
 
@@ -142,6 +153,7 @@ class Floods(Scheduler):
 Crashing = adapter_of(Crashes)
 Dying = adapter_of(Dies)
 Sleeping = adapter_of(Sleeps)
+Stopping = adapter_of(Stops)
 Flooding = adapter_of(Floods)
 
 

@@ -288,7 +288,10 @@ def test_what_an_adapter_raises_is_no_crash_of_its_engine() -> None:
 
 @pytest.mark.parametrize(
     ("scheduler", "name"),
-    [(broken.Dies, "died"), (broken.Floods, "flood"), (broken.Sleeps, "hang"), (Scheduler, None)],
+    [
+        *((broken.Dies, "died"), (broken.Floods, "flood"), (broken.Sleeps, "hang")),
+        *((broken.Spins, "hang"), (broken.Stops, None), (Scheduler, None)),
+    ],
 )
 def test_an_engine_that_takes_its_process_along(
     scheduler: type[Scheduler], name: str | None

@@ -144,13 +144,25 @@ def test_a_world_that_ends_its_process_is_found_again(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr("kvcore.sanitizer.hunter.session.SILENT_SECONDS", 2.0)
-    moves = tuple(Arrive(f"r{number}", (1, 2), 2) for number in range(3))
-    world = HuntWorld({"block_size": 4}, 8, 16, 4, (*moves, "step"))
-    path = tmp_path / "world.json"
-    path.write_text(json.dumps(world.to_json()))
+    path = world_of_three(tmp_path)
     assert main([named(adapter), "--replay", str(path), "--json"]) == 1
     (found,) = json.loads(capsys.readouterr().out)["findings"]
     assert (found["name"], found["world"]) == (name, json.loads(path.read_text()))
+
+
+def world_of_three(folder: Path) -> Path:
+    """Write a world whose only batch has three requests."""
+    moves = tuple(Arrive(f"r{number}", (1, 2), 2) for number in range(3))
+    path = folder / "world.json"
+    path.write_text(json.dumps(HuntWorld({"block_size": 4}, 8, 16, 4, (*moves, "step")).to_json()))
+    return path
+
+
+def test_a_run_that_gets_no_processor_is_no_hang(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvcore.sanitizer.hunter.session.SILENT_SECONDS", 1.5)
+    assert main([named(broken.Stopping), "--replay", str(world_of_three(tmp_path))]) == 0
 
 
 def test_loading_the_engine_is_no_hang_of_a_world_that_runs_again(
@@ -173,7 +185,7 @@ def test_an_engine_that_does_not_start_in_time_is_said_not_to_start(
     monkeypatch.setattr("kvcore.sanitizer.hunter.session.START_SECONDS", 2.0)
     assert main([named(broken.LoadsLong), "--runs", "1"]) != 0
     said = capsys.readouterr()
-    assert "it did not start in 2 s" in said.err + said.out
+    assert "it did not start in 2 s of its own time" in said.err + said.out
 
 
 def test_a_world_that_the_engine_refuses_is_not_clean(

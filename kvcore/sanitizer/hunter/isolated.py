@@ -11,20 +11,22 @@ import resource
 import select
 import signal
 import sys
-import time
 
 from kvcore.sanitizer.hunter.adapter import Adapter
+from kvcore.sanitizer.hunter.own_time import OwnTime
 from kvcore.sanitizer.hunter.run import run
 from kvcore.sanitizer.hunter.world import HuntWorld
 
-WALL_SECONDS = 3.0
+OWN_SECONDS = 3.0
+"""A run of this length counts as hanging (`OwnTime`)."""
+POLL_SECONDS = 0.1
 FLOOD_BYTES = 4 << 20
 
 Ended = tuple[str | None, str, str]
 """Name of a finding or None, its place, and its text."""
 
 
-def outcome_of(adapter: Adapter, world: HuntWorld, seconds: float = WALL_SECONDS) -> Ended:
+def outcome_of(adapter: Adapter, world: HuntWorld, seconds: float = OWN_SECONDS) -> Ended:
     """Run a world in a fork of this process and return the outcome. No other thread may run."""
     answers, answer = os.pipe()
     prints, printed = os.pipe()
@@ -43,21 +45,22 @@ def outcome_of(adapter: Adapter, world: HuntWorld, seconds: float = WALL_SECONDS
     os.close(answer)
     os.close(printed)
     try:
-        return _followed(child, answers, prints, time.monotonic() + seconds)
+        return _followed(child, answers, prints, seconds)
     finally:
         os.close(answers)
         os.close(prints)
 
 
-def _followed(child: int, answers: int, prints: int, ends: float) -> Ended:
+def _followed(child: int, answers: int, prints: int, seconds: float) -> Ended:
     """Return the outcome of a child: its answer, or how it failed."""
-    read, open_ends, num_printed = b"", {answers, prints}, 0
+    read, open_ends, num_printed, clock = b"", {answers, prints}, 0, OwnTime(child)
     while open_ends:
-        ready, _, _ = select.select(list(open_ends), [], [], max(0.0, ends - time.monotonic()))
-        if not ready or num_printed > FLOOD_BYTES:
+        ready, _, _ = select.select(list(open_ends), [], [], POLL_SECONDS)
+        floods = num_printed > FLOOD_BYTES
+        if floods or clock.seconds() > seconds:
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
-            if ready:
+            if floods:
                 return "flood", "", f"flood: more than {FLOOD_BYTES} bytes printed in one run"
             return "hang", "", "hang: a run that takes milliseconds did not end"
         for end in ready:

@@ -13,7 +13,6 @@ import select
 import signal
 import subprocess
 import tempfile
-import time
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -21,11 +20,12 @@ from typing import Any
 
 import kvcore
 from kvcore.sanitizer.hunter.adapter import NotInstalled, is_peer, python_of, unusable
+from kvcore.sanitizer.hunter.own_time import OwnTime
 
 SILENT_SECONDS = 60.0
-"""A run of this length counts as hanging, since normal runs take milliseconds."""
+"""A run of this length counts as hanging, since normal runs take milliseconds (`OwnTime`)."""
 START_SECONDS = 600.0
-"""Most time for importing an engine."""
+"""Most time for importing an engine (`OwnTime`)."""
 FLOOD_BYTES = 16 << 20
 """Output between two events above this size is a flood."""
 TAIL_BYTES = 4000
@@ -153,7 +153,7 @@ def _environment() -> dict[str, str]:
 def _followed(
     child: subprocess.Popen[bytes], reads: int, prints: int, unfinished: Path
 ) -> Iterator[Event]:
-    buffer, tail, num_printed, last = b"", b"", 0, time.time()
+    buffer, tail, num_printed, clock, begun = b"", b"", 0, OwnTime(child.pid), 0
     open_ends, failed, patience = {reads, prints}, None, START_SECONDS
     while open_ends and failed is None:
         ready, _, _ = select.select(list(open_ends), [], [], 1.0)
@@ -165,7 +165,7 @@ def _followed(
                 tail, num_printed = (tail + data)[-TAIL_BYTES:], num_printed + len(data)
             else:
                 *lines, buffer = (buffer + data).split(b"\n")
-                last, num_printed = time.time(), 0
+                clock, num_printed = OwnTime(child.pid), 0
                 for event in map(json.loads, lines):
                     if event["event"] != "start":  # it imports until it reports that it is warm
                         patience = SILENT_SECONDS
@@ -173,10 +173,11 @@ def _followed(
         if num_printed > FLOOD_BYTES:
             failed = "flood", f"flood: more than {FLOOD_BYTES} bytes printed"
         if not ready and unfinished.exists():
-            last = max(last, unfinished.stat().st_mtime)  # of each world, before it runs
-        if time.time() > last + patience:
+            before, begun = begun, unfinished.stat().st_mtime_ns  # of each world, before it runs
+            clock = clock if begun == before else OwnTime(child.pid)
+        if clock.seconds() > patience:
             what = "it did not start" if patience == START_SECONDS else "a run did not end"
-            failed = "hang", f"hang: {what} in {patience:.0f} s"
+            failed = "hang", f"hang: {what} in {patience:.0f} s of its own time"
     if failed is None and child.wait() not in (0, 2):
         failed = "died", f"died: the engine's process ended with {child.returncode}"
     if failed is not None:
