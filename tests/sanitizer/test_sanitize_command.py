@@ -20,7 +20,6 @@ from kvcore.sanitizer import UnsupportedEngine
 from kvcore.sanitizer.hunter import report, session
 from kvcore.sanitizer.hunter.adapter import KNOWN, NotInstalled, commit_of, load, python_of
 from kvcore.sanitizer.hunter.command import main
-from kvcore.sanitizer.hunter.hunt import Tally
 from kvcore.sanitizer.hunter.report import engine_source
 from kvcore.sanitizer.hunter.template import Adapter
 from kvcore.sanitizer.hunter.world import Abort, Arrive, HuntWorld
@@ -298,20 +297,6 @@ def test_a_checkout_at_another_commit_is_another_version(
 def test_an_engine_that_refuses_its_options_is_no_hunt(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([named(broken.Refuses), "--runs", "5", "--seed", "1"]) == 3
     assert "worlds refused" in capsys.readouterr().out
-
-
-def test_a_record_says_where_the_next_hunt_goes_on(tmp_path: Path) -> None:
-    record = tmp_path / "record"
-    for _ in range(2):
-        options = ["--runs", "50", "--record", str(record)]
-        assert main(["kvcore.sanitizer.hunter.template:Adapter", *options]) == 0
-    sessions = [json.loads(line) for line in record.read_text().splitlines()]
-    assert [each["seed"] for each in sessions] == [1, 2]
-    total = Tally()
-    names = ("runs", "steps", "skipped", "seconds", "reached", "values", "moves", "found")
-    for each in sessions:
-        total.merge({name: each[name] for name in names})
-    assert total.runs == 100
 
 
 @pytest.mark.parametrize("text", ["block_size", "=4", ""])

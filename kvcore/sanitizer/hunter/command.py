@@ -22,6 +22,7 @@ import attrs
 
 from kvcore.cli.arguments import CommandParser, count, natural, parse, positive
 from kvcore.cli.pipes import ends_cleanly
+from kvcore.sanitizer.hunter import record
 from kvcore.sanitizer.hunter.adapter import KNOWN, NotInstalled
 from kvcore.sanitizer.hunter.hunt import SKIPPED_SHARE_MAX, Tally
 from kvcore.sanitizer.hunter.report import write
@@ -36,6 +37,8 @@ def main(arguments: list[str] | None = None) -> int:
     options = parse(_parser(), arguments)
     before = signal.signal(signal.SIGTERM, _terminated)
     try:
+        if options.sum:
+            return _sum_up(options)
         job = _job(options)
         return _Session(options).follow(job)
     except (NotInstalled, ValueError) as error:
@@ -74,6 +77,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--record", type=Path, metavar="FILE",
                         help="append seed and coverage; the next hunt continues")  # fmt: skip
+    parser.add_argument("--sum", action="store_true",
+                        help="only sum up the hunts of --record")  # fmt: skip
     parser.add_argument("--replay", type=Path, metavar="FILE",
                         help="only run the world of a finding again")  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print one JSON object at the end")
@@ -86,13 +91,10 @@ def _job(options: argparse.Namespace) -> dict[str, Any]:
         found = json.loads(options.replay.read_text())
         world = found.get("world", found)
         return {**job, "do": "again", "world": world, "muted": found.get("muted", [])}
-    seed = options.seed
-    if seed is None:
-        seed = 1 + max((each["seed"] for each in _sessions(options.record)), default=0)
     return {
         **job,
         "runs": options.runs,
-        "seed": seed,
+        "seed": record.next_seed(options.record) if options.seed is None else options.seed,
         "only": options.only,
         "fixed": _fixed(options.axis),
     }
@@ -112,10 +114,16 @@ def _fixed(texts: list[str]) -> dict[str, Any]:
     return fixed
 
 
-def _sessions(record: Path | None) -> list[dict[str, Any]]:
-    if record is None or not record.exists():
-        return []
-    return [json.loads(line) for line in record.read_text().splitlines()]
+def _sum_up(options: argparse.Namespace) -> int:
+    """Print what the hunts of a record add up to."""
+    totals = record.totals(options.record)
+    if not totals:
+        raise ValueError("--sum needs a file of --record")
+    if options.json:
+        print(json.dumps({"in_all": totals}, indent=1))
+    else:
+        print(*map(record.sentence, totals), sep="\n")
+    return CLEAN
 
 
 class _Session:
@@ -198,7 +206,7 @@ class _Session:
                     continue  # an error of the adapter is not a report for the engine's project
                 for path in write(event, _adapter(self.options.engine), self.options.write):
                     self._print(f"wrote {path}")
-        summary = {
+        summary: Event = {
             "engine": self.engine.get("engine", job["engine"]),
             "seed": job.get("seed"),
             "interrupted": interrupted,
@@ -211,10 +219,13 @@ class _Session:
             ]
             with self.options.record.open("a") as file:
                 file.write(json.dumps({**summary, "findings": brief}) + "\n")
+            summary["in_all"] = record.totals(self.options.record)
         if self.options.json:
             print(json.dumps({**summary, "findings": list(self.found.values())}, indent=1))
         elif job["do"] == "hunt":
             self._tell_coverage()
+            for total in summary.get("in_all", ()):
+                print(record.sentence(total))
 
     def _tell_coverage(self) -> None:
         tally = self.tally

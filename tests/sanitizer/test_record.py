@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A hunt in many parts: `--record` says where the next part goes on, and what all add up to."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvcore.sanitizer.hunter.command import main
+from kvcore.sanitizer.hunter.record import sentence, totals
+
+TEMPLATE = "kvcore.sanitizer.hunter.template:Adapter"
+
+
+def part(engine: str = "it 1", seed: int = 1, **counts: Any) -> str:
+    """Return a line of a record."""
+    tables: Any = {name: {} for name in ("reached", "values", "moves", "found")}
+    numbers = {"runs": 0, "steps": 0, "skipped": 0, "seconds": 0.0}
+    return json.dumps({"engine": engine, "seed": seed, **numbers, **tables, **counts}) + "\n"
+
+
+def test_the_next_part_has_the_next_seed_and_adds_to_the_ones_before(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record = tmp_path / "record"
+    assert main([TEMPLATE, "--runs", "50", "--record", str(record)]) == 0
+    assert "in all: 0 h 0 min" in capsys.readouterr().out
+    assert main([TEMPLATE, "--runs", "30", "--record", str(record), "--json"]) == 0
+    (total,) = json.loads(capsys.readouterr().out)["in_all"]
+    first, second = map(json.loads, record.read_text().splitlines())
+    assert (first["seed"], second["seed"], total["seeds"]) == (1, 2, [1, 2])
+    assert (first["runs"], second["runs"], total["runs"]) == (50, 30, 80)
+    for name in ("steps", "seconds"):
+        assert total[name] == first[name] + second[name] > 0
+    assert total["reached"]["hit"] == first["reached"]["hit"] + second["reached"]["hit"]
+    assert set(total["missing"]) == {*first["missing"]} & {*second["missing"]}
+
+
+def test_a_record_is_summed_up_without_a_hunt(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record = tmp_path / "record"
+    record.write_text(
+        part(seconds=3600.0, runs=5, steps=40, reached={"hit": 2}, found={"leak": 1})
+        + part(seed=4, seconds=3179.6, runs=2, steps=2, found={"leak": 2})
+        + part("it 2", 9, runs=1)
+    )
+    assert main(["it", "--record", str(record), "--sum"]) == 0
+    one, other = capsys.readouterr().out.splitlines()
+    assert one.startswith(
+        "it 1 in all: 1 h 53 min 0 s of CPU, 7 runs, 42 steps checked, seeds 1, 4; "
+        "findings: leak 3; not reached: "
+    )
+    assert "hit" not in one.partition("not reached: ")[2].split(", ")
+    assert other.startswith("it 2 in all: 0 h 0 min 0 s of CPU, 1 runs, 0 steps checked, seeds 9; ")
+    assert "findings: none" in other
+    assert main(["it", "--record", str(record), "--sum", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["in_all"] == totals(record)
+    assert len(record.read_text().splitlines()) == 3
+
+
+def test_a_record_without_a_file_has_no_sum(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for options in (["--sum"], ["--sum", "--record", str(tmp_path / "none")]):
+        assert main(["it", *options]) == 2
+        assert "--sum needs a file of --record" in capsys.readouterr().err
+
+
+def test_all_goals_may_be_reached() -> None:
+    total = {**json.loads(part(seconds=59.7)), "seeds": [1], "missing": []}
+    assert sentence(total).startswith("it 1 in all: 0 h 1 min 0 s")
+    assert sentence(total).endswith("not reached: none")
