@@ -218,7 +218,8 @@ class Samples(Adapter):
     class Engine(Engine):
         def __init__(self, world: Any) -> None:
             super().__init__(world)
-            self.world = type("", (), {"token": lambda _: 1, "block_size": world.block_size})
+            sizes = {"block_size": world.block_size, "num_blocks": world.num_blocks}
+            self.world = type("", (), {"token": lambda _: 1, **sizes})
 
 
 class IsMoody(Adapter):

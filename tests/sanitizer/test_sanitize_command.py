@@ -20,7 +20,7 @@ from kvcore.sanitizer import UnsupportedEngine
 from kvcore.sanitizer.hunter import report, session
 from kvcore.sanitizer.hunter.adapter import KNOWN, NotInstalled, commit_of, load, python_of
 from kvcore.sanitizer.hunter.command import main
-from kvcore.sanitizer.hunter.report import engine_source
+from kvcore.sanitizer.hunter.engine_source import engine_source
 from kvcore.sanitizer.hunter.template import Adapter
 from kvcore.sanitizer.hunter.world import Abort, Arrive, HuntWorld
 from tests.sanitizer import broken

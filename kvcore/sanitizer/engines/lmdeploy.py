@@ -6,18 +6,16 @@ Speculative decoding, media, connectors and disaggregation are not followed.
 """
 
 import importlib
-import importlib.metadata
 import itertools
 import logging
 import types
-from collections import Counter
 from typing import Any, ClassVar
 
 from kvcore.sanitizer.chunks import CacheGroup, Chunk
-from kvcore.sanitizer.errors import UnsupportedEngine
+from kvcore.sanitizer.hunter.driven import Driven, Silent
+from kvcore.sanitizer.hunter.kit import BatchReporter, EngineAdapter
 
 torch: Any = importlib.import_module("torch")
-TESTED = "0.18.0"
 
 
 def source(module: str) -> Any:
@@ -79,17 +77,14 @@ class Executor:
         del tags
 
 
-class Silent:
-    """A stand-in for adapters, sampling and the model's own inputs."""
-
-    def __getattr__(self, name: str) -> Any:
-        return lambda *_, **__: None
+class Adapters(Silent):
+    """A stand-in for the manager of LoRA adapters."""
 
     def num_adapters(self) -> int:
         return 1
 
 
-class Engine:
+class Engine(Driven):
     """The engine in its own loop, with letters instead of the model's answers."""
 
     def __init__(self, world: Any) -> None:
@@ -115,7 +110,7 @@ class Engine:
         strategy = source("strategies.ar.sequence").ARSequenceStrategy()
         meta = source("messages").SequenceMeta(size, strategy=strategy)
         self.num_blocks = max(world.num_blocks + 1, num_states)  # block 0 is behind the window
-        self.executor, silent = Executor(self), Silent()
+        self.executor, silent = Executor(self), Adapters()
         self.target = it = object.__new__(source("engine.engine").Engine)
         it.scheduler = source("paging").Scheduler(schedule, self.cache, seq_meta=meta)
         its_config = makers.InputsMakerConfig(
@@ -201,9 +196,6 @@ class Engine:
         while self.next[1] is not None:
             self.step()
 
-    def close(self) -> None:
-        pass
-
     @property
     def in_flight(self) -> bool:
         return self.next[1] is not None
@@ -231,42 +223,30 @@ class Engine:
             kept += held is not None and held.frozen_block_id >= 0
         return int(manager.get_num_free_gpu_blocks()) + kept
 
-    def total(self) -> int:
-        return int(self.world.num_blocks)
 
-
-class Follower:
-    """What an engine's batches read, write and copy, for a sanitizer."""
+class Batches(BatchReporter):
+    """What an engine's batches read, write and copy."""
 
     def __init__(self, manager: Any, sanitizer: Any) -> None:
-        self.manager, self.sanitizer = manager, sanitizer
-        self.tables: dict[str, list[int]] = {}
-        self.slots: dict[str, int] = {}  # of recurrent states
+        super().__init__(sanitizer)
+        self.manager = manager
         self.tokens: dict[str, list[int]] = {}
-        self.flying: Counter[str] = Counter()
-        self.steps: list[int] = []  # sent and not answered
-        self.numbers = itertools.count(1)
 
     def told(self, seq: Any) -> str:
         """Report the tables of a request, and return its name."""
         name = f"r{seq.session_id}"
-        if name not in self.tables:
-            self.tables[name], self.slots[name] = [], seq.logical_state
-            self.tokens[name] = seq.valid_ids.tolist()
-            self.sanitizer.begin(name, self.tokens[name], (seq.adapter_name,))
-        self.tokens[name][:] = seq.valid_ids.tolist()
-        blocks, size = self.manager.get_block_table(seq), seq.block_size
-        table = [0] * (seq.num_ignored_history // size) + (blocks + 1).tolist()
-        known = self.tables[name]
-        if table[: len(known)] != known or self.slots[name] != seq.logical_state:
-            self.sanitizer.drop(name)
-            known = []
-        if len(table) > len(known):
-            self.sanitizer.extend(name, 0, table[len(known) :])
-        if seq.logical_state >= 0 and not known:
-            self.sanitizer.extend(name, 1, [seq.logical_state])
-        self.tables[name], self.slots[name] = table, seq.logical_state
+        self.known(seq)
+        self.begin(name, self.tokens[name], (seq.adapter_name,))
+        null = [0] * (seq.num_ignored_history // seq.block_size)
+        tables = [null + (self.manager.get_block_table(seq) + 1).tolist()]
+        if len(self.sanitizer.groups) > 1:
+            tables.append([seq.logical_state] if seq.logical_state >= 0 else [])
+        self.show(name, *tables)
         return name
+
+    def known(self, seq: Any) -> None:
+        """Take over the tokens of a request that are known now."""
+        self.tokens.setdefault(f"r{seq.session_id}", [])[:] = seq.valid_ids.tolist()
 
     def copied(self, plan: Any, group_id: int) -> None:
         if plan is not None:
@@ -279,33 +259,15 @@ class Follower:
         if copies is not None:
             self.copied(copies.kv_restore_plan, 0)
             self.copied(copies.state_restore_plan, 1)
-        self.steps.append(next(self.numbers))
-        self.flying.update(chunk.name for chunk in chunks)
-        self.sanitizer.issue(self.steps[-1], chunks)
+        self.issue(chunks)
         if copies is not None:
             self.copied(copies.kv_save_plan, 0)
             self.copied(copies.state_save_plan, 1)
 
-    def ran(self, rows: Any) -> None:
-        names = [f"r{seq.session_id}" for seq, *_ in rows]
-        for name, (seq, *_) in zip(names, rows, strict=True):
-            self.tokens[name][:] = seq.valid_ids.tolist()
-        self.sanitizer.complete(self.steps.pop(0))
-        self.flying.subtract(names)
-        for name in names:
-            self.ended(name)
-
-    def gone(self, name: str) -> None:
-        """Give up the table of a request that has left."""
-        if self.tables.pop(name, None) is not None:
-            self.sanitizer.drop(name)
-        self.ended(name)
-
-    def ended(self, name: str) -> None:
-        """End a request that has left and is in no batch."""
-        left = name not in self.tables and not self.flying[name]
-        if left and self.tokens.pop(name, None) is not None:
-            self.sanitizer.end(name)
+    def answered(self, rows: Any) -> None:
+        for seq, *_ in rows:
+            self.known(seq)
+        self.complete()
 
     def forgets(self) -> None:
         """Report that all memory was given up."""
@@ -313,8 +275,13 @@ class Follower:
             self.sanitizer.fail(range(self.sanitizer.num_blocks), group_id)
 
 
-class Adapter:
-    NAME = f"lmdeploy {TESTED}"
+class Adapter(EngineAdapter):
+    NAME = "lmdeploy 0.18.0"
+    MODULES = (
+        "lmdeploy.pytorch.engine.engine_loop",
+        "lmdeploy.pytorch.strategies.ar.sequence",
+        "lmdeploy.pytorch.strategies.ar.engine",
+    )
     AXES: ClassVar[dict[str, tuple[Any, ...]]] = {
         "block_size": (4, 2, 8),
         "prefix_caching": (True, False),
@@ -325,20 +292,6 @@ class Adapter:
     }
     MOVES = frozenset({"abort", "epoch", "tenants"})
     Engine = Engine
-
-    @staticmethod
-    def version() -> str:
-        found = importlib.metadata.version("lmdeploy")
-        if found != TESTED:
-            raise UnsupportedEngine(engine="lmdeploy", found=found, tested=TESTED)
-        for module in ("engine.engine_loop", "strategies.ar.sequence", "strategies.ar.engine"):
-            source(module)
-        return TESTED
-
-    @staticmethod
-    def refusal(error: BaseException) -> bool:
-        del error
-        return False
 
     @staticmethod
     def groups(engine: Any) -> list[CacheGroup]:
@@ -353,6 +306,6 @@ class Adapter:
     @staticmethod
     def attach(target: Any, sanitizer: Any) -> None:
         """Follow an engine: tables and copies when a batch is sent, checked when it is answered."""
-        it = Follower(target.scheduler.block_manager, sanitizer)
-        target.follow, target.ran, target.gone = it.followed, it.ran, it.gone
+        it = Batches(target.scheduler.block_manager, sanitizer)
+        target.follow, target.ran, target.gone = it.followed, it.answered, it.end
         target.forgets = it.forgets

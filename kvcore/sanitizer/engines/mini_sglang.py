@@ -6,16 +6,15 @@ Its Scheduler runs unchanged, with and without overlap. Several GPUs are not fol
 
 import contextlib
 import importlib
-import itertools
 import os
 import sys
 import types
-from collections import Counter
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
-from kvcore.sanitizer import CacheGroup, Chunk
-from kvcore.sanitizer.hunter.adapter import commit_of
+from kvcore.sanitizer import Chunk
+from kvcore.sanitizer.hunter.driven import Driven, Silent
+from kvcore.sanitizer.hunter.kit import BatchReporter, EngineAdapter, around
 
 TESTED = "20fcd7f"
 torch: Any = importlib.import_module("torch")
@@ -65,15 +64,6 @@ def without_pins(make: Any) -> Any:
     return made
 
 
-class Silent:
-    """A stand-in for a logger, a stream, a sampler and other objects called for effects on
-    a GPU.
-    """
-
-    def __getattr__(self, name: str) -> Any:
-        return lambda *_: None
-
-
 def same_length(one: Any, other: Any) -> int:
     """Count the equal leading numbers."""
     length = min(len(one), len(other))
@@ -81,7 +71,7 @@ def same_length(one: Any, other: Any) -> int:
     return int(differ[0]) if len(differ) else length
 
 
-class Engine:
+class Engine(Driven):
     """The Scheduler in its own loop, with letters instead of the model's answers."""
 
     def __init__(self, world: Any) -> None:
@@ -162,9 +152,6 @@ class Engine:
         while self.last is not None or self.messages:
             self.step()
 
-    def close(self) -> None:
-        pass
-
     @property
     def in_flight(self) -> bool:
         return self.last is not None
@@ -183,11 +170,8 @@ class Engine:
     def free(self) -> int:
         return int(self.target.cache_manager.available_size // self.world.block_size)
 
-    def total(self) -> int:
-        return int(self.num_blocks)
 
-
-class Adapter:
+class Adapter(EngineAdapter):
     NAME = f"mini-sglang {TESTED}"
     AXES: ClassVar[dict[str, tuple[Any, ...]]] = {
         "block_size": (1, 4, 2),
@@ -198,75 +182,37 @@ class Adapter:
     Engine = Engine
 
     @staticmethod
-    def version() -> str:
-        return commit_of("mini-sglang", TESTED)
-
-    @staticmethod
-    def refusal(error: BaseException) -> bool:
-        del error
-        return False
-
-    @staticmethod
-    def groups(engine: Any) -> list[CacheGroup]:
-        return [CacheGroup(block_size=engine.world.block_size)]
-
-    @staticmethod
     def attach(target: Any, sanitizer: Any) -> None:
         """Follow a Scheduler: tables after `allocate_paged`, checks in `_process_last_data`."""
-        manager, size = target.cache_manager, target.cache_manager.page_size
+        it, size = BatchReporter(sanitizer), target.cache_manager.page_size
         tokens: dict[int, list[int]] = {}
-        tables: dict[int, list[int]] = {}
-        flying: Counter[int] = Counter()
-        steps: list[int] = []  # issued, in order
-        numbers = itertools.count(1)
-        allocate, message = manager.allocate_paged, target._process_one_msg
-        last_data, free = target._process_last_data, target._free_req_resources
 
-        def leave(uid: int) -> None:
-            if uid not in tables and not flying[uid] and tokens.pop(uid, None) is not None:
-                sanitizer.end(f"r{uid}")
-
-        def begun(msg: Any) -> None:
+        @around(target, "_process_one_msg")
+        def arrived(inner: Any, msg: Any) -> None:
             ids = getattr(msg, "input_ids", None)
-            message(msg)
+            inner(msg)
             if ids is not None and msg.uid not in tokens:
                 tokens[msg.uid] = ids.tolist()
-                sanitizer.begin(f"r{msg.uid}", tokens[msg.uid])
+                it.begin(f"r{msg.uid}", tokens[msg.uid])
 
-        def allocated(reqs: Any, *more: Any) -> None:
-            allocate(reqs, *more)
-            chunks = []
+        @around(target.cache_manager, "allocate_paged")
+        def allocated(inner: Any, reqs: Any, *more: Any) -> None:
+            inner(reqs, *more)
             for req in reqs:
                 row = target.engine.page_table[req.table_idx, : req.device_len : size]
-                table, known = (row // size).tolist(), tables.get(req.uid, [])
-                if table[: len(known)] != known:
-                    sanitizer.drop(f"r{req.uid}")
-                    known = []
-                if len(table) > len(known):
-                    sanitizer.extend(f"r{req.uid}", 0, table[len(known) :])
-                tables[req.uid] = table
-                flying[req.uid] += 1
-                chunks.append(Chunk(f"r{req.uid}", req.cached_len, req.extend_len))
-            steps.append(next(numbers))
-            sanitizer.issue(steps[-1], chunks)
+                it.show(f"r{req.uid}", (row // size).tolist())
+            it.issue([Chunk(f"r{req.uid}", req.cached_len, req.extend_len) for req in reqs])
 
-        def completed(data: Any, *more: Any) -> None:
-            reqs = data[0].batch.reqs if data is not None else []
-            for req in reqs:
-                known = tokens[req.uid]
-                known += req.input_ids[len(known) :].tolist()
+        @around(target, "_process_last_data")
+        def completed(inner: Any, data: Any, *more: Any) -> None:
             if data is not None:
-                sanitizer.complete(steps.pop(0))
-            last_data(data, *more)
-            for req in reqs:
-                flying[req.uid] -= 1
-                leave(req.uid)
+                for req in data[0].batch.reqs:
+                    known = tokens[req.uid]
+                    known += req.input_ids[len(known) :].tolist()
+                it.complete()
+            inner(data, *more)
 
-        def freed(req: Any) -> None:
-            if tables.pop(req.uid, None) is not None:
-                sanitizer.drop(f"r{req.uid}")
-            free(req)
-            leave(req.uid)
-
-        manager.allocate_paged, target._process_one_msg = allocated, begun
-        target._process_last_data, target._free_req_resources = completed, freed
+        @around(target, "_free_req_resources")
+        def freed(inner: Any, req: Any) -> None:
+            it.end(f"r{req.uid}")
+            inner(req)

@@ -14,8 +14,9 @@ import types
 from pathlib import Path
 from typing import Any, ClassVar
 
-from kvcore.sanitizer import CacheGroup, Chunk
-from kvcore.sanitizer.hunter.adapter import commit_of
+from kvcore.sanitizer import Chunk
+from kvcore.sanitizer.hunter.driven import Driven
+from kvcore.sanitizer.hunter.kit import BatchReporter, EngineAdapter, around
 
 TESTED = "bb823b3"
 
@@ -32,7 +33,7 @@ def source() -> Any:
     return importlib.import_module("nanovllm.engine.scheduler")
 
 
-class Engine:
+class Engine(Driven):
     """LLMEngine.step around the Scheduler, with letters instead of the model's answers."""
 
     def __init__(self, world: Any) -> None:
@@ -67,12 +68,6 @@ class Engine:
         answers = [self.world.token(len(each)) for each in sequences]
         self.target.postprocess(sequences, answers, is_prefill)
 
-    def finish_batches(self) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
-
     @property
     def live(self) -> list[str]:
         return [name for name, each in self.sequences.items() if not each.is_finished]
@@ -87,69 +82,40 @@ class Engine:
     def free(self) -> int:
         return len(self.target.block_manager.free_block_ids)
 
-    def total(self) -> int:
-        return int(self.num_blocks)
 
-
-class Adapter:
+class Adapter(EngineAdapter):
     NAME = f"nano-vllm {TESTED}"
     AXES: ClassVar[dict[str, tuple[Any, ...]]] = {"block_size": (4, 2, 8)}
-    MOVES = frozenset[str]()
     Engine = Engine
-
-    @staticmethod
-    def version() -> str:
-        return commit_of("nano-vllm", TESTED)
-
-    @staticmethod
-    def refusal(error: BaseException) -> bool:
-        del error
-        return False
-
-    @staticmethod
-    def groups(engine: Any) -> list[CacheGroup]:
-        return [CacheGroup(block_size=engine.world.block_size)]
 
     @staticmethod
     def attach(target: Any, sanitizer: Any) -> None:
         """Follow a Scheduler: `schedule`, `postprocess`, and the blocks that `deallocate` frees."""
-        reported: dict[str, int] = {}  # request: reported blocks of its table
-        schedule, postprocess = target.schedule, target.postprocess
-        deallocate = target.block_manager.deallocate
-        steps = [0]
+        it = BatchReporter(sanitizer)
 
-        def scheduled() -> Any:
-            sequences, is_prefill = schedule()
+        @around(target, "schedule")
+        def scheduled(inner: Any) -> Any:
+            sequences, is_prefill = inner()
             chunks = []
             for each in sequences:
                 name = str(each.seq_id)
-                if name not in reported:
-                    sanitizer.begin(name, each.token_ids)
-                    reported[name] = 0
-                if len(each.block_table) > reported[name]:
-                    sanitizer.extend(name, 0, each.block_table[reported[name] :])
-                    reported[name] = len(each.block_table)
+                it.begin(name, each.token_ids)
+                it.show(name, each.block_table)
                 start = len(each) - 1
                 if is_prefill:  # older commits compute the last token of a full hit again
                     start = min(start, each.num_cached_tokens)
                 chunks.append(Chunk(name, start, each.num_scheduled_tokens))
-            steps[0] += 1
-            sanitizer.issue(steps[0], chunks)
-            sanitizer.complete(steps[0])
+            it.ran(chunks)
             return sequences, is_prefill
 
-        def dropped(sequence: Any) -> None:
-            deallocate(sequence)
-            if reported.get(name := str(sequence.seq_id)):
-                reported[name] = 0
-                sanitizer.drop(name)
+        @around(target.block_manager, "deallocate")
+        def freed(inner: Any, sequence: Any) -> None:
+            inner(sequence)
+            it.drop(str(sequence.seq_id))
 
-        def finished(sequences: Any, answers: Any, *more: Any) -> None:
-            postprocess(sequences, answers, *more)
+        @around(target, "postprocess")
+        def finished(inner: Any, sequences: Any, *more: Any) -> None:
+            inner(sequences, *more)
             for each in sequences:
                 if each.is_finished:
-                    del reported[str(each.seq_id)]
-                    sanitizer.end(str(each.seq_id))
-
-        target.schedule, target.postprocess = scheduled, finished
-        target.block_manager.deallocate = dropped
+                    it.end(str(each.seq_id))

@@ -1,13 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """The adapter for kvcore itself: its manager and `kvcore.scheduler`, followed by commands alone."""
 
-import itertools
 from array import array
 from typing import Any, ClassVar
 
 from kvcore.manager import KVCacheManager
+from kvcore.oracle.content_oracle import set_entry
 from kvcore.sanitizer.chunks import CacheGroup, Chunk
+from kvcore.sanitizer.hunter.driven import Driven
+from kvcore.sanitizer.hunter.kit import BatchReporter, EngineAdapter
 from kvcore.scheduler import Scheduler
+from kvcore.types.commands import CopyOnWrite, CutTable, SetTable, SwapIn, SwapOut
 from kvcore.types.config import Config
 from kvcore.types.groups import Group
 from kvcore.types.values import Request
@@ -83,7 +86,7 @@ class Batches(Scheduler[Sequence]):
         self.leaves(sequence.sequence_id)
 
 
-class Engine:
+class Engine(Driven):
     """The scheduler in its loop, with letters instead of the model's answers."""
 
     def __init__(self, world: Any) -> None:
@@ -124,9 +127,6 @@ class Engine:
     def finish_batches(self) -> None:
         self.step()
 
-    def close(self) -> None:
-        """Do nothing: the engine holds no resources."""
-
     @property
     def live(self) -> list[str]:
         target = self.target
@@ -147,7 +147,7 @@ class Engine:
         return int(self.num_blocks) - 1
 
 
-class Adapter:
+class Adapter(EngineAdapter):
     NAME = "kvcore"
     AXES: ClassVar[dict[str, tuple[Any, ...]]] = {
         "block_size": (4, 2, 8),
@@ -165,11 +165,6 @@ class Adapter:
         return "this one"
 
     @staticmethod
-    def refusal(error: BaseException) -> bool:
-        del error
-        return False
-
-    @staticmethod
     def groups(engine: Any) -> list[CacheGroup]:
         return [
             CacheGroup(block_size=each.block_size, window=each.window, num_null=1)
@@ -178,54 +173,33 @@ class Adapter:
 
     @staticmethod
     def attach(target: Any, sanitizer: Any) -> None:
-        """Follow the commands of each batch; a changed table is reported again."""
-        tables: dict[str, list[list[int]]] = {}
+        """Follow the commands of each batch; tables are reported as they are after it."""
+        it, tables = BatchReporter(sanitizer), dict[tuple[int, int], tuple[int, ...]]()
         rows: dict[int, str] = {}
-        numbers = itertools.count(1)
-        num_groups = len(target.manager.config.groups)
+        groups = range(len(sanitizer.groups))
 
         def arrived(sequence: Sequence) -> None:
             rows[sequence.row] = sequence.sequence_id
-            tables[sequence.sequence_id] = [[] for _ in range(num_groups)]
-            sanitizer.begin(sequence.sequence_id, sequence.all_tokens)
-
-        def left(name: str) -> None:
-            del tables[name]
-            sanitizer.end(name)
-
-        def changed(name: str, group_id: int, table: list[int]) -> None:
-            before = tables[name]
-            if table[: len(before[group_id])] != before[group_id]:
-                sanitizer.drop(name)
-                for other, blocks in enumerate(before):
-                    if other != group_id and blocks:
-                        sanitizer.extend(name, other, blocks)
-                sanitizer.extend(name, group_id, table)
-            elif len(table) > len(before[group_id]):
-                sanitizer.extend(name, group_id, table[len(before[group_id]) :])
-            before[group_id] = table
+            tables.update({(sequence.row, group_id): () for group_id in groups})
+            it.begin(sequence.sequence_id, sequence.all_tokens)
 
         def followed(batch: Any, chunks: Any) -> None:
+            changed = set[int]()
             for command in batch:
-                kind = type(command).__name__
-                if kind == "CopyOnWrite":
-                    sanitizer.copy([(command.source, command.target)])
-                elif kind == "SwapOut":
-                    sanitizer.copy([(command.block, command.host_block)], target="host")
-                elif kind == "SwapIn":
-                    sanitizer.copy([(command.host_block, command.block)], source="host")
-                elif kind in ("SetTable", "CutTable") and rows[command.row] in tables:
-                    name = rows[command.row]
-                    table = list(tables[name][command.group_id])
-                    if kind == "CutTable":
-                        del table[command.length :]
-                    else:
-                        table[command.position : command.position + 1] = [command.block]
-                    changed(name, command.group_id, table)
+                match command:
+                    case CopyOnWrite(source, copy):
+                        sanitizer.copy([(source, copy)])
+                    case SwapOut(block, host_block):
+                        sanitizer.copy([(block, host_block)], target="host")
+                    case SwapIn(host_block, block):
+                        sanitizer.copy([(host_block, block)], source="host")
+                    case SetTable() | CutTable():
+                        set_entry(tables, command)
+                        changed.add(command.row)
+            for row in changed:
+                if rows[row] in it.tables:
+                    it.show(rows[row], *(tables[row, group_id] for group_id in groups))
             if chunks:
-                step = next(numbers)
-                made = [Chunk(c.sequence.sequence_id, c.start, c.end - c.start) for c in chunks]
-                sanitizer.issue(step, made)
-                sanitizer.complete(step)
+                it.ran([Chunk(c.sequence.sequence_id, c.start, c.end - c.start) for c in chunks])
 
-        target.follow, target.arrived, target.leaves = followed, arrived, left
+        target.follow, target.arrived, target.leaves = followed, arrived, it.end

@@ -10,29 +10,29 @@ import array
 import importlib.machinery
 import importlib.metadata
 import importlib.util
-import itertools
 import sys
 from typing import Any, ClassVar
 
 from kvcore.sanitizer.chunks import CacheGroup, Chunk
-from kvcore.sanitizer.errors import UnsupportedEngine
+from kvcore.sanitizer.hunter.driven import Driven
+from kvcore.sanitizer.hunter.kit import BatchReporter, EngineAdapter
 
 torch: Any = importlib.import_module("torch")
-NAME, TESTED = "sglang.srt.mem_cache.rust_tree_core.mem_cache", "0.5.23"
+MODULE = "sglang.srt.mem_cache.rust_tree_core.mem_cache"
 FULL, SWA = 0, 1  # its components: all layers, and those with a sliding window
 
 
 def source() -> Any:
     """Import the extension module, without the package around it."""
-    if NAME not in sys.modules:
+    if MODULE not in sys.modules:
         files = importlib.metadata.distribution("sglang").files or []
         path = next(str(f.locate()) for f in files if "/rust_tree_core/mem_cache." in f.as_posix())
-        loader = importlib.machinery.ExtensionFileLoader(NAME, path)
-        spec = importlib.util.spec_from_file_location(NAME, path, loader=loader)
+        loader = importlib.machinery.ExtensionFileLoader(MODULE, path)
+        spec = importlib.util.spec_from_file_location(MODULE, path, loader=loader)
         assert spec is not None
-        sys.modules[NAME] = importlib.util.module_from_spec(spec)
-        loader.exec_module(sys.modules[NAME])
-    return sys.modules[NAME]
+        sys.modules[MODULE] = importlib.util.module_from_spec(spec)
+        loader.exec_module(sys.modules[MODULE])
+    return sys.modules[MODULE]
 
 
 class Request:
@@ -46,7 +46,7 @@ class Request:
         self.lock: Any = None
 
 
-class Engine:
+class Engine(Driven):
     """A loop around the tree, with letters instead of the model's answers."""
 
     def __init__(self, world: Any) -> None:
@@ -280,12 +280,6 @@ class Engine:
         )
         return int(found[0])
 
-    def finish_batches(self) -> None:
-        """Do nothing: no batch is in flight."""
-
-    def close(self) -> None:
-        """Do nothing: the engine holds no resources."""
-
     @property
     def live(self) -> list[str]:
         return [each.name for each in (*self.running, *self.waiting)]
@@ -303,12 +297,9 @@ class Engine:
             free = min(free, len(self.peers) + kept)
         return free
 
-    def total(self) -> int:
-        return int(self.world.num_blocks)
 
-
-class Adapter:
-    NAME = f"sglang {TESTED}"
+class Adapter(EngineAdapter):
+    NAME = "sglang 0.5.23"
     AXES: ClassVar[dict[str, tuple[Any, ...]]] = {
         "block_size": (1, 4, 2),
         "eviction_policy": ("lru", "lfu", "fifo", "mru", "filo"),
@@ -318,18 +309,11 @@ class Adapter:
     MOVES = frozenset({"abort", "tenants"})
     Engine = Engine
 
-    @staticmethod
-    def version() -> str:
-        found = importlib.metadata.version("sglang")
-        if found != TESTED:
-            raise UnsupportedEngine(engine="sglang", found=found, tested=TESTED)
+    @classmethod
+    def version(cls) -> str:
+        found = super().version()
         source()
-        return TESTED
-
-    @staticmethod
-    def refusal(error: BaseException) -> bool:
-        del error
-        return False
+        return found
 
     @staticmethod
     def groups(engine: Any) -> list[CacheGroup]:
@@ -342,37 +326,19 @@ class Adapter:
     @staticmethod
     def attach(target: Any, sanitizer: Any) -> None:
         """Follow the loop around the tree: the slots of each request when a batch runs."""
-        reported: dict[str, list[tuple[int, int]]] = {}
-        numbers = itertools.count(1)
-
-        def left(request: Any) -> None:
-            if reported.get(request.name):
-                reported[request.name] = []
-                sanitizer.drop(request.name)
+        it = BatchReporter(sanitizer)
 
         def given(request: Any) -> None:
-            if request.name not in reported:
-                reported[request.name] = []
-                sanitizer.begin(request.name, request.tokens, (None, request.tenant or None))
+            it.begin(request.name, request.tokens, (None, request.tenant or None))
             pages = [slot // target.size for slot in request.slots[:: target.size]]
-            table = [(page, target.peer_of.get(page, -1) + 1) for page in pages]
-            known = reported[request.name]
-            if table[: len(known)] != known:
-                sanitizer.drop(request.name)
-                known = []
-            if len(table) > len(known):
-                for group_id in range(len(sanitizer.groups)):
-                    sanitizer.extend(
-                        request.name, group_id, [t[group_id] for t in table[len(known) :]]
-                    )
-            reported[request.name] = table
+            tables = [pages, [target.peer_of.get(page, -1) + 1 for page in pages]]
+            it.show(request.name, *tables[: len(sanitizer.groups)])
 
         def followed(batch: Any) -> None:
             for request, _, _ in batch:
                 given(request)
             if batch:
-                step = next(numbers)
-                sanitizer.issue(step, [Chunk(r.name, start, count) for r, start, count in batch])
-                sanitizer.complete(step)
+                it.ran([Chunk(request.name, *rest) for request, *rest in batch])
 
-        target.follow, target.gives, target.leaves = followed, given, left
+        target.follow, target.gives = followed, given
+        target.leaves = lambda request: it.drop(request.name)

@@ -7,25 +7,15 @@ graphs, and the block tables of the decode path, which need a GPU.
 
 import contextlib
 import importlib
-import itertools
 from collections.abc import Iterable
 from functools import partial
 from typing import Any, ClassVar
 
-from kvcore.sanitizer import CacheGroup, SlotChunk, UnsupportedEngine
+from kvcore.sanitizer import CacheGroup, SlotChunk
+from kvcore.sanitizer.hunter.driven import Driven, Silent
+from kvcore.sanitizer.hunter.kit import BatchReporter, EngineAdapter, around
 
 torch: Any = importlib.import_module("torch")
-TESTED = "5.23.0"
-
-
-class Silent:
-    """A stand-in for a stream, an event or a wake-up, called for effects on a GPU or a thread."""
-
-    def __init__(self, *_: Any, **__: Any) -> None:
-        pass
-
-    def __getattr__(self, name: str) -> Any:
-        return lambda *_, **__: None
 
 
 def source() -> Any:
@@ -66,7 +56,7 @@ class Model(torch.nn.Module):  # type: ignore[misc] # torch has no types here
         return []
 
 
-class Engine:
+class Engine(Driven):
     """ContinuousBatchingManager without its thread, with letters instead of the model's answers."""
 
     def __init__(self, world: Any) -> None:
@@ -145,9 +135,6 @@ class Engine:
         for _ in range(3):
             self.step()
 
-    def close(self) -> None:
-        pass
-
     @property
     def in_flight(self) -> bool:
         return bool(self.target.use_async_batching and not self.starting)
@@ -184,8 +171,8 @@ class Engine:
         return int(self.cache.num_sectors)
 
 
-class Adapter:
-    NAME = f"transformers {TESTED}"
+class Adapter(EngineAdapter):
+    NAME, MODULES = "transformers 5.23.0", ("transformers",)
     AXES: ClassVar[dict[str, tuple[Any, ...]]] = {
         "block_size": (4, 8),
         "use_async_batching": (False, True),
@@ -197,18 +184,6 @@ class Adapter:
     }
     MOVES = frozenset({"abort", "epoch", "samples"})
     Engine = Engine
-
-    @staticmethod
-    def version() -> str:
-        found = importlib.import_module("transformers").__version__
-        if found != TESTED:
-            raise UnsupportedEngine(engine="transformers", found=found, tested=TESTED)
-        return TESTED
-
-    @staticmethod
-    def refusal(error: BaseException) -> bool:
-        del error
-        return False
 
     @staticmethod
     def groups(engine: Any) -> list[CacheGroup]:
@@ -224,18 +199,18 @@ class Adapter:
     @staticmethod
     def attach(target: Any, sanitizer: Any) -> None:
         """Follow a ContinuousBatchProcessor by the slots that its batches write and read."""
-        _Followed(target, sanitizer)
+        Batches(target, sanitizer)
 
 
-class _Followed:
+class Batches(BatchReporter):
     """The hooks, each around a method of the engine."""
 
     def __init__(self, target: Any, sanitizer: Any) -> None:
-        self.target, self.sanitizer = target, sanitizer
+        super().__init__(sanitizer)
+        self.target = target
         self.offloading, self.kinds = target.offloading_manager, target.cache.cache_allocators
         self.chunks: list[SlotChunk] = []
-        self.issued: list[tuple[int, list[Any]]] = []
-        self.numbers = itertools.count(1)
+        self.batches: list[list[Any]] = []
         self.lists: dict[str, list[int]] = {}
         hooks: tuple[tuple[Any, str, Any], ...] = (
             (target.scheduler, "add_waiting_request", self.arrives),
@@ -250,18 +225,18 @@ class _Followed:
             *((its, "copy_blocks", partial(self.copies, i)) for i, its in self.allocators()),
         )
         for owner, name, hook in hooks:
-            setattr(owner, name, partial(hook, getattr(owner, name)))
+            around(owner, name)(hook)
 
     def allocators(self) -> Iterable[tuple[int, Any]]:
         return enumerate(self.kinds.values())
 
-    def begin(self, name: str, tokens: list[int], parent: str | None = None) -> None:
+    def begins(self, name: str, tokens: list[int], parent: str | None = None) -> None:
         self.lists[name] = tokens
         self.sanitizer.begin(name, tokens, parent=parent)
 
     def arrives(self, inner: Any, state: Any) -> None:
         inner(state)
-        self.begin(state.request_id, state.initial_tokens + state.generated_tokens)
+        self.begins(state.request_id, state.initial_tokens + state.generated_tokens)
 
     def ends(self, inner: Any, name: str) -> None:
         inner(name)
@@ -277,7 +252,7 @@ class _Followed:
     def forks(self, inner: Any, state: Any, names: list[str], pairs: Any) -> Any:
         forked = inner(state, names, pairs)
         for name in forked:
-            self.begin(name, list(self.lists[state.request_id]), state.request_id)
+            self.begins(name, list(self.lists[state.request_id]), state.request_id)
         return forked
 
     def slots(self, inner: Any, name: str, past: int, count: int, reads: Any, writes: Any) -> None:
@@ -293,15 +268,15 @@ class _Followed:
     def steps(self, inner: Any, model: Any) -> None:
         io = self.target.inputs_and_outputs
         io = io.io_pairs[io.current_pair].host_io if hasattr(io, "io_pairs") else io
-        self.issued.append((next(self.numbers), list(io.requests_in_batch)))
-        self.sanitizer.issue(self.issued[-1][0], self.chunks[:])
+        self.batches.append(list(io.requests_in_batch))
+        self.issue(self.chunks[:])
         self.chunks.clear()
         inner(model)
 
     def updates(self, inner: Any) -> None:
-        step, batch = self.issued.pop(0)
+        batch = self.batches.pop(0)
         old = [(self.lists.get(each.state.request_id), each.state) for each in batch]
-        self.sanitizer.complete(step)
+        self.complete()
         inner()
         for tokens, state in old:
             if tokens is not None:

@@ -3,8 +3,9 @@
 
 An adapter is a class in one file. Its `Engine` drives the engine's own scheduler and manager,
 strictly in the order of calls of the engine's own loop, with a fake model instead of the real one.
-Its `attach` reports to a sanitizer what the engine does to its block tables. Everything except
-`attach` works without kvcore, so that a report can include it.
+Its `attach` reports to a sanitizer what the engine does to its block tables. The engine works
+without kvcore, so that a report can include it. `driven.py` has what engines share, `kit.py` what
+adapters do.
 """
 
 from __future__ import annotations
@@ -158,9 +159,9 @@ def load(name: str) -> Adapter:
     module, _, attribute = (KNOWN[name].adapter if name in KNOWN else name).partition(":")
     try:
         found: Adapter = getattr(importlib.import_module(module), attribute)
+        found.version()
     except (ImportError, AttributeError) as error:
         raise NotInstalled(unusable(name, str(error))) from error
-    found.version()
     return found
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import attrs
 
 from kvcore.sanitizer.hunter.adapter import Adapter
-from kvcore.sanitizer.hunter.report import engine_source
+from kvcore.sanitizer.hunter.engine_source import engine_source
 from kvcore.sanitizer.hunter.run import RunOutcome, run
 from kvcore.sanitizer.hunter.watch import Watch
 from kvcore.sanitizer.hunter.world import STEP, Abort, Arrive, Generator, HuntWorld, Move

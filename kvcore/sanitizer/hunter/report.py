@@ -7,9 +7,7 @@ The test of a finding about contents also needs the sanitizer, since only it can
 
 from __future__ import annotations
 
-import ast
 import importlib
-import inspect
 import json
 import re
 import sys
@@ -17,6 +15,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from kvcore.sanitizer.hunter.engine_source import engine_source
 from kvcore.sanitizer.hunter.run import MUTABLE
 from kvcore.sanitizer.hunter.world import Arrive, HuntWorld, Move, playable, world_from_json
 
@@ -75,7 +74,7 @@ def test_of(found: Mapping[str, Any], adapter: str) -> str:
     return "\n".join(
         [
             title,
-            engine_source(module, name),
+            engine_source(module),
             _world_source(world),
             "",
             "",
@@ -121,26 +120,6 @@ def report_of(found: Mapping[str, Any], test: str) -> str:
             "",
         ]
     )
-
-
-def engine_source(module: str, adapter: str = "Adapter") -> str:
-    """Return the adapter's file without kvcore: its engine and what that needs."""
-    text = inspect.getsource(importlib.import_module(module))
-    lines = text.splitlines()
-    first: list[str] = []
-    kept: list[str] = []
-    for node in ast.parse(text).body:
-        source = node.module or "" if isinstance(node, ast.ImportFrom) else ""
-        foreign = source.startswith("kvcore.sanitizer")
-        is_adapter = isinstance(node, ast.ClassDef) and node.name in (adapter, "_Followed")
-        is_text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
-        if not (foreign or is_adapter or is_text):
-            decorators = getattr(node, "decorator_list", [])
-            start = min(each.lineno for each in (node, *decorators))
-            gap = ["", ""] if isinstance(node, ast.FunctionDef | ast.ClassDef) else []
-            part = [*gap, *lines[start - 1 : node.end_lineno]]
-            (first if source == "__future__" else kept).extend(part)
-    return "\n".join([*first, "from types import SimpleNamespace", *kept, "", ""])
 
 
 def _with_sanitizer(found: Mapping[str, Any], world: HuntWorld, title: str, adapter: str) -> str:

@@ -7,10 +7,11 @@
 its own loop with a fake model, and `Adapter.attach` reports what it does to its block tables.
 """
 
-import itertools
 from typing import Any, ClassVar
 
-from kvcore.sanitizer import CacheGroup, Chunk
+from kvcore.sanitizer import Chunk
+from kvcore.sanitizer.hunter.driven import Driven
+from kvcore.sanitizer.hunter.kit import BatchReporter, EngineAdapter, around
 
 
 class Request:
@@ -111,7 +112,7 @@ class Scheduler:
         self.waiting.remove(request)
 
 
-class Engine:
+class Engine(Driven):
     """The scheduler in its loop, with letters instead of the model's answers."""
 
     def __init__(self, world: Any) -> None:
@@ -138,12 +139,6 @@ class Engine:
     def abort(self, name: str) -> None:
         self.target.leave(self.requests.pop(name))
 
-    def finish_batches(self) -> None:
-        """Do nothing: no batch is in flight between two steps."""
-
-    def close(self) -> None:
-        """Do nothing: the engine holds no resources."""
-
     @property
     def live(self) -> list[str]:
         return [each.name for each in (*self.target.running, *self.target.waiting)]
@@ -157,11 +152,8 @@ class Engine:
     def free(self) -> int:
         return len(self.target.free)
 
-    def total(self) -> int:
-        return int(self.num_blocks)
 
-
-class Adapter:
+class Adapter(EngineAdapter):
     """The adapter for the hunter."""
 
     NAME = "the template's engine"
@@ -174,46 +166,26 @@ class Adapter:
         return "1"
 
     @staticmethod
-    def refusal(error: BaseException) -> bool:
-        del error
-        return False
-
-    @staticmethod
-    def groups(engine: Any) -> list[CacheGroup]:
-        return [CacheGroup(block_size=engine.world.block_size)]
-
-    @staticmethod
     def attach(target: Any, sanitizer: Any) -> None:
         """Follow a Scheduler: what it schedules, and the blocks that it frees."""
-        reported: dict[str, int] = {}
-        schedule, release, leave = target.schedule, target.release, target.leave
-        numbers = itertools.count(1)
+        it = BatchReporter(sanitizer)
 
-        def scheduled() -> list[Request]:
-            batch = schedule()
-            chunks = []
+        @around(target, "schedule")
+        def scheduled(inner: Any) -> list[Request]:
+            batch: list[Request] = inner()
             for each in batch:
-                if each.name not in reported:
-                    sanitizer.begin(each.name, each.tokens)
-                if new := each.blocks[reported.get(each.name, 0) :]:
-                    sanitizer.extend(each.name, 0, new)
-                reported[each.name] = len(each.blocks)
-                chunks.append(Chunk(each.name, each.computed, each.scheduled))
+                it.begin(each.name, each.tokens)
+                it.show(each.name, each.blocks)
             if batch:
-                step = next(numbers)
-                sanitizer.issue(step, chunks)
-                sanitizer.complete(step)
-            return list(batch)
+                it.ran([Chunk(each.name, each.computed, each.scheduled) for each in batch])
+            return batch
 
-        def released(request: Request) -> None:
-            release(request)
-            if reported.get(request.name):
-                reported[request.name] = 0
-                sanitizer.drop(request.name)
+        @around(target, "release")
+        def released(inner: Any, request: Request) -> None:
+            inner(request)
+            it.drop(request.name)
 
-        def left(request: Request) -> None:
-            leave(request)
-            if reported.pop(request.name, None) is not None:
-                sanitizer.end(request.name)
-
-        target.schedule, target.release, target.leave = scheduled, released, left
+        @around(target, "leave")
+        def left(inner: Any, request: Request) -> None:
+            inner(request)
+            it.end(request.name)

@@ -6,14 +6,14 @@ drafts, media and pipeline parallelism are not driven.
 """
 
 import importlib
-import itertools
 import os
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
-from kvcore.sanitizer import CacheGroup, Chunk, UnsupportedEngine
+from kvcore.sanitizer import CacheGroup, Chunk
+from kvcore.sanitizer.hunter.driven import Driven
+from kvcore.sanitizer.hunter.kit import BatchReporter, EngineAdapter, around
 
-TESTED = "0.33.0"
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "CRITICAL")
 os.environ.setdefault("VLLM_TARGET_DEVICE", "cpu")
 
@@ -44,7 +44,7 @@ def specs(kinds: Any, layers: str, size: int) -> list[Any]:
     return made
 
 
-class Engine:
+class Engine(Driven):
     """EngineCore's step, or its step with a queue of batches, around a scheduler."""
 
     def __init__(self, world: Any) -> None:
@@ -196,9 +196,6 @@ class Engine:
         while self.queue or self.target.has_requests():
             self.step()
 
-    def close(self) -> None:
-        pass
-
     @property
     def in_flight(self) -> bool:
         return bool(self.queue)
@@ -219,12 +216,9 @@ class Engine:
     def free(self) -> int:
         return int(self.target.kv_cache_manager.block_pool.get_num_free_blocks())
 
-    def total(self) -> int:
-        return int(self.num_blocks) - 1
 
-
-class Adapter:
-    NAME = f"vllm {TESTED}"
+class Adapter(EngineAdapter):
+    NAME, MODULES = "vllm 0.33.0", ("vllm",)
     AXES: ClassVar[dict[str, tuple[Any, ...]]] = {
         "block_size": (16, 4, 8),
         "policy": ("fcfs", "priority"),
@@ -237,13 +231,6 @@ class Adapter:
     }
     MOVES = frozenset({"abort", "epoch", "reset", "priority", "tenants"})
     Engine = Engine
-
-    @staticmethod
-    def version() -> str:
-        found = importlib.import_module("vllm").__version__
-        if found != TESTED:
-            raise UnsupportedEngine(engine="vllm", found=found, tested=TESTED)
-        return TESTED
 
     @staticmethod
     def refusal(error: BaseException) -> bool:
@@ -261,9 +248,7 @@ class Adapter:
         attached = "kvcore.sanitizer.engines.vllm.scheduler"
         follow = importlib.import_module(attached).follow
         arrived: dict[str, Any] = {}
-        add, plan, update = target.add_request, target.schedule, target.update_from_output
-        issued: list[int] = []
-        numbers = itertools.count(1)
+        it = BatchReporter(sanitizer)
 
         class Issued:
             """The sanitizer, with steps that are only issued."""
@@ -274,26 +259,26 @@ class Adapter:
             def __contains__(self, name: str) -> bool:
                 return name in sanitizer
 
-            def step(self, step: int, names: Any, starts: Any, counts: Any, *more: Any) -> Any:
+            def step(self, _: int, names: Any, starts: Any, counts: Any, *more: Any) -> Any:
                 for at, lists in more[1].items():
                     for group_id, blocks in enumerate(lists):
                         if blocks:
                             sanitizer.extend(names[at], group_id, list(blocks))
-                sanitizer.issue(step, list(map(Chunk, names, starts, counts)))
+                it.issue(list(map(Chunk, names, starts, counts)))
                 return []
 
-        def added(request: Any) -> None:
-            add(request)
+        @around(target, "add_request")
+        def added(inner: Any, request: Any) -> None:
+            inner(request)
             arrived[request.request_id] = request
 
-        def planned(*args: Any) -> Any:
-            output = plan(*args)
-            issued.append(next(numbers))
-            follow(Issued(), issued[-1], arrived, output, None)
+        @around(target, "schedule")
+        def planned(inner: Any, *args: Any) -> Any:
+            output = inner(*args)
+            follow(Issued(), 0, arrived, output, None)
             return output
 
-        def updated(output: Any, result: Any) -> Any:
-            sanitizer.complete(issued.pop(0))
-            return update(output, result)
-
-        target.add_request, target.schedule, target.update_from_output = added, planned, updated
+        @around(target, "update_from_output")
+        def updated(inner: Any, output: Any, result: Any) -> Any:
+            it.complete()
+            return inner(output, result)
