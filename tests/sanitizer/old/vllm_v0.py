@@ -10,13 +10,15 @@ from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
-from kvcore.sanitizer import CacheGroup, Chunk
+from kvcore.sanitizer import Chunk
+from kvcore.sanitizer.hunter.driven import Driven
+from kvcore.sanitizer.hunter.kit import BatchReporter, EngineAdapter, around
 from tests.sanitizer.old.absent import called, release, source
 
 PRESENT = ("core", "sequence", "block")
 
 
-class Engine:
+class Engine(Driven):
     """LLMEngine.step around the Scheduler, with letters instead of the model's answers."""
 
     def __init__(self, world: Any) -> None:
@@ -78,12 +80,6 @@ class Engine:
     def abort(self, name: str) -> None:
         self.target.abort_seq_group(name)
 
-    def finish_batches(self) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
-
     @property
     def live(self) -> list[str]:
         return [name for name, each in self.groups.items() if not each.is_finished()]
@@ -99,9 +95,6 @@ class Engine:
     def free(self) -> int:
         return int(self.target.block_manager.get_num_free_gpu_blocks())
 
-    def total(self) -> int:
-        return int(self.num_blocks)
-
 
 class _Tokens(Sequence[int]):
     """The tokens of a sequence, which grow."""
@@ -116,7 +109,7 @@ class _Tokens(Sequence[int]):
         return self.data.get_token_ids()[at]
 
 
-class Adapter:
+class Adapter(EngineAdapter):
     NAME = f"vllm {release()}"
     AXES: ClassVar[dict[str, tuple[Any, ...]]] = {
         "block_size": (16, 4, 8),
@@ -134,18 +127,14 @@ class Adapter:
         return str(error) == "longer than max_model_len"
 
     @staticmethod
-    def groups(engine: Any) -> list[CacheGroup]:
-        return [CacheGroup(block_size=engine.world.block_size)]
-
-    @staticmethod
     def attach(target: Any, sanitizer: Any) -> None:
         """Follow a Scheduler: the tables and prefixes that it gives to the workers."""
-        schedule, free = target.schedule, target.block_manager.free
-        tables: dict[int, tuple[str, list[int]]] = {}  # of a sequence: name and reported table
-        steps = [0]
+        it = BatchReporter(sanitizer)
+        names: dict[int, str] = {}  # of sequences
 
-        def scheduled() -> Any:
-            planned, outputs, *more = schedule()
+        @around(target, "schedule")
+        def scheduled(inner: Any) -> Any:
+            planned, outputs, *more = inner()
             assert not outputs.blocks_to_swap_in
             assert not outputs.blocks_to_swap_out
             chunks = [follow(each) for each in planned]
@@ -154,36 +143,24 @@ class Adapter:
                 copies = [(old, new) for old, many in copies.items() for new in many]
             sanitizer.copy(copies)
             if chunks:
-                steps[0] += 1
-                sanitizer.issue(steps[0], chunks)
-                sanitizer.complete(steps[0])
+                it.ran(chunks)
             return planned, outputs, *more
 
         def follow(data: Any) -> Chunk:
             (number, table), name = next(iter(data.block_tables.items())), data.request_id
             tokens = data.seq_data[number].get_token_ids()
-            if name not in sanitizer:
-                sanitizer.begin(name, _Tokens(data.seq_data[number]))
-            old = tables.get(number, (name, []))[1]
-            pairs = enumerate(zip(old, table, strict=False))
-            shorter = min(len(old), len(table))
-            same = next((at for at, (one, other) in pairs if one != other), shorter)
-            if same < len(old):
-                sanitizer.cut(name, 0, same)
-            if same < len(table):
-                sanitizer.extend(name, 0, table[same:])
-            tables[number] = name, list(table)
+            it.begin(name, _Tokens(data.seq_data[number]))
+            it.show(name, list(table))
+            names[number] = name
             if not data.is_prompt:
                 return Chunk(name, len(tokens) - 1, 1)
             start = len(data.computed_block_nums or ()) * target.cache_config.block_size
             return Chunk(name, start, len(tokens) - start)
 
-        def freed(sequence: Any, *more: Any) -> None:
-            free(sequence, *more)
-            name, _ = tables.pop(sequence.seq_id, ("", []))
-            if name and sequence.is_finished():
-                sanitizer.end(name)
+        @around(target.block_manager, "free")
+        def freed(inner: Any, sequence: Any, *more: Any) -> None:
+            inner(sequence, *more)
+            if (name := names.pop(sequence.seq_id, "")) and sequence.is_finished():
+                it.end(name)
             elif name:
-                sanitizer.drop(name)
-
-        target.schedule, target.block_manager.free = scheduled, freed
+                it.drop(name)

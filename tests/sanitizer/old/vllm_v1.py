@@ -9,13 +9,15 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
-from kvcore.sanitizer import CacheGroup, Chunk
+from kvcore.sanitizer import Chunk
+from kvcore.sanitizer.hunter.driven import Driven
+from kvcore.sanitizer.hunter.kit import BatchReporter, EngineAdapter, around
 from tests.sanitizer.old.absent import called, release, source
 
 PRESENT = ("v1.core", "v1.request", "v1.utils")
 
 
-class Engine:
+class Engine(Driven):
     """EngineCore.step around the Scheduler, with letters instead of the model's answers."""
 
     def __init__(self, world: Any) -> None:
@@ -66,12 +68,6 @@ class Engine:
     def abort(self, name: str) -> None:
         self.target.finish_requests(name, self.its.RequestStatus.FINISHED_ABORTED)
 
-    def finish_batches(self) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
-
     @property
     def live(self) -> list[str]:
         return [name for name, each in self.requests.items() if not each.is_finished()]
@@ -86,11 +82,8 @@ class Engine:
     def free(self) -> int:
         return int(self.target.kv_cache_manager.free_block_queue.num_free_blocks)
 
-    def total(self) -> int:
-        return int(self.num_blocks)
 
-
-class Adapter:
+class Adapter(EngineAdapter):
     NAME = f"vllm {release()}"
     AXES: ClassVar[dict[str, tuple[Any, ...]]] = {"block_size": (16, 4, 8)}
     MOVES = frozenset({"abort"})
@@ -105,30 +98,26 @@ class Adapter:
         return str(error) == "longer than max_model_len"
 
     @staticmethod
-    def groups(engine: Any) -> list[CacheGroup]:
-        return [CacheGroup(block_size=engine.world.block_size)]
-
-    @staticmethod
     def attach(target: Any, sanitizer: Any) -> None:
         """Follow a Scheduler: what it gives to the workers, before it takes their answers."""
-        add, schedule = target.add_request, target.schedule
+        it = BatchReporter(sanitizer)
         arrived: dict[str, Any] = {}
-        steps = [0]
 
-        def added(request: Any) -> None:
-            add(request)
+        @around(target, "add_request")
+        def added(inner: Any, request: Any) -> None:
+            inner(request)
             arrived[request.request_id] = request
 
-        def scheduled() -> Any:
-            planned = schedule()
+        @around(target, "schedule")
+        def scheduled(inner: Any) -> Any:
+            planned = inner()
             for name in planned.finished_req_ids:
-                if name in sanitizer:
-                    sanitizer.end(name)
+                it.end(name)
             for name in planned.preempted_req_ids:
                 sanitizer.drop(name)
             chunks = []
             for each in planned.scheduled_new_reqs:
-                sanitizer.begin(each.req_id, arrived.pop(each.req_id)._all_token_ids)
+                it.begin(each.req_id, arrived.pop(each.req_id)._all_token_ids)
             first = [*planned.scheduled_new_reqs, *planned.scheduled_resumed_reqs]
             lists = [(each, each.block_ids) for each in first]
             lists += [(each, each.new_block_ids) for each in planned.scheduled_running_reqs]
@@ -136,9 +125,5 @@ class Adapter:
                 sanitizer.extend(each.req_id, 0, blocks)
                 count = planned.num_scheduled_tokens[each.req_id]
                 chunks.append(Chunk(each.req_id, each.num_computed_tokens, count))
-            steps[0] += 1
-            sanitizer.issue(steps[0], chunks)
-            sanitizer.complete(steps[0])
+            it.ran(chunks)
             return planned
-
-        target.add_request, target.schedule = added, scheduled
