@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from kvcore.sanitizer import CacheGroup, Chunk, UnsupportedEngine
-from kvcore.sanitizer.hunter.adapter import NotInstalled, load
+from kvcore.sanitizer.hunter.adapter import EngineAdapter, NotInstalled, load
 from kvcore.sanitizer.hunter.engine_source import engine_source
-from kvcore.sanitizer.hunter.kit import BatchReporter, EngineAdapter, around
+from kvcore.sanitizer.hunter.kit import BatchReporter, around
 
 
 class Noted:
@@ -157,7 +157,8 @@ def test_the_source_of_an_engine_has_what_it_uses_and_no_more(
     (tmp_path / "small.py").write_text(
         "import os\n"
         "from kvcore.sanitizer.hunter.driven import Driven\n"
-        "from kvcore.sanitizer.hunter.kit import EngineAdapter, BatchReporter\n"
+        "from kvcore.sanitizer.hunter.adapter import EngineAdapter\n"
+        "from kvcore.sanitizer.hunter.kit import BatchReporter\n"
         "SIZE = 4\n"
         "def used() -> int:\n    return helped()\n"
         "def helped() -> int:\n    return SIZE\n"

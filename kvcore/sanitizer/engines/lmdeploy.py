@@ -12,8 +12,9 @@ import types
 from typing import Any, ClassVar
 
 from kvcore.sanitizer.chunks import CacheGroup, Chunk
+from kvcore.sanitizer.hunter.adapter import EngineAdapter
 from kvcore.sanitizer.hunter.driven import Driven, Silent
-from kvcore.sanitizer.hunter.kit import BatchReporter, EngineAdapter
+from kvcore.sanitizer.hunter.kit import BatchReporter
 
 torch: Any = importlib.import_module("torch")
 

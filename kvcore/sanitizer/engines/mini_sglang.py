@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 from kvcore.sanitizer import Chunk
+from kvcore.sanitizer.hunter.adapter import EngineAdapter
 from kvcore.sanitizer.hunter.driven import Driven, Silent
-from kvcore.sanitizer.hunter.kit import BatchReporter, EngineAdapter, around
+from kvcore.sanitizer.hunter.kit import BatchReporter, around
 
 TESTED = "20fcd7f"
 torch: Any = importlib.import_module("torch")

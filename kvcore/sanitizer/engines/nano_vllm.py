@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from kvcore.sanitizer import Chunk
+from kvcore.sanitizer.hunter.adapter import EngineAdapter
 from kvcore.sanitizer.hunter.driven import Driven
-from kvcore.sanitizer.hunter.kit import BatchReporter, EngineAdapter, around
+from kvcore.sanitizer.hunter.kit import BatchReporter, around
 
 TESTED = "bb823b3"
 

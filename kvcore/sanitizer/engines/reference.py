@@ -7,8 +7,9 @@ from typing import Any, ClassVar
 from kvcore.manager import KVCacheManager
 from kvcore.oracle.content_oracle import set_entry
 from kvcore.sanitizer.chunks import CacheGroup, Chunk
+from kvcore.sanitizer.hunter.adapter import EngineAdapter
 from kvcore.sanitizer.hunter.driven import Driven
-from kvcore.sanitizer.hunter.kit import BatchReporter, EngineAdapter
+from kvcore.sanitizer.hunter.kit import BatchReporter
 from kvcore.scheduler import Scheduler
 from kvcore.types.commands import CopyOnWrite, CutTable, SetTable, SwapIn, SwapOut
 from kvcore.types.config import Config

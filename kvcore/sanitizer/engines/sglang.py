@@ -14,8 +14,9 @@ import sys
 from typing import Any, ClassVar
 
 from kvcore.sanitizer.chunks import CacheGroup, Chunk
+from kvcore.sanitizer.hunter.adapter import EngineAdapter
 from kvcore.sanitizer.hunter.driven import Driven
-from kvcore.sanitizer.hunter.kit import BatchReporter, EngineAdapter
+from kvcore.sanitizer.hunter.kit import BatchReporter
 
 torch: Any = importlib.import_module("torch")
 MODULE = "sglang.srt.mem_cache.rust_tree_core.mem_cache"

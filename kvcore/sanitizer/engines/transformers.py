@@ -12,8 +12,9 @@ from functools import partial
 from typing import Any, ClassVar
 
 from kvcore.sanitizer import CacheGroup, SlotChunk
+from kvcore.sanitizer.hunter.adapter import EngineAdapter
 from kvcore.sanitizer.hunter.driven import Driven, Silent
-from kvcore.sanitizer.hunter.kit import BatchReporter, EngineAdapter, around
+from kvcore.sanitizer.hunter.kit import BatchReporter, around
 
 torch: Any = importlib.import_module("torch")
 

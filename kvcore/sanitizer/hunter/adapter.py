@@ -5,22 +5,24 @@ An adapter is a class in one file. Its `Engine` drives the engine's own schedule
 strictly in the order of calls of the engine's own loop, with a fake model instead of the real one.
 Its `attach` reports to a sanitizer what the engine does to its block tables. The engine works
 without kvcore, so that a report can include it. `driven.py` has what engines share, `kit.py` what
-adapters do.
+adapters attach with.
 """
 
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
 import os
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import attrs
 
 from kvcore.sanitizer import CacheGroup, UnsupportedEngine
+from kvcore.sanitizer.attached import check_version
 from kvcore.sanitizer.hunter.world import Arrive
 
 
@@ -77,44 +79,48 @@ class Engine(Protocol):
         """Return `free` of an engine without requests."""
 
 
-class Adapter(Protocol):
-    """The class attributes and functions of an adapter.
+class EngineAdapter:
+    """An adapter; what it does not override holds for an engine with one group of full attention
+    that refuses nothing.
 
+    NAME: that of its distribution or checkout, a space, and the tested version or commit.
     AXES: options of the engine by name, with their values, default first; `block_size` is one of
     them. MOVES: which of abort, epoch, reset, samples, priority and tenants the engine supports.
+    MODULES: imported at the start, so that a broken installation is reported there.
     """
 
-    @property
-    def NAME(self) -> str:  # noqa: N802 - a constant of the class
-        """Name and version."""
-
-    @property
-    def AXES(self) -> Mapping[str, Sequence[Any]]:  # noqa: N802 - a constant of the class
-        """The options."""
-
-    @property
-    def MOVES(self) -> frozenset[str]:  # noqa: N802 - a constant of the class
-        """The moves."""
-
-    @property
-    def Engine(self) -> Any:  # noqa: N802 - a constant of the class
-        """The class that drives the engine."""
-
-    @staticmethod
-    def groups(engine: Any) -> Sequence[CacheGroup]:
-        """Return the facts about each group of an `Engine`."""
+    NAME: ClassVar[str]
+    AXES: ClassVar[Mapping[str, Sequence[Any]]]
+    MOVES: ClassVar[frozenset[str]] = frozenset()
+    MODULES: ClassVar[tuple[str, ...]] = ()
+    Engine: ClassVar[Any]
 
     @staticmethod
     def attach(target: Any, sanitizer: Any) -> None:
         """Report to the sanitizer what the engine does from now on."""
+        raise NotImplementedError
 
-    @staticmethod
-    def version() -> str:
+    @classmethod
+    def version(cls) -> str:
         """Return the installed version. Raises UnsupportedEngine if it was not tested."""
+        name, _, tested = cls.NAME.rpartition(" ")
+        if name in KNOWN and KNOWN[name].checkout:
+            return commit_of(name, tested)
+        for module in cls.MODULES:
+            importlib.import_module(module)
+        check_version(name, importlib.metadata.version(name), (tested,))
+        return tested
 
     @staticmethod
     def refusal(error: BaseException) -> bool:
         """Return whether this error is the engine's documented refusal of a call or an option."""
+        del error
+        return False
+
+    @staticmethod
+    def groups(engine: Any) -> list[CacheGroup]:
+        """Return the facts about each group of an `Engine`."""
+        return [CacheGroup(block_size=engine.world.block_size)]
 
 
 @attrs.frozen
@@ -147,7 +153,7 @@ class NotInstalled(Exception):
     """An engine is missing; the message says how to install it."""
 
 
-def load(name: str) -> Adapter:
+def load(name: str) -> type[EngineAdapter]:
     """Return the adapter of a known engine, or of `module:Class`. Imports the engine.
 
     Raises NotInstalled, UnsupportedEngine or ValueError.
@@ -158,7 +164,7 @@ def load(name: str) -> Adapter:
         _check_checkout(name)
     module, _, attribute = (KNOWN[name].adapter if name in KNOWN else name).partition(":")
     try:
-        found: Adapter = getattr(importlib.import_module(module), attribute)
+        found: type[EngineAdapter] = getattr(importlib.import_module(module), attribute)
         found.version()
     except (ImportError, AttributeError) as error:
         raise NotInstalled(unusable(name, str(error))) from error

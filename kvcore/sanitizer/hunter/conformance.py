@@ -12,7 +12,7 @@ from typing import Any
 
 import attrs
 
-from kvcore.sanitizer.hunter.adapter import Adapter
+from kvcore.sanitizer.hunter.adapter import EngineAdapter
 from kvcore.sanitizer.hunter.engine_source import engine_source
 from kvcore.sanitizer.hunter.run import RunOutcome, run
 from kvcore.sanitizer.hunter.watch import Watch
@@ -27,7 +27,7 @@ METHODS = (
 STEPS_MAX = 500
 
 
-def problems(adapter: Adapter, num_runs: int = 200) -> list[str]:
+def problems(adapter: type[EngineAdapter], num_runs: int = 200) -> list[str]:
     """Return the problems of an adapter, one sentence each; none if it conforms.
 
     num_runs: random worlds with the engine's default options, which must not cause a harness error.
@@ -43,7 +43,7 @@ def problems(adapter: Adapter, num_runs: int = 200) -> list[str]:
     return found or list(_random_runs(adapter, num_runs))
 
 
-def _shape(adapter: Adapter) -> Iterator[str]:
+def _shape(adapter: type[EngineAdapter]) -> Iterator[str]:
     if not list(adapter.AXES.get("block_size", ())):
         yield "AXES has no values of block_size"
         return
@@ -56,13 +56,13 @@ def _shape(adapter: Adapter) -> Iterator[str]:
     yield from (f"Engine has no {name}" for name in needs if not hasattr(engine, name))
 
 
-def _world(adapter: Adapter, moves: tuple[Move, ...]) -> HuntWorld:
+def _world(adapter: type[EngineAdapter], moves: tuple[Move, ...]) -> HuntWorld:
     axes = {name: values[0] for name, values in adapter.AXES.items()}
     size = int(axes["block_size"])
     return HuntWorld(axes, 12, 3 * size + 1, 4, moves)
 
 
-def _one_request(adapter: Adapter) -> Iterator[str]:
+def _one_request(adapter: type[EngineAdapter]) -> Iterator[str]:
     """Check a prompt of three full blocks and a tail, and five answers: each position is written
     once.
     """
@@ -94,7 +94,7 @@ def _one_request(adapter: Adapter) -> Iterator[str]:
 class _PositionsNoted:
     """An engine with a sanitizer that notes the positions of all chunks."""
 
-    def __init__(self, adapter: Adapter, world: HuntWorld) -> None:
+    def __init__(self, adapter: type[EngineAdapter], world: HuntWorld) -> None:
         self.engine = adapter.Engine(world)
         groups, blocks = adapter.groups(self.engine), self.engine.num_blocks
         self.positions: set[int] = set()
@@ -109,7 +109,7 @@ class _PositionsNoted:
         adapter.attach(self.engine.target, self.watch)
 
 
-def _abort_is_taken(adapter: Adapter) -> Iterator[str]:
+def _abort_is_taken(adapter: type[EngineAdapter]) -> Iterator[str]:
     if "abort" not in adapter.MOVES:
         return
     engine = adapter.Engine(_world(adapter, ()))
@@ -120,7 +120,7 @@ def _abort_is_taken(adapter: Adapter) -> Iterator[str]:
         yield "a request is live after its abort"
 
 
-def _same_again(adapter: Adapter) -> Iterator[str]:
+def _same_again(adapter: type[EngineAdapter]) -> Iterator[str]:
     """Check that a run depends only on its world, since otherwise shrinking is impossible."""
     generator = Generator({name: values[:1] for name, values in adapter.AXES.items()}, 7)
     for _ in range(5):
@@ -136,7 +136,7 @@ def _brief(outcome: RunOutcome) -> tuple[Any, ...]:
     return outcome.num_steps, sorted(outcome.reached), found.key if found else None
 
 
-def _stands_alone(adapter: Adapter) -> Iterator[str]:
+def _stands_alone(adapter: type[EngineAdapter]) -> Iterator[str]:
     """Check that the engine part of the file works without kvcore, as generated tests need it."""
     source = engine_source(adapter.Engine.__module__)
     if "kvcore.sanitizer" in source:
@@ -144,7 +144,7 @@ def _stands_alone(adapter: Adapter) -> Iterator[str]:
     compile(source, "engine", "exec")
 
 
-def _random_runs(adapter: Adapter, num_runs: int) -> Iterator[str]:
+def _random_runs(adapter: type[EngineAdapter], num_runs: int) -> Iterator[str]:
     """Check random runs: no harness errors, and the sanitizer checks steps. A request that aborts
     itself is not an error.
     """

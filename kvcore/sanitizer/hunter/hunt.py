@@ -15,7 +15,7 @@ from typing import Any
 
 import attrs
 
-from kvcore.sanitizer.hunter.adapter import Adapter
+from kvcore.sanitizer.hunter.adapter import EngineAdapter
 from kvcore.sanitizer.hunter.run import MUTABLE, Found, RunOutcome, run
 from kvcore.sanitizer.hunter.shrink import SECONDS, shrink, signature
 from kvcore.sanitizer.hunter.systematic import small_worlds
@@ -81,7 +81,7 @@ class Hunt:
 
     def __init__(
         self,
-        adapter: Adapter,
+        adapter: type[EngineAdapter],
         seed: int,
         *,
         fixed: Mapping[str, Any] | None = None,
@@ -185,7 +185,7 @@ class Hunt:
         }
 
 
-def warm_up(adapter: Adapter, world: HuntWorld) -> None:
+def warm_up(adapter: type[EngineAdapter], world: HuntWorld) -> None:
     """Let the engine do the imports of its first run, which take longer than a run may."""
     try:
         adapter.Engine(world).close()

@@ -12,7 +12,7 @@ import select
 import signal
 import sys
 
-from kvcore.sanitizer.hunter.adapter import Adapter
+from kvcore.sanitizer.hunter.adapter import EngineAdapter
 from kvcore.sanitizer.hunter.own_time import OwnTime
 from kvcore.sanitizer.hunter.run import run
 from kvcore.sanitizer.hunter.world import HuntWorld
@@ -26,7 +26,9 @@ Ended = tuple[str | None, str, str]
 """Name of a finding or None, its place, and its text."""
 
 
-def outcome_of(adapter: Adapter, world: HuntWorld, seconds: float = OWN_SECONDS) -> Ended:
+def outcome_of(
+    adapter: type[EngineAdapter], world: HuntWorld, seconds: float = OWN_SECONDS
+) -> Ended:
     """Run a world in a fork of this process and return the outcome. No other thread may run."""
     answers, answer = os.pipe()
     prints, printed = os.pipe()

@@ -1,56 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the adapters of several engines have in common: default answers, hooks around an engine's
-methods, and the reports of tables and batches.
+"""What adapters attach with: hooks around an engine's methods, and the reports of tables and
+batches.
 """
 
 from __future__ import annotations
 
-import importlib
-import importlib.metadata
 import itertools
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
-from kvcore.sanitizer.attached import check_version
-from kvcore.sanitizer.chunks import CacheGroup, Chunk, SlotChunk
-from kvcore.sanitizer.hunter.adapter import KNOWN, commit_of
-
-
-class EngineAdapter:
-    """The answers of an adapter whose engine has one group of full attention and refuses nothing.
-
-    NAME: that of its distribution or checkout, a space, and the tested version or commit.
-    MODULES: imported at the start, so that a broken installation is reported there.
-    """
-
-    NAME: ClassVar[str]
-    AXES: ClassVar[dict[str, tuple[Any, ...]]]
-    MOVES: ClassVar[frozenset[str]] = frozenset()
-    MODULES: ClassVar[tuple[str, ...]] = ()
-
-    @classmethod
-    def version(cls) -> str:
-        """Return the installed version. Raises UnsupportedEngine if it was not tested."""
-        name, _, tested = cls.NAME.rpartition(" ")
-        if name in KNOWN and KNOWN[name].checkout:
-            return commit_of(name, tested)
-        for module in cls.MODULES:
-            importlib.import_module(module)
-        check_version(name, importlib.metadata.version(name), (tested,))
-        return tested
-
-    @staticmethod
-    def refusal(error: BaseException) -> bool:
-        """Return False: no error is a refusal."""
-        del error
-        return False
-
-    @staticmethod
-    def groups(engine: Any) -> list[CacheGroup]:
-        """Return the only group."""
-        return [CacheGroup(block_size=engine.world.block_size)]
+from kvcore.sanitizer.chunks import Chunk, SlotChunk
 
 
 def around(owner: Any, name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

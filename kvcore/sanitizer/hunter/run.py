@@ -18,7 +18,7 @@ import attrs
 
 from kvcore.sanitizer import Sanitizer
 from kvcore.sanitizer.findings import CERTAIN
-from kvcore.sanitizer.hunter.adapter import Adapter
+from kvcore.sanitizer.hunter.adapter import EngineAdapter
 from kvcore.sanitizer.hunter.router import Router
 from kvcore.sanitizer.hunter.watch import Watch
 from kvcore.sanitizer.hunter.world import STEP, Abort, Arrive, HuntWorld, Move, playable
@@ -70,7 +70,11 @@ class Harness(Exception):
 
 
 def run(
-    adapter: Adapter, world: HuntWorld, *, full: bool = False, muted: Collection[str] = ()
+    adapter: type[EngineAdapter],
+    world: HuntWorld,
+    *,
+    full: bool = False,
+    muted: Collection[str] = (),
 ) -> RunOutcome:
     """Run a world to its end or its first finding.
 
@@ -81,7 +85,7 @@ def run(
 
 class _Run:
     def __init__(
-        self, adapter: Adapter, world: HuntWorld, full: bool, muted: Collection[str]
+        self, adapter: type[EngineAdapter], world: HuntWorld, full: bool, muted: Collection[str]
     ) -> None:
         self.adapter, self.world, self.full, self.muted = adapter, world, full, muted
         self.engine: Any = None

@@ -10,8 +10,9 @@ its own loop with a fake model, and `Adapter.attach` reports what it does to its
 from typing import Any, ClassVar
 
 from kvcore.sanitizer import Chunk
+from kvcore.sanitizer.hunter.adapter import EngineAdapter
 from kvcore.sanitizer.hunter.driven import Driven
-from kvcore.sanitizer.hunter.kit import BatchReporter, EngineAdapter, around
+from kvcore.sanitizer.hunter.kit import BatchReporter, around
 
 
 class Request:

@@ -11,8 +11,9 @@ from types import SimpleNamespace
 from typing import Any, ClassVar
 
 from kvcore.sanitizer import Chunk
+from kvcore.sanitizer.hunter.adapter import EngineAdapter
 from kvcore.sanitizer.hunter.driven import Driven
-from kvcore.sanitizer.hunter.kit import BatchReporter, EngineAdapter, around
+from kvcore.sanitizer.hunter.kit import BatchReporter, around
 from tests.sanitizer.old.absent import called, release, source
 
 PRESENT = ("core", "sequence", "block")

@@ -11,8 +11,9 @@ from types import SimpleNamespace
 from typing import Any, ClassVar
 
 from kvcore.sanitizer import CacheGroup, Chunk
+from kvcore.sanitizer.hunter.adapter import EngineAdapter
 from kvcore.sanitizer.hunter.driven import Driven
-from kvcore.sanitizer.hunter.kit import BatchReporter, EngineAdapter, around
+from kvcore.sanitizer.hunter.kit import BatchReporter, around
 
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "CRITICAL")
 os.environ.setdefault("VLLM_TARGET_DEVICE", "cpu")
