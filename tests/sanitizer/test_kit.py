@@ -5,12 +5,16 @@ written test includes.
 
 from __future__ import annotations
 
+import importlib
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from kvcore.sanitizer import CacheGroup, Chunk, UnsupportedEngine
 from kvcore.sanitizer.hunter.adapter import EngineAdapter, NotInstalled, load
+from kvcore.sanitizer.hunter.driven import AbsentModules
 from kvcore.sanitizer.hunter.engine_source import engine_source
 from kvcore.sanitizer.hunter.kit import BatchReporter, around
 
@@ -175,3 +179,24 @@ def test_the_source_of_an_engine_has_what_it_uses_and_no_more(
     assert space["Engine"]().finish_batches() is None
     assert {"Adapter", "Followed", "unused", "Silent"}.isdisjoint(space)
     assert "kvcore" not in source
+
+
+def test_absent_modules_are_stand_ins_except_for_the_present_ones_and_known_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("far", "far/near"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text("raise OSError")
+    (tmp_path / "far/near/here.py").write_text("from far.away import Thing, size\n")
+    (tmp_path / "far/real.py").write_text("from far.near.here import Thing\nfrom gone import it\n")
+    monkeypatch.setattr(sys, "meta_path", sys.meta_path[:])
+    packages, present = ("far", "far.near"), ("far.real",)
+    AbsentModules(tmp_path, ("far.away", "far.real", "gone"), {"size": 4}, packages, present)
+    real, here = map(importlib.import_module, ("far.real", "far.near.here"))
+    for name in [name for name in sys.modules if name.partition(".")[0] in ("far", "gone")]:
+        del sys.modules[name]
+    assert here.size == 4
+    assert real.Thing(color="red").color == "red"
+    assert isinstance(real.Thing.part, type)
+    assert list(real.Thing) == []
+    assert real.it()(len) is len

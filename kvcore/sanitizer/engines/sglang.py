@@ -1,59 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
 """The adapter for SGLang 0.5.23: its compiled prefix tree, and the events that it publishes.
 
-SGLang's scheduler cannot be imported without a GPU, so this file has its own loop around the tree:
-match and lock, insert after each chunk and at the end, evict, retract. So a finding is a bug of the
-tree. With a window, each page has a peer in a second pool, found through a map as in its allocator.
+The tree is in the loop of `sglang_loop.py`. With a window, each page has a peer in a second pool,
+found through a map as in its allocator.
 """
 
 import array
-import importlib.machinery
-import importlib.metadata
-import importlib.util
-import sys
+import importlib
 from typing import Any, ClassVar
 
-from kvcore.sanitizer.chunks import CacheGroup, Chunk
-from kvcore.sanitizer.hunter.adapter import EngineAdapter
-from kvcore.sanitizer.hunter.driven import Driven
-from kvcore.sanitizer.hunter.kit import BatchReporter
+from kvcore.sanitizer.chunks import CacheGroup
+from kvcore.sanitizer.engines.sglang_loop import Loop, LoopAdapter, Request, tree_core
 
 torch: Any = importlib.import_module("torch")
-MODULE = "sglang.srt.mem_cache.rust_tree_core.mem_cache"
 FULL, SWA = 0, 1  # its components: all layers, and those with a sliding window
 
 
-def source() -> Any:
-    """Import the extension module, without the package around it."""
-    if MODULE not in sys.modules:
-        files = importlib.metadata.distribution("sglang").files or []
-        path = next(str(f.locate()) for f in files if "/rust_tree_core/mem_cache." in f.as_posix())
-        loader = importlib.machinery.ExtensionFileLoader(MODULE, path)
-        spec = importlib.util.spec_from_file_location(MODULE, path, loader=loader)
-        assert spec is not None
-        sys.modules[MODULE] = importlib.util.module_from_spec(spec)
-        loader.exec_module(sys.modules[MODULE])
-    return sys.modules[MODULE]
-
-
-class Request:
-    """A request: its tokens, its slots, its computed count, and the node that it locks."""
-
-    def __init__(self, arrival: Any) -> None:
-        self.name, self.tokens = arrival.name, array.array("q", arrival.prompt)
-        self.ends, self.tenant = len(arrival.prompt) + arrival.new, arrival.tenant
-        self.slots: list[int] = []
-        self.computed = self.protected = 0
-        self.lock: Any = None
-
-
-class Engine(Driven):
-    """A loop around the tree, with letters instead of the model's answers."""
+class Engine(Loop):
+    """The loop around the tree."""
 
     def __init__(self, world: Any) -> None:
-        its, axes = source(), world.axes
-        self.world, self.its, self.target = world, its, self
-        self.num_blocks, self.size = world.num_blocks + 1, world.block_size
+        super().__init__(world)
+        its, axes = tree_core(), world.axes
+        self.its = its
         self.window = self.size * axes["window_pages"]
         self.tree = its.RustUnifiedTreeCoreBinding(
             its.TreeCoreInitParamsBinding(
@@ -64,54 +33,15 @@ class Engine(Driven):
         )  # fmt: skip
         self.pages = list(range(world.num_blocks))
         self.peers = list(range(world.num_blocks))
-        self.peer_of: dict[int, int] = {}  # of pages whose window was not evicted
-        self.waiting: list[Request] = []
-        self.running: list[Request] = []
-        self.known: list[Request] = []
         self.ends: dict[int, tuple[int, ...]] = {}
         self.reported: list[tuple[str, int, Any]] = []
-        self.follow: Any = lambda _: None
-        self.gives: Any = lambda _: None
-        self.leaves: Any = lambda _: None
-
-    def named(self, tenant: int) -> dict[str, Any]:
-        """Return the extra key that separates a tenant's prefixes."""
-        return {self.world.axes["namespace"]: f"tenant {tenant}" if tenant else None}
-
-    def arrive(self, arrival: Any) -> None:
-        self.waiting.append(Request(arrival))
-        self.known.append(self.waiting[-1])
 
     def step(self) -> None:
-        budget = self.world.token_budget
-        batch: list[tuple[Request, int, int]] = []
-        for request in [*self.running, *self.waiting]:
-            if not budget or len(batch) == self.world.max_rows:
-                break
-            if request in self.waiting and not request.slots:
-                self.match(request)
-            count = min(budget, len(request.tokens) - request.computed)
-            if (request in self.running or request in self.waiting) and self.grow(
-                request, request.computed + count, batch
-            ):
-                batch.append((request, request.computed, count))
-                budget -= count
-        self.follow(batch)
-        for request, start, count in batch:
-            if request in self.waiting:
-                self.waiting.remove(request)
-                self.running.append(request)
-            request.computed = start + count
-            if request.computed == len(request.tokens):
-                request.tokens.append(self.world.token(request.computed))
-            if len(request.tokens) == request.ends:
-                self.leave(request)
-            elif request.computed < request.ends:
-                self.insert(request)
+        super().step()
         if self.window and 2 * len(self.peers) < self.world.num_blocks:
             self.evict(SWA)
 
-    def match(self, request: Request) -> None:
+    def match(self, request: Request) -> bool:
         key = request.tokens[: len(request.tokens) - 1]
         found = self.tree.match_prefix(
             self.its.MatchParamsBinding(key=key, **self.named(request.tenant))
@@ -119,6 +49,7 @@ class Engine(Driven):
         self.collect(found.cache_actions)
         request.computed = found.device_prefix_len
         self.adopt(request, found.last_device_node_id, request.computed)
+        return True
 
     def grow(self, request: Request, length: int, batch: Any) -> bool:
         """Allocate slots up to a length; if necessary evict, then retract the newest request
@@ -126,10 +57,7 @@ class Engine(Driven):
         """
         while len(request.slots) < length:
             if not self.pages and not self.evict():
-                busy = [each for each, _, _ in batch]
-                others = [r for r in self.running if r not in busy and r is not request]
-                self.retract(others[-1] if others else request)
-                if not others:
+                if not self.make_room(request, batch):
                     return False
             elif self.pages:
                 first = self.pages.pop() * self.size
@@ -238,22 +166,12 @@ class Engine(Driven):
         self.free_of(SWA, [torch.tensor(slots)])
         self.free_of(FULL, [torch.tensor(slots)])
 
-    def retract(self, request: Request) -> None:
+    def give_up(self, request: Request, keep: bool) -> None:
+        """Publish and give up what a request holds."""
+        del keep
         self.insert(request)
         self.give_back(request.slots[request.protected :])
         self.unlock(request)
-        request.slots, request.computed, request.protected = [], 0, 0
-        self.leaves(request)
-        if request in self.running:
-            self.running.remove(request)
-            self.waiting.insert(0, request)
-
-    def leave(self, request: Request) -> None:
-        self.retract(request)
-        self.waiting.remove(request)
-
-    def abort(self, name: str) -> None:
-        self.leave(next(each for each in self.known if each.name == name))
 
     def events(self) -> list[tuple[str, int, Any]]:
         self.take_events(None)
@@ -281,16 +199,6 @@ class Engine(Driven):
         )
         return int(found[0])
 
-    @property
-    def live(self) -> list[str]:
-        return [each.name for each in (*self.running, *self.waiting)]
-
-    def tokens(self) -> list[tuple[str, int, list[int]]]:
-        return [(each.name, 0, each.tokens.tolist()) for each in self.known]
-
-    def progress(self) -> object:
-        return [(len(r.tokens), r.computed, len(r.slots)) for r in self.known]
-
     def free(self) -> int:
         free = len(self.pages) + int(self.tree.full_evictable_size()) // int(self.size)
         if self.window:
@@ -299,7 +207,7 @@ class Engine(Driven):
         return free
 
 
-class Adapter(EngineAdapter):
+class Adapter(LoopAdapter):
     NAME = "sglang 0.5.23"
     AXES: ClassVar[dict[str, tuple[Any, ...]]] = {
         "block_size": (1, 4, 2),
@@ -313,7 +221,7 @@ class Adapter(EngineAdapter):
     @classmethod
     def version(cls) -> str:
         found = super().version()
-        source()
+        tree_core()
         return found
 
     @staticmethod
@@ -323,23 +231,3 @@ class Adapter(EngineAdapter):
             windowed = {"window": engine.window, "num_null": 1, "pool": 1}
             found.append(CacheGroup(block_size=engine.size, **windowed))
         return found
-
-    @staticmethod
-    def attach(target: Any, sanitizer: Any) -> None:
-        """Follow the loop around the tree: the slots of each request when a batch runs."""
-        it = BatchReporter(sanitizer)
-
-        def given(request: Any) -> None:
-            it.begin(request.name, request.tokens, (None, request.tenant or None))
-            pages = [slot // target.size for slot in request.slots[:: target.size]]
-            tables = [pages, [target.peer_of.get(page, -1) + 1 for page in pages]]
-            it.show(request.name, *tables[: len(sanitizer.groups)])
-
-        def followed(batch: Any) -> None:
-            for request, _, _ in batch:
-                given(request)
-            if batch:
-                it.ran([Chunk(request.name, *rest) for request, *rest in batch])
-
-        target.follow, target.gives = followed, given
-        target.leaves = lambda request: it.drop(request.name)

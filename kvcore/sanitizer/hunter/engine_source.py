@@ -8,17 +8,29 @@ import importlib
 import inspect
 from collections.abc import Collection, Iterable
 
-DRIVEN = "kvcore.sanitizer.hunter.driven"
+DRIVEN, ENGINES = "kvcore.sanitizer.hunter.driven", "kvcore.sanitizer.engines."
 
 
 def engine_source(module: str) -> str:
-    """Return what an adapter's `Engine` needs of its file and of `driven.py`, without kvcore."""
-    bodies = {name: _Source(name) for name in (DRIVEN, module)}
+    """Return what an adapter's `Engine` needs of its file and of those that it imports, without
+    kvcore.
+    """
+    bodies = {name: _Source(name) for name in _imported(module)}
     needed = _reachable(bodies.values())
     lines = [line for body in bodies.values() for line in body.lines(needed)]
     first = [line for line in lines if line.startswith("from __future__")]
     rest = [line for line in lines if line not in first]
     return "\n".join([*first[:1], "from types import SimpleNamespace", *rest, "", ""])
+
+
+def _imported(module: str) -> list[str]:
+    """Return a module behind those of engines that it imports."""
+    names = [module]
+    for node in ast.parse(inspect.getsource(importlib.import_module(module))).body:
+        source = node.module or "" if isinstance(node, ast.ImportFrom) else ""
+        if source == DRIVEN or source.startswith(ENGINES):
+            names = [*_imported(source), *names]
+    return list(dict.fromkeys(names))
 
 
 class _Source:

@@ -15,59 +15,17 @@ import inspect
 import logging
 import os
 import sys
-import types
 from collections import defaultdict
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+
+from kvcore.sanitizer.hunter.driven import AbsentModules
 
 
 def release() -> str:
     """Return the release in the folder that KVCORE_OLD_VLLM names."""
     return Path(os.environ["KVCORE_OLD_VLLM"]).name.removeprefix("vllm-")
-
-
-class _Meta(type):
-    def __getattr__(cls, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        setattr(cls, name, found := _Meta(name, (_Absent,), {}))
-        return found
-
-    def __iter__(cls) -> Iterator[Any]:
-        return iter(())
-
-
-class _Absent(metaclass=_Meta):
-    """A stand-in for a class, function or enumeration that the scheduler imports."""
-
-    def __init__(self, *args: Any, **fields: Any) -> None:
-        del args
-        self.__dict__.update(fields)
-
-
-class _Module(types.ModuleType):
-    """A module whose names are all stand-ins, except for those that the scheduler computes with."""
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        given = {
-            "init_logger": logging.getLogger,
-            "Device": _Device,
-            "RequestMetrics": SimpleNamespace,
-            "chunk_list": lambda items, size: [
-                items[at : at + size] for at in range(0, len(items), size)
-            ],
-            "merge_dicts": _merged,
-            "cdiv": lambda a, b: -(a // -b),
-            "SingletonInputsAdapter": lambda inputs: inputs,
-            "compute_encoder_budget": lambda *_: (0, 0),
-        }
-        found = given.get(name) or _Meta(name, (_Absent,), {})
-        setattr(self, name, found)
-        return found
 
 
 class _Device(enum.Enum):
@@ -83,34 +41,23 @@ def _merged(*tables: dict[Any, list[Any]]) -> dict[Any, list[Any]]:
     return dict(merged)
 
 
-class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds some modules of the release in its sources, and stand-ins for all others."""
-
-    def __init__(self, present: tuple[str, ...]) -> None:
-        self.present = present
-
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        if name != "vllm" and not name.startswith("vllm."):
-            return None
-        if name.startswith(self.present):
-            return importlib.machinery.PathFinder.find_spec(name, path, target)
-        spec = importlib.machinery.ModuleSpec(name, self, is_package=True)
-        spec.submodule_search_locations = [
-            str(Path(os.environ["KVCORE_OLD_VLLM"], *name.split(".")))
-        ]
-        return spec
-
-    def create_module(self, spec: Any) -> Any:
-        return _Module(spec.name)
-
-    def exec_module(self, module: Any) -> None:
-        pass
+KNOWN = {
+    "init_logger": logging.getLogger,
+    "Device": _Device,
+    "RequestMetrics": SimpleNamespace,
+    "chunk_list": lambda items, size: [items[at : at + size] for at in range(0, len(items), size)],
+    "merge_dicts": _merged,
+    "cdiv": lambda a, b: -(a // -b),
+    "SingletonInputsAdapter": lambda inputs: inputs,
+    "compute_encoder_budget": lambda *_: (0, 0),
+}
 
 
 def source(name: str, *present: str) -> Any:
     """Import a module of the release. present: the prefixes of modules that are not stand-ins."""
-    if not any(isinstance(each, _Finder) for each in sys.meta_path):
-        sys.meta_path.insert(0, _Finder(tuple(f"vllm.{each}" for each in present)))
+    if not any(isinstance(each, AbsentModules) for each in sys.meta_path):
+        root = Path(os.environ["KVCORE_OLD_VLLM"])
+        AbsentModules(root, ["vllm"], KNOWN, present=[f"vllm.{each}" for each in present])
     return importlib.import_module(f"vllm.{name}")
 
 
