@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,27 @@ def test_a_record_is_summed_up_without_a_hunt(
     assert main(["it", "--record", str(record), "--sum", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["in_all"] == totals(record)
     assert len(record.read_text().splitlines()) == 3
+
+
+def test_a_hunt_whose_engine_does_not_start_again_keeps_what_it_had(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = {"name": "leak", "where": "", "needs": [], "text": "", "world": {"moves": []}}
+
+    def events(job: Any) -> Iterator[dict[str, Any]]:
+        del job
+        yield {"event": "start", "engine": "it 1"}
+        yield {"event": "tally", "runs": 5, "seconds": 9.0, "found": {"leak": 1}}
+        yield {"event": "found", **found}
+        yield {"event": "unsupported", "text": "it did not start"}
+
+    monkeypatch.setattr("kvcore.sanitizer.hunter.command.events", events)
+    record = tmp_path / "record"
+    assert main([TEMPLATE, "--record", str(record)]) == 1
+    assert "it did not start" in capsys.readouterr().err
+    kept = json.loads(record.read_text())
+    assert (kept["runs"], kept["seconds"], kept["interrupted"]) == (5, 9.0, True)
+    assert kept["findings"] == ["leak  "]
 
 
 def test_a_record_without_a_file_has_no_sum(

@@ -156,8 +156,9 @@ class _Session:
         self.tally.merge(attrs.asdict(self.now))
         if self.unsupported:
             print(f"kvcore sanitize: {self.unsupported}", file=sys.stderr)
-            return UNSUPPORTED
-        self._end(job, stopped is not None)
+            if not self.tally.runs:
+                return UNSUPPORTED
+        self._end(job, stopped is not None or self.unsupported != "")
         if isinstance(stopped, SystemExit):
             raise stopped
         if job["do"] == "again" and self.tally.skipped:
