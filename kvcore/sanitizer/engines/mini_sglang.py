@@ -14,7 +14,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from kvcore.sanitizer import Chunk
 from kvcore.sanitizer.hunter.adapter import EngineAdapter
-from kvcore.sanitizer.hunter.driven import Driven, Silent
+from kvcore.sanitizer.hunter.driven import AbsentModules, Driven, Silent, without_pins
 from kvcore.sanitizer.hunter.kit import BatchReporter, around
 
 TESTED = "20fcd7f"
@@ -34,18 +34,13 @@ def source() -> Any:
     memory.
     """
     if "minisgl" not in sys.modules:
-        root = Path(os.environ["KVCORE_MINI_SGLANG"], "python", "minisgl")
-        for name in ("minisgl", "minisgl.utils", "minisgl.kernel", "minisgl.engine"):
-            module: Any = types.ModuleType(name)
-            module.__path__ = [str(root.joinpath(*name.split(".")[1:]))]
-            sys.modules[name] = module
+        root = Path(os.environ["KVCORE_MINI_SGLANG"], "python")
+        packages = ("minisgl", "minisgl.utils", "minisgl.kernel", "minisgl.engine")
+        known: dict[str, Any] = {}
+        AbsentModules(root, (), known, packages)
         load, silent = importlib.import_module, Silent()
-        names = {**vars(load("minisgl.utils.misc")), **vars(load("minisgl.utils.registry"))}
-        names |= dict.fromkeys(("ZmqPubQueue", "ZmqPullQueue", "ZmqPushQueue", "ZmqSubQueue"))
-        names |= {"load_tokenizer": None, "init_logger": lambda _: silent}
-        vars(sys.modules["minisgl.utils"]).update(names)
-        vars(sys.modules["minisgl.kernel"])["fast_compare_key"] = same_length
-        vars(sys.modules["minisgl.engine"])["EngineConfig"] = object
+        known |= {**vars(load("minisgl.utils.misc")), **vars(load("minisgl.utils.registry"))}
+        known |= {"init_logger": lambda _: silent, "fast_compare_key": same_length}
         torch.Tensor.pin_memory = lambda tensor: tensor
         pageable = {**vars(torch)}
         for each in ("empty", "tensor"):
@@ -53,16 +48,6 @@ def source() -> Any:
         for name in ("minisgl.scheduler.cache", "minisgl.scheduler.scheduler"):
             vars(load(name))["torch"] = types.SimpleNamespace(**pageable)
     return importlib.import_module("minisgl.scheduler.scheduler")
-
-
-def without_pins(make: Any) -> Any:
-    """Wrap a function that makes tensors, so that their memory is not pinned."""
-
-    def made(*args: Any, pin_memory: bool = False, **named: Any) -> Any:
-        del pin_memory
-        return make(*args, **named)
-
-    return made
 
 
 def same_length(one: Any, other: Any) -> int:

@@ -16,21 +16,19 @@ from typing import Any, ClassVar
 
 from kvcore.sanitizer import Chunk
 from kvcore.sanitizer.hunter.adapter import EngineAdapter
-from kvcore.sanitizer.hunter.driven import Driven
+from kvcore.sanitizer.hunter.driven import AbsentModules, Driven
 from kvcore.sanitizer.hunter.kit import BatchReporter, around
 
 TESTED = "bb823b3"
 
 
 def source() -> Any:
-    """Import the modules of its scheduler, without its `__init__`, which imports kernels."""
+    """Import its scheduler, without its `__init__`, which imports kernels, and its settings, which
+    check a model's folder.
+    """
     if "nanovllm" not in sys.modules:
-        folder = str(Path(os.environ["KVCORE_NANO_VLLM"], "nanovllm"))
-        package = types.ModuleType("nanovllm")
-        package.__path__ = [folder]
-        config = types.ModuleType("nanovllm.config")
-        config.Config = object  # type: ignore[attr-defined]  # checks a model's folder
-        sys.modules.update({"nanovllm": package, "nanovllm.config": config})
+        root = Path(os.environ["KVCORE_NANO_VLLM"])
+        AbsentModules(root, ("nanovllm.config",), {}, ("nanovllm",))
     return importlib.import_module("nanovllm.engine.scheduler")
 
 

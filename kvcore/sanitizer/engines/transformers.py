@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 from kvcore.sanitizer import CacheGroup, SlotChunk
 from kvcore.sanitizer.hunter.adapter import EngineAdapter
-from kvcore.sanitizer.hunter.driven import Driven, Silent
+from kvcore.sanitizer.hunter.driven import Driven, Silent, without_pins
 from kvcore.sanitizer.hunter.kit import BatchReporter, around
 
 torch: Any = importlib.import_module("torch")
@@ -24,8 +24,7 @@ def source() -> Any:
     package = "transformers.generation.continuous_batching."
     api = importlib.import_module(package + "continuous_api")
     if torch.Event is not Silent:
-        empty = torch.empty
-        torch.empty = lambda *a, pin_memory=False, **k: empty(*a, **k)  # noqa: ARG005 - as in torch
+        torch.empty = without_pins(torch.empty)
         torch.Event = Silent
         api.logger.disabled = True
         for name in ("continuous_api", "input_outputs", "model_runner", "offloading_manager"):

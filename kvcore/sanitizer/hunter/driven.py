@@ -45,6 +45,11 @@ class Silent:
         return lambda *_, **__: None
 
 
+def without_pins(make: Any) -> Any:
+    """Wrap a function that makes tensors, so that their memory is not pinned."""
+    return lambda *args, pin_memory=False, **named: make(*args, **named)  # noqa: ARG005 - as theirs
+
+
 class Absent(type):
     """The type of stand-ins for classes and functions that an engine imports and a hunt does not
     use. Each name in one is another.
