@@ -373,7 +373,7 @@ def installed(name: str) -> str:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "name", ["nano-vllm", "mini-sglang", "transformers", "vllm", "sglang", "kvcore"]
+    "name", ["nano-vllm", "mini-sglang", "transformers", "vllm", "sglang", "sglang-host", "kvcore"]
 )
 def test_an_engine_that_is_installed_is_driven_without_a_harness_error(
     name: str, capsys: pytest.CaptureFixture[str]

@@ -144,6 +144,7 @@ KNOWN = {
     "transformers": Known("transformers", peer="transformers"),
     "vllm": Known("vllm.hunt", peer="vllm033"),
     "sglang": Known("sglang", peer="sglang"),
+    "sglang-host": Known("sglang_host", peer="sglang"),
     "lmdeploy": Known("lmdeploy", peer="lmdeploy"),
     "kvcore": Known("reference"),
 }
