@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Make one call many times in a pool whose blocks are all cached, to count its instructions.
+//! Make one call many times in a pool whose blocks were used before, to count its instructions.
 //!
+//! For `evict`, which is `allocate`, all of them are cached; else they left without a key.
 //! Run: `make counts`, which runs `counts CALL BLOCKS` under callgrind for each call and two pools,
 //! and counts only what is inside `measured`. Without arguments each call is made once.
 
@@ -25,9 +26,10 @@ use kvcore::types::values::{Output, Request};
 const BLOCK_SIZE: u32 = 16;
 /// Blocks of all prompts.
 const PROMPTS_BLOCKS: u32 = 2_048;
-const CALLS: [&str; 18] = [
+const CALLS: [&str; 19] = [
     "add",
     "look_up",
+    "evict",
     "allocate",
     "take_batch",
     "append",
@@ -88,7 +90,11 @@ impl Bench {
         };
         for round in 0..=blocks / PROMPTS_BLOCKS {
             bench.prompts = prompts(round * running).collect();
-            ["add", "allocate", "free"].iter().for_each(|call| bench.call(call));
+            ["add", "allocate"].iter().for_each(|call| bench.call(call));
+            if call == "evict" {
+                bench.call("take_batch"); // else `free` takes the keys back
+            }
+            bench.call("free");
             bench.remove();
         }
         bench.prompts = prompts(1_000_000).collect();
@@ -98,7 +104,8 @@ impl Bench {
     /// Measure one call, after the calls that prepare it.
     fn run(&mut self, call: &str) {
         let before = CALLS.iter().take_while(|&&before| before != call);
-        before.filter(|before| !before.starts_with("append_")).for_each(|before| self.call(before));
+        let is_made = |before: &&&str| !before.starts_with("append_") && **before != "evict";
+        before.filter(is_made).for_each(|before| self.call(before));
         if call == "append" {
             // The first calls move each prompt to a column with room for more.
             self.call(call);
@@ -156,7 +163,7 @@ impl Bench {
             "look_up" => ids.iter().for_each(|id| {
                 black_box(get_computed_blocks(state, id).expect("it is known"));
             }),
-            "allocate" => ids.iter().zip(&*prompts).for_each(|(id, prompt)| {
+            "allocate" | "evict" => ids.iter().zip(&*prompts).for_each(|(id, prompt)| {
                 let slot_request = SlotRequest::new(prompt.len() as i64);
                 let got =
                     allocate_slots(state, id, &slot_request).expect("the arguments are right");
