@@ -30,8 +30,8 @@ APPENDED_1024 = 32 * 1024
 EXPECTED = {
     "add": (BLOCKS, 200),
     "look_up": (REQUESTS, 1128),
-    "evict": (BLOCKS, 586),  # an allocation in a pool whose blocks are all cached
-    "allocate": (BLOCKS, 367),
+    "evict": (BLOCKS, 319),  # an allocation in a pool whose blocks are all cached
+    "allocate": (BLOCKS, 241),
     "append": (APPENDED, 222),  # each step takes its batch
     "append_ahead": (APPENDED, 244),  # the same, with a position to come that the token fills
     "append_256": (APPENDED_256, 205),  # of 256 requests

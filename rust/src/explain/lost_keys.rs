@@ -65,10 +65,9 @@ impl LostKeys {
         apart: bool,
     ) -> Vec<Loss> {
         let rows = &commands.rows[start.min(commands.len())..];
-        let all_keys = commands.keys.as_chunks().0;
         self.keys.clear();
         for &[_, _, place, ..] in rows.iter().filter(|row| row[0] == EVICT) {
-            self.keys.push(fold_key(&Key(all_keys[place as usize])));
+            self.keys.push(fold_key(&Key(commands.keys[place as usize])));
         }
         self.lost.expect(&self.keys);
         let (mut losses, mut keys) = (Vec::<Loss>::new(), self.keys.iter());

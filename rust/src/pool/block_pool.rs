@@ -34,6 +34,7 @@ mod floored;
 mod older;
 mod pins;
 mod prefetches;
+mod runs;
 mod tailed;
 mod taken;
 

@@ -147,21 +147,26 @@ impl FreeQueue {
         Some(BlockId(block))
     }
 
-    /// Take `count` blocks from the front: the links of a ring are closed once for all of them.
-    pub(crate) fn take_front(&mut self, count: u32, mut take: impl FnMut(BlockId)) {
-        let mut left = count.min(self.length);
-        self.length -= if seeded(Mutant::CounterDrifts) { 0 } else { left };
-        while left > 0 {
+    /// Fill the places with blocks from the front; returns how many there were. The links of a ring
+    /// are closed once for all of them.
+    pub(crate) fn take_front(&mut self, places: &mut [BlockId]) -> usize {
+        let count = places.len().min(self.length as usize);
+        self.length -= if seeded(Mutant::CounterDrifts) { 0 } else { count as u32 };
+        let mut filled = 0;
+        while filled < count {
             let sentinel = self.sentinel(self.first_ring());
             let mut block = self.links[sentinel as usize].after;
             if block == sentinel {
-                return;
+                break;
             }
-            while left > 0 && block != sentinel {
+            for place in &mut places[filled..count] {
                 let after = self.links[block as usize].after;
                 self.links[block as usize] = Links::to_itself(block);
-                take(BlockId(block));
-                (block, left) = (after, left - 1);
+                *place = BlockId(block);
+                (block, filled) = (after, filled + 1);
+                if block == sentinel {
+                    break;
+                }
             }
             self.links[sentinel as usize].after = block;
             self.links[block as usize].before = sentinel;
@@ -169,6 +174,7 @@ impl FreeQueue {
                 self.note_empty(sentinel);
             }
         }
+        filled
     }
 
     /// Put a block at the back of a ring.
@@ -317,11 +323,11 @@ mod tests {
         queue.splice(CURRENT, OLDER); // a ring without blocks: no change
         queue.append(BlockId(1), CURRENT);
         assert_eq!(ids(&queue), [3, 2, 0, 4, 1]);
-        let mut taken = Vec::new();
-        queue.take_front(3, |block| taken.push(block.0));
+        let mut taken = [BlockId(9); 6];
+        assert_eq!(queue.take_front(&mut taken[..3]), 3);
         assert_eq!((ids(&queue), queue.len()), (vec![4, 1], 2));
-        queue.take_front(2, |block| taken.push(block.0));
-        assert_eq!((taken, queue.front()), (vec![3, 2, 0, 4, 1], None));
+        assert_eq!(queue.take_front(&mut taken[3..]), 2);
+        assert_eq!((taken, queue.front()), ([3, 2, 0, 4, 1, 9].map(BlockId), None));
         queue.prepend(BlockId(4));
         assert_eq!((queue.first_ring(), queue.front()), (CURRENT, Some(BlockId(4))));
     }

@@ -10,14 +10,16 @@
 //! fall into one bucket. There are twice as many buckets as blocks, so nothing is rehashed, and
 //! nothing grows but the memory for keys in a large pool. The bits of a link above the block id
 //! hold a tag of the block's key, so most blocks of a bucket are ruled out without reading their
-//! keys.
+//! keys. Buckets and chains are one column, so that a link is followed, or replaced, without a
+//! branch on where it stands: such a branch would be mispredicted for every third key.
 //! Twin: kvcore/pool/hash_index.py.
 
 use crate::mutants::{Mutant, seeded};
-use crate::pool::prefetch::prefetch;
 use crate::types::clone_in_place::{clone_in_place, touched_zeros};
 use crate::types::ids::BlockId;
 use crate::types::keys::{KEY_SIZE, Key};
+
+pub(crate) mod runs;
 
 /// Set in the chain's link of a block whose key has several.
 const SEVERAL: u32 = 1 << 31;
@@ -29,16 +31,24 @@ pub(crate) const NO_KEY: Key = Key([0; KEY_SIZE]);
 /// Odd, so that it spreads a key over all bits: 2 to the 64 over the golden ratio.
 const SPREAD: u64 = 0x9e37_79b9_7f4a_7c15;
 
+/// Where the links to the blocks of a key stand.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Place {
+    bucket: u32,
+    /// What its links have above the block's number.
+    tag: u32,
+}
+
 /// Key to blocks.
 #[derive(Debug)]
 pub struct HashIndex {
     /// The last key of each block; beyond `NUM_TOUCHED`, only up to the last block that had one.
     keys: Vec<Key>,
     /// For each bucket the link to its newest block: the block's number plus one, below its tag; 0
-    /// for none.
-    heads: Vec<u32>,
-    /// For each first block of a key, the link to the next one in its bucket; 0 for none.
-    chain: Vec<u32>,
+    /// for none. Behind these a 0, which follows the link 0, and for each first block of a key the
+    /// link to the next one in its bucket.
+    links: Vec<u32>,
+    num_buckets: usize,
     /// The mask of the bits of a link that name the block.
     named: u32,
     /// The rings of the blocks of keys with several blocks, in order of publication; the first
@@ -54,8 +64,8 @@ pub struct HashIndex {
 
 clone_in_place!(HashIndex {
     keys,
-    heads,
-    chain,
+    links,
+    num_buckets,
     named,
     following,
     preceding,
@@ -70,13 +80,14 @@ impl HashIndex {
     pub fn new(num_blocks: u32) -> Self {
         let named = u32::MAX >> num_blocks.max(1).leading_zeros();
         let num_blocks = num_blocks as usize;
+        let num_buckets = (2 * num_blocks).next_power_of_two().max(2);
         let mut keys = Vec::with_capacity(num_blocks);
         keys.resize(num_blocks.min(NUM_TOUCHED), NO_KEY);
         HashIndex {
             named,
             keys,
-            heads: touched_zeros((2 * num_blocks).next_power_of_two().max(2)),
-            chain: touched_zeros(num_blocks),
+            links: touched_zeros(num_buckets + 1 + num_blocks),
+            num_buckets,
             following: vec![0; num_blocks],
             preceding: vec![0; num_blocks],
             length: 0,
@@ -96,14 +107,14 @@ impl HashIndex {
     #[must_use]
     #[inline]
     pub fn first(&self, key: &Key) -> Option<BlockId> {
-        let (bucket, tag) = self.place_of(key);
-        self.find(self.heads[bucket], tag, key)
+        let Place { bucket, tag } = self.place_of(key);
+        self.find(self.links[bucket as usize], tag, key)
     }
 
     /// The same, for keys that rarely have a block.
     pub(crate) fn first_if_any(&self, key: &Key) -> Option<BlockId> {
-        let (bucket, tag) = self.place_of(key);
-        let head = self.heads[bucket];
+        let Place { bucket, tag } = self.place_of(key);
+        let head = self.links[bucket as usize];
         if self.may_hold(head, tag) { self.find(head, tag, key) } else { None }
     }
 
@@ -129,7 +140,7 @@ impl HashIndex {
     /// without a key. O(blocks).
     #[must_use]
     pub fn ranks(&self) -> Vec<u32> {
-        let mut ranks = vec![0; self.chain.len()];
+        let mut ranks = vec![0; self.following.len()];
         for (first, _) in self.firsts() {
             for (rank, block) in (0..).zip(self.blocks(first)) {
                 ranks[block.index()] = rank;
@@ -141,8 +152,8 @@ impl HashIndex {
     /// Add a block after those that hold the same content.
     #[inline(always)] // of each block that is filled; the key is not copied on its way
     pub fn insert(&mut self, key: Key, block: BlockId) {
-        let (bucket, tag) = self.place_of(&key);
-        let head = self.heads[bucket];
+        let place @ Place { bucket, tag } = self.place_of(&key);
+        let head = self.links[bucket as usize];
         if self.keys.len() <= block.index() {
             self.extend_keys(block);
         }
@@ -155,20 +166,25 @@ impl HashIndex {
         {
             return self.join(first, block);
         }
-        self.chain[block.index()] = head;
-        self.heads[bucket] = tag | (block.0 + 1);
-        self.length += 1;
+        self.put_first(block, place);
     }
 
     /// Add a block under a key that has none, in an index without epochs.
     pub(crate) fn insert_new(&mut self, key: &Key, block: BlockId) {
-        let (bucket, tag) = self.place_of(key);
+        let place = self.place_of(key);
         if self.keys.len() <= block.index() {
             self.extend_keys(block);
         }
         self.keys[block.index()] = *key;
-        self.chain[block.index()] = self.heads[bucket];
-        self.heads[bucket] = tag | (block.0 + 1);
+        self.put_first(block, place);
+    }
+
+    /// Let a block be the first of its key, at the head of its bucket.
+    #[inline(always)]
+    fn put_first(&mut self, block: BlockId, Place { bucket, tag }: Place) {
+        let behind = self.behind(block.0 + 1);
+        self.links[behind] = self.links[bucket as usize];
+        self.links[bucket as usize] = tag | (block.0 + 1);
         self.length += 1;
     }
 
@@ -183,7 +199,8 @@ impl HashIndex {
     fn join(&mut self, BlockId(first): BlockId, block: BlockId) {
         let has_several = self.has_several(BlockId(first));
         let last = if has_several { self.preceding[first as usize] } else { first };
-        self.chain[first as usize] |= SEVERAL;
+        let behind = self.behind(first + 1);
+        self.links[behind] |= SEVERAL;
         self.link(last, block.0);
         self.link(block.0, first);
     }
@@ -191,56 +208,63 @@ impl HashIndex {
     /// Remove a block from its key. True: it was the last one.
     #[inline]
     pub fn remove(&mut self, block: BlockId) -> bool {
-        let (bucket, tag) = self.place_of(self.key(block));
-        let own = tag | (block.0 + 1);
-        let mut before = None;
-        let mut link = self.heads[bucket];
-        while link != 0 && link != own {
-            before = Some((link & self.named) - 1);
-            link = self.chain[(link & self.named) as usize - 1] & !SEVERAL;
-        }
-        let answers = link != 0;
-        if answers && (!self.has_several(block) || seeded(Mutant::EvictDropsDups)) {
-            self.point(bucket, before, self.chain[block.index()] & !SEVERAL);
-            self.length -= u32::from(!self.is_older(block));
-            return true;
-        }
-        self.leave(block, tag, answers.then_some((bucket, before)));
-        seeded(Mutant::EventPerCopy)
+        self.remove_at(self.place_of(self.key(block)), block)
     }
 
-    /// Take a block out of the ring of its key. answers: if it is the first of its key, its bucket
-    /// and the block before it there.
+    /// Do so for a key whose place is known.
+    #[inline(always)] // of each block that is evicted alone
+    fn remove_at(&mut self, Place { bucket, tag }: Place, block: BlockId) -> bool {
+        let own = tag | (block.0 + 1);
+        let head = self.links[bucket as usize];
+        let mut place = if head == own { bucket as usize } else { self.behind(head) };
+        if self.links[place] & !SEVERAL != own {
+            match self.place_in_chain(place, own) {
+                Some(found) => place = found,
+                None => return self.leave(block, tag, None),
+            }
+        }
+        let next = self.links[self.behind(own)];
+        if next & SEVERAL != 0 && !seeded(Mutant::EvictDropsDups) {
+            return self.leave(block, tag, Some(place));
+        }
+        self.point(place, next & !SEVERAL);
+        self.length -= u32::from(!self.is_older(block));
+        true
+    }
+
+    /// The place of this link in the chain that goes on at a place, if it is there.
     #[cold]
-    fn leave(&mut self, block: BlockId, tag: u32, answers: Option<(usize, Option<u32>)>) {
+    fn place_in_chain(&self, mut place: usize, own: u32) -> Option<usize> {
+        while self.links[place] & !SEVERAL != own {
+            if self.links[place] & !SEVERAL == 0 {
+                return None;
+            }
+            place = self.behind(self.links[place]);
+        }
+        Some(place)
+    }
+
+    /// Take a block out of the ring of its key; returns false. place: that of its link, if it is
+    /// the first of its key.
+    #[cold]
+    fn leave(&mut self, block: BlockId, tag: u32, place: Option<usize>) -> bool {
         let (behind, after) = (self.preceding[block.index()], self.following[block.index()]);
         debug_assert!(self.following[behind as usize] == block.0, "IDX-SOUND: {block:?} is alone");
         self.link(behind, after);
-        if let Some((bucket, before)) = answers {
-            self.chain[after as usize] = self.chain[block.index()];
-            self.point(bucket, before, tag | (after + 1));
+        let (own, next) = (self.behind(block.0 + 1), self.behind(after + 1));
+        if let Some(place) = place {
+            self.links[next] = self.links[own];
+            self.point(place, tag | (after + 1));
         }
         if behind == after {
-            self.chain[after as usize] &= !SEVERAL;
+            self.links[next] &= !SEVERAL;
         }
-    }
-
-    /// Prefetch what determines a block's key.
-    #[inline]
-    pub(crate) fn prefetch_key(&self, block: BlockId) {
-        prefetch(&self.keys, block.index());
-        prefetch(&self.chain, block.index());
-    }
-
-    /// Prefetch the bucket of keys with these first bytes.
-    #[inline]
-    pub(crate) fn prefetch_bucket(&self, head: u64) {
-        prefetch(&self.heads, self.bucket_of(head.wrapping_mul(SPREAD)));
+        seeded(Mutant::EventPerCopy)
     }
 
     /// Forget every key.
     pub fn clear(&mut self) {
-        self.heads.fill(0);
+        self.links[..self.num_buckets].fill(0);
         self.length = 0;
     }
 
@@ -274,8 +298,8 @@ impl HashIndex {
 
     /// The first block of each key, and whether the key has several.
     pub(crate) fn firsts(&self) -> impl Iterator<Item = (BlockId, bool)> + '_ {
-        let buckets = 0..if self.is_empty() { 0 } else { self.heads.len() };
-        let links = buckets.flat_map(|bucket| self.links_from(self.heads[bucket]));
+        let buckets = 0..if self.is_empty() { 0 } else { self.num_buckets };
+        let links = buckets.flat_map(|bucket| self.links_from(self.links[bucket]));
         let blocks = links.map(|link| self.block_of(link)).filter(|&block| !self.is_older(block));
         blocks.map(|block| (block, self.has_several(block)))
     }
@@ -285,32 +309,35 @@ impl HashIndex {
         (self.preceding[block.index()], self.following[block.index()])
     }
 
-    /// The bucket of a key and the tag of its links. The first bytes of a key are those of a hash
-    /// already: no need to hash the rest.
+    /// The place of a key. The first bytes of a key are those of a hash already: no need to hash
+    /// the rest.
     #[inline]
-    fn place_of(&self, key: &Key) -> (usize, u32) {
-        let spread = key.head().wrapping_mul(SPREAD);
-        (self.bucket_of(spread), spread as u32 & !(SEVERAL | self.named))
+    fn place_of(&self, key: &Key) -> Place {
+        self.place_of_head(key.head())
     }
 
     #[inline]
-    fn bucket_of(&self, spread: u64) -> usize {
-        (spread >> (u64::BITS - self.heads.len().trailing_zeros())) as usize
+    fn place_of_head(&self, head: u64) -> Place {
+        let spread = head.wrapping_mul(SPREAD);
+        let bucket = spread >> (u64::BITS - self.num_buckets.trailing_zeros());
+        Place { bucket: bucket as u32, tag: spread as u32 & !(SEVERAL | self.named) }
+    }
+
+    /// The place of the link that follows this one in its bucket.
+    #[inline(always)]
+    fn behind(&self, link: u32) -> usize {
+        self.num_buckets + (link & self.named) as usize
     }
 
     /// Whether a key of this tag may be in the bucket of this head; true if the bucket has many
     /// blocks.
-    /// No branch depends on the number of blocks in the bucket, usually 0 to 2: it would be
-    /// mispredicted for every third key.
-    #[inline]
+    /// No branch depends on the number of blocks in the bucket, usually 0 to 2.
+    #[inline(always)]
     fn may_hold(&self, head: u32, tag: u32) -> bool {
-        let behind = |link: u32| {
-            let next = self.chain[(link & self.named).saturating_sub(1) as usize];
-            if link == 0 { 0 } else { next & !SEVERAL }
-        };
-        let fits = |link: u32| (link != 0) & (link & !self.named == tag);
-        let (second, third) = (behind(head), behind(behind(head)));
-        fits(head) | fits(second) | (third != 0)
+        let second = self.links[self.behind(head)];
+        let third = self.links[self.behind(second)];
+        let fits = |link: u32| (link ^ tag) & !(SEVERAL | self.named) == 0;
+        fits(head) | fits(second) | (third & self.named != 0)
     }
 
     /// The block that answers for a key, in the bucket of this head.
@@ -327,7 +354,7 @@ impl HashIndex {
     #[inline]
     fn links_from(&self, head: u32) -> impl Iterator<Item = u32> + '_ {
         let step = |link: u32| (link != 0).then_some(link);
-        let next = move |&link: &u32| step(self.chain[self.block_of(link).index()] & !SEVERAL);
+        let next = move |&link: &u32| step(self.links[self.behind(link)] & !SEVERAL);
         std::iter::successors(step(head), next)
     }
 
@@ -336,19 +363,13 @@ impl HashIndex {
         BlockId((link & self.named) - 1)
     }
 
-    /// Replace the link behind this block in a bucket, or the bucket's head.
-    fn point(&mut self, bucket: usize, before: Option<u32>, link: u32) {
-        match before {
-            Some(before) => {
-                let several = self.chain[before as usize] & SEVERAL;
-                self.chain[before as usize] = link | several;
-            }
-            None => self.heads[bucket] = link,
-        }
+    /// Replace the link at a place, and keep what it says of the block there.
+    fn point(&mut self, place: usize, link: u32) {
+        self.links[place] = self.links[place] & SEVERAL | link;
     }
 
     fn has_several(&self, first: BlockId) -> bool {
-        self.chain[first.index()] & SEVERAL != 0
+        self.links[self.behind(first.0 + 1)] & SEVERAL != 0
     }
 
     /// The blocks of the key of a first one, first published first.

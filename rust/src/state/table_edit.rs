@@ -35,16 +35,18 @@ impl<'a> TableEdit<'a> {
     }
 
     /// Append blocks to the table. fresh: no command fills them.
-    pub(crate) fn extend(self, blocks: impl IntoIterator<Item = BlockId>, fresh: bool) {
+    pub(crate) fn extend(self, blocks: &[BlockId], fresh: bool) {
         let TableEdit { state, row, group_id } = self;
         let State { config, effects, requests, new_blocks, .. } = state;
         let rule = &config.groups[group_id as usize];
         let mut news = config.record_new_blocks.then_some(new_blocks);
         let table = &mut request_mut(requests, row).tables[group_id as usize];
-        for block in blocks {
-            if fresh {
-                note_new((group_id, rule), news.as_deref_mut(), block, effects);
-            }
+        if !fresh || news.is_none() && !rule.zero_new_blocks {
+            effects.commands.set_places((row, group_id), table.len(), blocks);
+            return table.extend_from_slice(blocks);
+        }
+        for &block in blocks {
+            note_new((group_id, rule), news.as_deref_mut(), block, effects);
             push((row, group_id), table, block, effects);
         }
     }
@@ -113,8 +115,9 @@ impl<'a> TableEdit<'a> {
                 position: last,
                 block: NULL_BLOCK,
             });
-            let nulls = std::iter::repeat_n(NULL_BLOCK, (position - last - 1) as usize);
-            self.extend(nulls.chain([block]), false);
+            let mut moved = vec![NULL_BLOCK; (position - last) as usize];
+            moved[(position - last - 1) as usize] = block;
+            self.extend(&moved, false);
         } else if let Some(old) = old.filter(|_| position < last) {
             self.keep_in_use(position..position + 1);
             self.note_replaced(position);
@@ -247,6 +250,11 @@ impl<'a> TableEdit<'a> {
             }
         }
     }
+}
+
+/// Split the next blocks off those that a plan took.
+pub(crate) fn first_of<'a>(taken: &mut &'a [BlockId], count: u32) -> &'a [BlockId] {
+    taken.split_off(..count as usize).expect("ADMIT-EXACT: the plan counts each block")
 }
 
 /// Append a block to a table.

@@ -12,7 +12,7 @@ use crate::mutants::{Mutant, seeded};
 use crate::state::open_batch::ScheduledRequest;
 use crate::state::plan_records::{Growth, Plan, Rewrite, StateStep};
 use crate::state::state::{NULL_BLOCK, State};
-use crate::state::table_edit::TableEdit;
+use crate::state::table_edit::{TableEdit, first_of};
 use crate::transitions::append::fast_path::note_quiet_until;
 use crate::transitions::checkpoints::{drop_end, note_end};
 use crate::transitions::drain::forget_new;
@@ -105,18 +105,18 @@ pub(crate) fn commit(state: &mut State, slot_request: &SlotRequest, plan: &Plan)
         let tenant = state.tenant(row);
         let fresh = state.device.take_for(tenant, count_fresh(plan), &mut state.effects);
         forget_new(state, &fresh);
-        let mut fresh = fresh.into_iter();
+        let mut fresh = &fresh[..];
         for rewrite in &plan.rewrites {
             apply_rewrite(state, row, *rewrite, plan.num_local, &mut fresh);
         }
         for (group_id, &Growth { num_nulls, num_external, .. }) in (0..).zip(&plan.growth) {
-            let nulls = std::iter::repeat_n(NULL_BLOCK, num_nulls as usize);
-            TableEdit::of(state, row, group_id).extend(nulls, false);
-            let external = fresh.by_ref().take(num_external as usize);
+            let nulls = vec![NULL_BLOCK; num_nulls as usize];
+            TableEdit::of(state, row, group_id).extend(&nulls, false);
+            let external = first_of(&mut fresh, num_external);
             TableEdit::of(state, row, group_id).extend(external, !slot_request.loads);
         }
         for (group_id, growth) in (0..).zip(&plan.growth) {
-            let grown = fresh.by_ref().take(growth.num_new as usize);
+            let grown = first_of(&mut fresh, growth.num_new);
             TableEdit::of(state, row, group_id).extend(grown, true);
         }
         if !plan.steps.is_empty() {
@@ -189,7 +189,7 @@ fn apply_rewrite(
     row: Row,
     rewrite: Rewrite,
     local: u32,
-    fresh: &mut impl Iterator<Item = BlockId>,
+    fresh: &mut &[BlockId],
 ) {
     let Rewrite { group_id, position, shared, copied, same, .. } = rewrite;
     let block = state[row].tables[group_id as usize][position as usize];
@@ -211,7 +211,7 @@ fn apply_rewrite(
         }
         return;
     }
-    let target = fresh.next().expect("ADMIT-EXACT: the plan counts a block for each rewrite");
+    let target = first_of(fresh, 1)[0];
     let restore = position * state.config.groups[group_id as usize].block_size;
     note_request(state, row, state[row].num_computed, restore, None);
     let copies = copied && !seeded(Mutant::CowNoCopy);

@@ -25,7 +25,7 @@ use crate::types::effects::Effects;
 use crate::types::errors::{Error, check_count};
 use crate::types::events::{News, Stored};
 use crate::types::ids::{BlockId, Row};
-use crate::types::keys::Key;
+use crate::types::keys::{Key, make_key};
 
 /// Publish a request's full blocks up to a token count, whose caching was delayed.
 ///
@@ -145,8 +145,54 @@ fn publish_one(state: &mut State, row: Row, (group_id, position): (u32, u32), la
     }
 }
 
+/// Publish blocks from the first position on, many at a time, as long as each of them can get a key
+/// and nothing else has to be noted. Returns the position behind them.
+fn publish_runs(
+    state: &mut State,
+    (row, group_id): (Row, u32),
+    positions: Range<u32>,
+    last: bool,
+) -> u32 {
+    let is_plain = state.has_plain_keys() && state.device.is_plain();
+    if !is_plain || state.scales[group_id as usize] != 1 {
+        return positions.start;
+    }
+    let State { config, requests, device, batch, .. } = state;
+    let request = &*request_mut(requests, row);
+    let (table, hashes) = (&request.tables[group_id as usize], &request.block_hashes);
+    let size = config.groups[group_id as usize].block_size;
+    let record = batch.scheduled.get(row);
+    let num_written = record.map_or(u32::MAX, |record| record.num_computed_before / size);
+    let mut places = device.index.places_of(&hashes[positions.start as usize..], group_id);
+    for first in positions.clone().step_by(AHEAD) {
+        let end = positions.end.min(first + AHEAD as u32);
+        let place = first as usize..end as usize;
+        let (blocks, keyed) = (&table[place.clone()], &hashes[place.clone()]);
+        let next = device.index.places_of(&hashes[end as usize..], group_id);
+        if !device.publish_run(&places, blocks, keyed, group_id) {
+            return first;
+        }
+        places = next;
+        if !last && config.max_in_flight > 0 {
+            let noted = blocks.iter().zip(keyed);
+            let noted = noted.map(|(&block, hash)| (block, make_key(hash, group_id)));
+            batch.published_keys.extend(noted);
+        }
+        let first = first.max(num_written).min(end);
+        let place = first as usize..end as usize;
+        let keyed = table[place.clone()].iter().zip(&hashes[place]).enumerate();
+        batch.unwritten.extend(keyed.map(|(number, (&block, hash))| {
+            let (position, key) = (first + number as u32, make_key(hash, group_id));
+            UnwrittenBlock { group_id, position, block, key, next: None }
+        }));
+    }
+    positions.end
+}
+
 /// Publish the blocks at these positions, or note their merges.
 fn publish_range(state: &mut State, row: Row, group_id: u32, positions: Range<u32>, last: bool) {
+    let start = state.batch.unwritten.len() as u32;
+    let rest = publish_runs(state, (row, group_id), positions.clone(), last)..positions.end;
     let State { config, scales, requests, device, batch, effects, loads, epoch, .. } = state;
     let (epoch, said) = (*epoch, (&*config, &scales[..]));
     let request = &*request_mut(requests, row);
@@ -157,8 +203,7 @@ fn publish_range(state: &mut State, row: Row, group_id: u32, positions: Range<u3
     let can_be_cancelled = !last && config.max_in_flight > 0;
     let mut first = positions.start;
     let (mut keyed, num_merges) = (Vec::new(), batch.merges.len());
-    let start = batch.unwritten.len() as u32;
-    for position in positions.clone() {
+    for position in rest {
         let ahead = (position as usize + AHEAD + 1) * scale as usize - 1;
         if let Some(ahead) = request.block_hashes.get(ahead) {
             device.index.prefetch_bucket(Key::head_of(ahead, group_id));

@@ -16,7 +16,7 @@ use crate::pool::block_pool::BlockPool;
 use crate::state::open_batch::ScheduledRequest;
 use crate::state::plan_records::StateStep;
 use crate::state::state::{NULL_BLOCK, State};
-use crate::state::table_edit::TableEdit;
+use crate::state::table_edit::{TableEdit, first_of};
 use crate::transitions::in_flight::note_request;
 use crate::types::commands::Command;
 use crate::types::effects::Effects;
@@ -141,17 +141,17 @@ pub(crate) fn apply_steps(
     state: &mut State,
     row: Row,
     steps: &[StateStep],
-    fresh: &mut impl Iterator<Item = BlockId>,
+    fresh: &mut &[BlockId],
     loads: bool,
 ) {
     if !steps.iter().all(|step| step.source.is_none() || step.stays || step.begun) {
         note_request(state, row, state[row].num_computed, 0, None);
     }
     for step in steps {
-        let new = step.takes.then(|| fresh.next().expect("ADMIT-EXACT: a block was planned"));
+        let new = step.takes.then(|| first_of(fresh, 1)[0]);
         fill_state(state, row, step, new, loads);
         put_state(state, row, step, new.unwrap_or(NULL_BLOCK));
-        let drafts = fresh.by_ref().take(step.num_drafts as usize);
+        let drafts = first_of(fresh, step.num_drafts);
         TableEdit::of(state, row, step.group_id).extend(drafts, false);
         let num_cached = &mut state[row].num_cached[step.group_id as usize];
         if step.source.is_none() || (step.source == Some(*num_cached) && !step.stays) {
@@ -191,10 +191,9 @@ fn put_state(state: &mut State, row: Row, step: &StateStep, new: BlockId) {
     let Some(source) = step.source.filter(|_| !step.stays) else {
         let gap = (target as usize).saturating_sub(table.len());
         if gap > 0 {
-            let nulls = std::iter::repeat_n(NULL_BLOCK, gap);
-            TableEdit::of(state, row, group_id).extend(nulls, false);
+            TableEdit::of(state, row, group_id).extend(&vec![NULL_BLOCK; gap], false);
         }
-        TableEdit::of(state, row, group_id).extend([new], false);
+        TableEdit::of(state, row, group_id).extend(&[new], false);
         return;
     };
     let block = table[source as usize];

@@ -301,7 +301,7 @@ fn put_back(
             if !state.is_null(block) && !owned.insert(block) {
                 state.device.touch(block, &mut state.effects);
             }
-            TableEdit::of(state, row, group_id).extend([block], false);
+            TableEdit::of(state, row, group_id).extend(&[block], false);
         }
         if !state.loads.is_empty() {
             note_owner(state, row, table, state[row].num_accepted());

@@ -70,9 +70,9 @@ impl Command {
     #[inline(always)]
     fn described(&self) -> (i32, &'static str) {
         match self {
-            Command::Allocate { .. } => (1, "Allocate"),
+            Command::Allocate { .. } => (ALLOCATE, "Allocate"),
             Command::Touch { .. } => (2, "Touch"),
-            Command::Evict { .. } => (3, "Evict"),
+            Command::Evict { .. } => (EVICT, "Evict"),
             Command::EvictAll => (4, "EvictAll"),
             Command::Free { .. } => (5, "Free"),
             Command::Zero { .. } => (6, "Zero"),
@@ -133,7 +133,7 @@ impl Command {
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Commands {
     pub(crate) rows: Vec<[i32; 5]>,
-    pub(crate) keys: Vec<u8>,
+    pub(crate) keys: Vec<[u8; KEY_SIZE]>,
     /// The places of those that move content, whose order can matter: in most batches none does.
     pub(crate) moving: Vec<u32>,
 }
@@ -149,6 +149,38 @@ impl Commands {
             self.moving.push(self.rows.len() as u32);
         }
         self.rows.push([command.kind(), a, b, c, d]);
+    }
+
+    /// Add, for each of these blocks, the `Evict` of its key and its `Allocate`.
+    pub(crate) fn push_taken<'a>(
+        &mut self,
+        blocks: &[BlockId],
+        key_of: impl Fn(BlockId) -> &'a Key,
+    ) {
+        let (first, num_keys) = (self.rows.len(), self.keys.len() as i32);
+        self.rows.resize(first + 2 * blocks.len(), [0; 5]);
+        let pairs = self.rows[first..].as_chunks_mut().0;
+        for (place, ([evict, allocate], &BlockId(block))) in
+            pairs.iter_mut().zip(blocks).enumerate()
+        {
+            evict[..3].copy_from_slice(&[EVICT, block as i32, num_keys + place as i32]);
+            allocate[..2].copy_from_slice(&[ALLOCATE, block as i32]);
+        }
+        self.keys.extend(blocks.iter().map(|&block| key_of(block).0));
+    }
+
+    /// Add a `SetTable` for each of these blocks, from a position on.
+    pub(crate) fn set_places(
+        &mut self,
+        (Row(row), group_id): (Row, u32),
+        first: usize,
+        blocks: &[BlockId],
+    ) {
+        let places = (first as i32..).zip(blocks);
+        let set = |(position, block): (i32, &BlockId)| {
+            [SET_TABLE, row as i32, group_id as i32, position, block.0 as i32]
+        };
+        self.rows.extend(places.map(set));
     }
 
     /// Commands so far.
@@ -170,9 +202,9 @@ impl Commands {
 
     /// The commands from one of them on, in order; none behind the last.
     pub fn since(&self, start: usize) -> impl Iterator<Item = Command> + '_ {
-        self.rows[start.min(self.len())..]
-            .iter()
-            .map(|&[kind, a, b, c, d]| from_row(kind, [a, b, c, d], &self.keys).expect(BY_PUSH))
+        self.rows[start.min(self.len())..].iter().map(|&[kind, a, b, c, d]| {
+            from_row(kind, [a, b, c, d], self.keys.as_flattened()).expect(BY_PUSH)
+        })
     }
 
     /// Forget all commands, keep the room.
@@ -248,7 +280,7 @@ impl Batch {
 
 /// Return the four value columns of a command, and append its key, if any, to `keys`.
 #[inline(always)]
-pub fn to_row(command: &Command, keys: &mut Vec<u8>) -> [i32; 4] {
+pub fn to_row(command: &Command, keys: &mut Vec<[u8; KEY_SIZE]>) -> [i32; 4] {
     match *command {
         Command::Allocate { block } | Command::Touch { block } | Command::Zero { block } => {
             row([block.0, 0, 0, 0])
@@ -269,10 +301,9 @@ pub fn to_row(command: &Command, keys: &mut Vec<u8>) -> [i32; 4] {
 }
 
 /// Add a key to those of a batch; returns its place.
-fn keep(keys: &mut Vec<u8>, key: &Key) -> u32 {
-    let place = keys.len() / KEY_SIZE;
-    keys.extend_from_slice(&key.0);
-    place as u32
+fn keep(keys: &mut Vec<[u8; KEY_SIZE]>, key: &Key) -> u32 {
+    keys.push(key.0);
+    keys.len() as u32 - 1
 }
 
 /// Ids and counts are at most `MAX_BLOCKS`, so they fit.
@@ -280,7 +311,10 @@ fn row(values: [u32; 4]) -> [i32; 4] {
     values.map(|value| value as i32)
 }
 
-/// The kind of `SetTable` in the columns; its values are in the order of the command's fields.
+/// The kinds in the columns of commands that are also added many at a time. The values of
+/// `SetTable` are in the order of its fields.
+const ALLOCATE: i32 = 1;
+const EVICT: i32 = 3;
 const SET_TABLE: i32 = 12;
 
 /// Return the command of one row of the columns; the inverse of `to_row`. Fails with the kind or
@@ -294,9 +328,9 @@ pub fn from_row(kind: i32, values: [i32; 4], keys: &[u8]) -> Result<Command, Str
         None => Err(format!("key {} of {}", place as i32, keys.len())),
     };
     Ok(match kind {
-        1 => Command::Allocate { block },
+        ALLOCATE => Command::Allocate { block },
         2 => Command::Touch { block },
-        3 => Command::Evict { block, key: key(b)? },
+        EVICT => Command::Evict { block, key: key(b)? },
         4 => Command::EvictAll,
         5 => Command::Free { block, cached: b != 0 },
         6 => Command::Zero { block },
@@ -328,7 +362,8 @@ pub fn close(number: u64, commands: &Commands) -> Batch {
 /// The same in the memory of a batch that is not needed any more.
 pub(crate) fn close_into(batch: &mut Batch, number: u64, commands: &Commands) {
     let Batch { buffer, keys, .. } = batch;
-    keys.clone_from(&commands.keys);
+    keys.clear();
+    keys.extend_from_slice(commands.keys.as_flattened());
     buffer.clear();
     buffer.reserve(commands.len() * COLUMNS.len());
     let column = |number: usize| commands.rows.iter().map(move |row| row[number].to_le_bytes());

@@ -51,6 +51,11 @@ impl Effects {
         }
     }
 
+    /// Whether nothing is recorded.
+    pub(crate) fn is_silent(&self) -> bool {
+        self.silent
+    }
+
     /// Add an event, if events are enabled.
     pub fn announce(&mut self, news: &News<'_>) {
         if self.events_enabled {

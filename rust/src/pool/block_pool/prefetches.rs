@@ -6,31 +6,20 @@ use crate::pool::prefetch::prefetch;
 use crate::types::ids::BlockId;
 
 /// As many blocks are taken before anything that is prefetched for them could arrive.
-pub(super) const FEW: usize = 2;
+const FEW: usize = 2;
 
 impl BlockPool {
     /// Prefetch for the first of many blocks, which are taken now.
     #[inline(always)]
     pub(super) fn prefetch_first(&self, blocks: &[BlockId]) {
         if blocks.len() > FEW {
-            blocks.iter().take(AHEAD).for_each(|&block| self.prefetch(block));
-        }
-    }
-
-    /// Prefetch for blocks behind a place, which are taken soon.
-    #[inline(always)]
-    pub(super) fn prefetch_behind(&self, blocks: &[BlockId], place: usize) {
-        if let Some(&ahead) = blocks.get(place + AHEAD) {
-            self.prefetch(ahead);
-        }
-        if let Some(key) = blocks.get(place + AHEAD / 2).and_then(|&ahead| self.key(ahead)) {
-            self.index.prefetch_bucket(key.head());
+            blocks.iter().take(2 * AHEAD).for_each(|&block| self.prefetch(block));
         }
     }
 
     /// Prefetch what is read when a block is taken.
     #[inline]
-    fn prefetch(&self, block: BlockId) {
+    pub(super) fn prefetch(&self, block: BlockId) {
         prefetch(&self.owners, block.index());
         self.index.prefetch_key(block);
     }

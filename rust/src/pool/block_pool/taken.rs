@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! How blocks are taken. A part of block_pool.rs.
 
-use super::prefetches::FEW;
 use super::{BlockPool, KEYED, TAILED, Taken};
 use crate::mutants::{Mutant, seeded};
 use crate::types::commands::Command;
@@ -13,14 +12,7 @@ impl BlockPool {
     pub(crate) fn take_for(&mut self, tenant: u8, count: u32, effects: &mut Effects) -> Taken {
         debug_assert!(count <= self.num_free(), "ADMIT-EXACT: {count} blocks were not planned");
         let blocks = self.dequeue_next(tenant, count);
-        let are_many = blocks.len() > FEW;
-        self.prefetch_first(&blocks);
-        for (place, &block) in blocks.iter().enumerate() {
-            if are_many {
-                self.prefetch_behind(&blocks, place);
-            }
-            self.give_owner(block, effects);
-        }
+        self.give_owners(&blocks, effects);
         if self.floors.is_some() {
             blocks.iter().for_each(|&block| self.note_taker(block, tenant));
         }
@@ -32,7 +24,11 @@ impl BlockPool {
     pub fn dequeue_next(&mut self, tenant: u8, count: u32) -> Taken {
         let mut blocks = Taken::with_capacity(count as usize);
         match (&self.policy, &self.floors) {
-            (None, None) => self.queue.take_front(count, |block| blocks.push(block)),
+            (None, None) => {
+                blocks.resize(count as usize, BlockId(0));
+                let num_taken = self.queue.take_front(&mut blocks);
+                blocks.truncate(num_taken);
+            }
             (_, Some(_)) => self.take_past_floors(count, tenant, &mut blocks),
             (Some(_), None) => self.take_by_policy(count, &mut blocks),
         }
@@ -55,7 +51,7 @@ impl BlockPool {
 
     /// Give a block that left the queue its first owner; it is evicted if it has a key.
     #[inline(always)] // of each block that a request takes
-    fn give_owner(&mut self, block: BlockId, effects: &mut Effects) {
+    pub(super) fn give_owner(&mut self, block: BlockId, effects: &mut Effects) {
         if self.owners[block.index()] >= TAILED {
             if self.owners[block.index()] >= KEYED && self.index.is_older(block) {
                 self.forget_older(block);

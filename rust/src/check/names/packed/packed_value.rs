@@ -108,12 +108,12 @@ impl Packed for Key {
 impl Packed for Commands {
     fn write(&self, out: &mut Vec<u8>) {
         self.rows.write(out);
-        write_bytes(&self.keys, out);
+        write_bytes(self.keys.as_flattened(), out);
         self.moving.write(out);
     }
 
     fn read(source: &mut &[u8]) -> Self {
-        let (rows, keys) = (Vec::read(source), read_bytes(source).to_vec());
+        let (rows, keys) = (Vec::read(source), read_bytes(source).as_chunks().0.to_vec());
         Commands { rows, keys, moving: Vec::read(source) }
     }
 }
