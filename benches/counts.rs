@@ -2,6 +2,7 @@
 //! Make one call many times in a pool whose blocks were used before, to count its instructions.
 //!
 //! For `evict`, which is `allocate`, all of them are cached; else they left without a key.
+//! `free_alone` is `free` of blocks that no other request holds.
 //! Run: `make counts`, which runs `counts CALL BLOCKS` under callgrind for each call and two pools,
 //! and counts only what is inside `measured`. Without arguments each call is made once.
 
@@ -26,12 +27,13 @@ use kvcore::types::values::{Output, Request};
 const BLOCK_SIZE: u32 = 16;
 /// Blocks of all prompts.
 const PROMPTS_BLOCKS: u32 = 2_048;
-const CALLS: [&str; 19] = [
+const CALLS: [&str; 20] = [
     "add",
     "look_up",
     "evict",
     "allocate",
     "take_batch",
+    "free_alone",
     "append",
     "append_ahead",
     "append_256",
@@ -104,7 +106,9 @@ impl Bench {
     /// Measure one call, after the calls that prepare it.
     fn run(&mut self, call: &str) {
         let before = CALLS.iter().take_while(|&&before| before != call);
-        let is_made = |before: &&&str| !before.starts_with("append_") && **before != "evict";
+        let is_made = |before: &&&str| {
+            !before.starts_with("append_") && !["evict", "free_alone"].contains(before)
+        };
         before.filter(is_made).for_each(|before| self.call(before));
         if call == "append" {
             // The first calls move each prompt to a column with room for more.

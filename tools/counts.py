@@ -45,7 +45,8 @@ EXPECTED = {
     "append_states_256": (APPENDED_256, 265),  # with a state group
     "take_batch": (BLOCKS, 34),
     "fork": (BLOCKS, 103),
-    "free": (BLOCKS, 26),
+    "free_alone": (BLOCKS, 49),
+    "free": (BLOCKS, 33),  # of blocks that forks of the requests hold, too
     "advance": (REQUESTS, 93),  # of the epoch
 }
 # Call: (the call that it is compared with, at most how many times its instructions).

@@ -183,6 +183,24 @@ impl FreeQueue {
         self.link(self.links[sentinel as usize].before, block, sentinel);
     }
 
+    /// Put some blocks at the back of a ring, in order: their links are written once.
+    pub(crate) fn append_all(&mut self, blocks: &[BlockId], ring: u32) {
+        let sentinel = self.sentinel(ring);
+        let mut last = self.links[sentinel as usize].before;
+        for &block in blocks {
+            debug_assert!(!self.contains(block), "FQ-UNIQ: {block:?} is in the queue already");
+            self.links[last as usize].after = block.0;
+            self.links[block.index()].before = last;
+            last = block.0;
+        }
+        self.links[last as usize].after = sentinel;
+        self.links[sentinel as usize].before = last;
+        self.length += blocks.len() as u32;
+        if last != sentinel {
+            self.filled |= self.bit(sentinel);
+        }
+    }
+
     /// Put a block at the front of the queue.
     pub fn prepend(&mut self, block: BlockId) {
         self.insert(self.sentinel(self.first_ring()), block);

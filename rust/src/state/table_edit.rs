@@ -171,13 +171,15 @@ impl<'a> TableEdit<'a> {
         let has_gaps = config.groups[group_id as usize].is_state();
         let table = &mut request_mut(requests, row).tables[group_id as usize];
         let first_held = table.iter().take_while(|&&block| device.is_null(block)).count();
-        let released = table.drain(first_held.max(length as usize)..);
+        let released = &mut table[first_held.max(length as usize)..];
+        if has_gaps || !seeded(Mutant::FreeHeadFirst) {
+            released.reverse();
+        }
         if has_gaps {
-            device.release(released.rev().filter(|&block| block != NULL_BLOCK), effects);
-        } else if seeded(Mutant::FreeHeadFirst) {
-            device.release(released, effects);
+            let held = released.iter().filter(|&&block| block != NULL_BLOCK);
+            device.release(held.copied(), effects);
         } else {
-            device.release(released.rev(), effects);
+            device.release_all(released, effects);
         }
         table.truncate(length as usize);
         if !seeded(Mutant::CutNotReported) {

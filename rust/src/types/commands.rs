@@ -7,6 +7,7 @@
 //! without a loop over commands. The numbers of the kinds are part of the format.
 //! Twin: kvcore/types/commands.py.
 
+mod runs;
 mod segments;
 
 use std::ops::RangeInclusive;
@@ -74,7 +75,7 @@ impl Command {
             Command::Touch { .. } => (2, "Touch"),
             Command::Evict { .. } => (EVICT, "Evict"),
             Command::EvictAll => (4, "EvictAll"),
-            Command::Free { .. } => (5, "Free"),
+            Command::Free { .. } => (FREE, "Free"),
             Command::Zero { .. } => (6, "Zero"),
             Command::CopyOnWrite { .. } => (7, "CopyOnWrite"),
             Command::SwapOut { .. } => (8, "SwapOut"),
@@ -149,38 +150,6 @@ impl Commands {
             self.moving.push(self.rows.len() as u32);
         }
         self.rows.push([command.kind(), a, b, c, d]);
-    }
-
-    /// Add, for each of these blocks, the `Evict` of its key and its `Allocate`.
-    pub(crate) fn push_taken<'a>(
-        &mut self,
-        blocks: &[BlockId],
-        key_of: impl Fn(BlockId) -> &'a Key,
-    ) {
-        let (first, num_keys) = (self.rows.len(), self.keys.len() as i32);
-        self.rows.resize(first + 2 * blocks.len(), [0; 5]);
-        let pairs = self.rows[first..].as_chunks_mut().0;
-        for (place, ([evict, allocate], &BlockId(block))) in
-            pairs.iter_mut().zip(blocks).enumerate()
-        {
-            evict[..3].copy_from_slice(&[EVICT, block as i32, num_keys + place as i32]);
-            allocate[..2].copy_from_slice(&[ALLOCATE, block as i32]);
-        }
-        self.keys.extend(blocks.iter().map(|&block| key_of(block).0));
-    }
-
-    /// Add a `SetTable` for each of these blocks, from a position on.
-    pub(crate) fn set_places(
-        &mut self,
-        (Row(row), group_id): (Row, u32),
-        first: usize,
-        blocks: &[BlockId],
-    ) {
-        let places = (first as i32..).zip(blocks);
-        let set = |(position, block): (i32, &BlockId)| {
-            [SET_TABLE, row as i32, group_id as i32, position, block.0 as i32]
-        };
-        self.rows.extend(places.map(set));
     }
 
     /// Commands so far.
@@ -315,6 +284,7 @@ fn row(values: [u32; 4]) -> [i32; 4] {
 /// `SetTable` are in the order of its fields.
 const ALLOCATE: i32 = 1;
 const EVICT: i32 = 3;
+const FREE: i32 = 5;
 const SET_TABLE: i32 = 12;
 
 /// Return the command of one row of the columns; the inverse of `to_row`. Fails with the kind or
@@ -332,7 +302,7 @@ pub fn from_row(kind: i32, values: [i32; 4], keys: &[u8]) -> Result<Command, Str
         2 => Command::Touch { block },
         EVICT => Command::Evict { block, key: key(b)? },
         4 => Command::EvictAll,
-        5 => Command::Free { block, cached: b != 0 },
+        FREE => Command::Free { block, cached: b != 0 },
         6 => Command::Zero { block },
         7 => Command::CopyOnWrite { source: block, target: second },
         8 => Command::SwapOut { block, host_block: second },

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Blocks that are taken, or get keys, many at a time.
+//! Blocks that are taken, get keys or are given back, many at a time.
 //!
-//! A part of block_pool.rs. Each step is done for up to `AHEAD` blocks before the next one begins.
-//! A pool that has to note more of a block is left to the methods for one block.
+//! A part of block_pool.rs. Each step is done for many blocks before the next one begins. A pool
+//! that has to note more of a block is left to the methods for one block.
 
-use super::{AHEAD, BlockPool, KEYED};
+use super::{AHEAD, BlockPool, COUNT, KEYED};
 use crate::mutants::{Mutant, seeded};
+use crate::pool::free_queue::CURRENT;
 use crate::pool::hash_index::runs::Places;
 use crate::types::effects::Effects;
 use crate::types::ids::BlockId;
@@ -35,7 +36,7 @@ impl BlockPool {
         }
     }
 
-    /// Return the places of the keys of the first `AHEAD` blocks, if each has one, and prefetch them.
+    /// Return the places of the keys of the first `AHEAD` blocks, if each has one.
     #[inline(always)]
     fn places_of_last(&self, blocks: &[BlockId]) -> Places {
         match blocks.first() {
@@ -66,6 +67,31 @@ impl BlockPool {
             self.index.remove_run(places, blocks, if events { Some(&mut announce) } else { None });
         }
         true
+    }
+
+    /// Do as `release` for these blocks.
+    pub(crate) fn release_all(&mut self, mut blocks: &[BlockId], effects: &mut Effects) {
+        let waits = self.quarantine.is_some() || effects.is_silent() || self.index.has_ended();
+        if waits || !self.is_plain() || seeded(Mutant::FreeForgetsABlock) {
+            return self.release(blocks.iter().copied(), effects);
+        }
+        const LEAVES: u32 = KEYED + 1; // a block with a key and one owner joins the queue's end
+        while !blocks.is_empty() {
+            let leaves = |block: &&BlockId| self.owners[block.index()] == LEAVES;
+            let (run, rest) = blocks.split_at(blocks.iter().take_while(leaves).count());
+            run.iter().for_each(|block| self.owners[block.index()] = KEYED);
+            self.queue.append_all(run, CURRENT);
+            effects.commands.push_freed(run);
+            blocks = rest;
+            while let Some((&block, behind)) = blocks.split_first() {
+                match &mut self.owners[block.index()] {
+                    &mut LEAVES => break,
+                    owners if *owners & COUNT > 1 => *owners -= 1,
+                    _ => self.release_one(block, effects),
+                }
+                blocks = behind;
+            }
+        }
     }
 
     /// Do as `publish` for at most `AHEAD` blocks and their hashes, in a plain pool. Returns false,
