@@ -115,3 +115,6 @@ impl BlockPool {
         true
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -101,7 +101,7 @@ impl HashIndex {
         num_done as usize
     }
 
-    /// Do as `remove` for at most `AHEAD` blocks, in order. announce: called with each key that no
+    /// Do as `remove` for at most `AHEAD` blocks of this epoch, in order. announce: called with each key that no
     /// block has any more; None if nobody wants to know.
     pub(crate) fn remove_run(
         &mut self,
@@ -111,7 +111,7 @@ impl HashIndex {
     ) {
         let mut done = 0;
         while done < blocks.len() {
-            if announce.is_none() && self.num_ended == 0 {
+            if announce.is_none() {
                 done += self.remove_alone(&places[done..], &blocks[done..]);
             }
             let Some(&block) = blocks.get(done) else { return };
@@ -124,8 +124,8 @@ impl HashIndex {
         }
     }
 
-    /// Remove blocks, in an index without epochs, up to the first one that is not alone under its
-    /// key, or stands behind two others in its bucket; returns how many.
+    /// Remove blocks up to the first one that is not alone under its key, or stands behind two
+    /// others in its bucket; returns how many.
     fn remove_alone(&mut self, places: &[Place], blocks: &[BlockId]) -> usize {
         let HashIndex { links, num_buckets, named, length, .. } = self;
         let (num_buckets, named) = (*num_buckets, *named);
