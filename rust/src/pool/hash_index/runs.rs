@@ -101,8 +101,8 @@ impl HashIndex {
         num_done as usize
     }
 
-    /// Do as `remove` for at most `AHEAD` blocks of this epoch, in order. announce: called with each key that no
-    /// block has any more; None if nobody wants to know.
+    /// Do as `remove` for at most `AHEAD` blocks of this epoch, in order. announce: called with
+    /// each key that no block has any more; None if nobody wants to know.
     pub(crate) fn remove_run(
         &mut self,
         places: &Places,

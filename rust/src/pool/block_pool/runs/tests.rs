@@ -64,6 +64,30 @@ impl Side {
     }
 }
 
+/// Take some blocks, and publish most of them.
+fn take_and_publish(sides: &mut [Side; 2], dice: &mut Dice) -> Vec<BlockId> {
+    let free = sides[0].pool.num_free() as usize;
+    let count = 1 + dice.below(free.min(40));
+    let hashes: Vec<BlockHash> = (0..count).map(|_| dice.hash()).collect();
+    let [taken, same] = sides.each_mut().map(|side| side.take(count as u32));
+    assert_eq!(taken, same);
+    let early = dice.below(2 * count);
+    if early < count {
+        sides.iter_mut().for_each(|side| {
+            side.publish(&taken[early..early + 1], &hashes[early..early + 1]);
+        });
+    }
+    let num_full = if dice.below(3) > 0 { count } else { dice.below(count + 1) };
+    for first in (0..num_full).step_by(AHEAD) {
+        let end = count.min(first + AHEAD);
+        let run = first..end;
+        sides.iter_mut().for_each(|side| {
+            side.publish(&taken[run.clone()], &hashes[run.clone()]);
+        });
+    }
+    taken
+}
+
 #[test]
 fn runs_leave_what_single_blocks_leave() {
     let (lru, uncached_first) = (Eviction::Lru, Eviction::UncachedFirst);
@@ -82,28 +106,9 @@ fn runs_leave_what_single_blocks_leave() {
         let mut held: Vec<Vec<BlockId>> = Vec::new();
         let mut num_evicted = 0;
         for time in 0..2_000 {
-            let free = sides[0].pool.num_free() as usize;
             let choice = dice.below(8);
-            if free > 0 && choice < 4 {
-                let count = 1 + dice.below(free.min(40));
-                let hashes: Vec<BlockHash> = (0..count).map(|_| dice.hash()).collect();
-                let [taken, same] = sides.each_mut().map(|side| side.take(count as u32));
-                assert_eq!(taken, same);
-                let early = dice.below(2 * count);
-                if early < count {
-                    sides.iter_mut().for_each(|side| {
-                        side.publish(&taken[early..early + 1], &hashes[early..early + 1]);
-                    });
-                }
-                let num_full = if dice.below(3) > 0 { count } else { dice.below(count + 1) };
-                for first in (0..num_full).step_by(AHEAD) {
-                    let end = count.min(first + AHEAD);
-                    let run = first..end;
-                    sides.iter_mut().for_each(|side| {
-                        side.publish(&taken[run.clone()], &hashes[run.clone()]);
-                    });
-                }
-                held.push(taken);
+            if sides[0].pool.num_free() > 0 && choice < 4 {
+                held.push(take_and_publish(&mut sides, &mut dice));
             } else if choice < 7 && !held.is_empty() {
                 let blocks = held.swap_remove(dice.below(held.len()));
                 if choice == 4 {
