@@ -23,7 +23,7 @@ from kvcore.invariants import pool_and_state
 from kvcore.state.state import State, make_state
 from kvcore.transitions import QUERIES, TRANSITIONS, arguments, queries
 from kvcore.types.arguments import check_kind, check_retention
-from kvcore.types.commands import Command, Evict, Free
+from kvcore.types.commands import Evict, Free
 from kvcore.types.config import Config
 from kvcore.types.errors import (
     BackendMissing,
@@ -111,10 +111,6 @@ class PythonBackend:
             elif isinstance(each, Evict):
                 removed.append((each.block, fold_key(each.key)))
         return len(commands), freed, removed
-
-    def open_commands(self, start: int) -> Sequence[Command]:
-        """Return the commands of the open batch from one on, for `kvcore.explain.lost_keys`."""
-        return self.state().batch.commands[start:]
 
     def key_marks(self, request_id: str, removed: _Marked, end: int) -> list[bytes]:
         state = self.state()

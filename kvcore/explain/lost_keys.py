@@ -47,7 +47,7 @@ class LostKeys:
         step: when it was. first: the number of the first loss; keys that were lost one after the
         other share it if their blocks were idle equally long. apart: only those of one block do.
         """
-        commands = manager.open_commands(start)
+        commands = manager.state().batch.commands[start:]
         losses: list[Loss] = []
         before: Any = None
         for each in commands:
@@ -87,5 +87,5 @@ class LostKeys:
 
 def make_lost_keys(core: Any, num_blocks: int) -> LostKeys | _twin.LostKeys:
     """Return what notes the losses of a backend of this many blocks."""
-    has_commands = hasattr(core, "open_commands")
-    return LostKeys(num_blocks) if has_commands else _twin.make_lost_keys(num_blocks)
+    is_python = hasattr(core, "state")
+    return LostKeys(num_blocks) if is_python else _twin.make_lost_keys(num_blocks)

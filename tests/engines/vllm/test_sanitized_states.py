@@ -36,7 +36,7 @@ def worlds(**fixed: Any) -> Generator:
 def first_found(**fixed: Any) -> Found | None:
     """Return the first finding within some runs."""
     made = worlds(**fixed)
-    found = (run(Adapter(), made.next()).found for _ in range(NUM_RUNS))
+    found = (run(Adapter, made.next()).found for _ in range(NUM_RUNS))
     return next((each for each in found if each is not None), None)
 
 
@@ -44,7 +44,7 @@ def first_found(**fixed: Any) -> Found | None:
 def test_the_scheduler_as_it_is_has_no_finding(policy: str) -> None:
     made, reached, steps = worlds(policy=policy), set[str](), 0
     while steps < NUM_STEPS:
-        outcome = run(Adapter(), made.next())
+        outcome = run(Adapter, made.next())
         assert outcome.found is None
         steps += outcome.num_steps
         reached |= outcome.reached
@@ -109,7 +109,7 @@ def test_a_chunk_preempted_in_its_step_leaves_no_state_that_is_hit() -> None:
     """Its state has a key and was never written. But the attention block that ends with it was
     freed first, and the urgent request takes it: so no hit ends there.
     """
-    outcomes = [run(Adapter(), each) for each in squeezed()]
+    outcomes = [run(Adapter, each) for each in squeezed()]
     assert {each.found for each in outcomes} == {None}
     both = {"chunk-preempted-in-its-step", "resumed-by-a-hit"}
     assert any(both <= each.reached for each in outcomes)
@@ -128,5 +128,5 @@ def test_a_state_of_a_chunk_preempted_in_its_step_is_found(monkeypatch: Patch) -
         free(self, request_id)
 
     monkeypatch.setattr(KVCacheCoordinator, "free", states_first)
-    found = [run(Adapter(), each).found for each in squeezed()]
+    found = [run(Adapter, each).found for each in squeezed()]
     assert {each.name for each in found if each is not None} == {"wrong-kv"}
