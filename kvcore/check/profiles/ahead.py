@@ -300,11 +300,10 @@ RUN_AHEAD: dict[str, Profile] = {
     ),
     "ahead-rejections": Profile(
         "two drafts to come in blocks that are pinned, whose rejection ends in an earlier block",
-        world(3, 1, 4, 1, "pin", "unpin", groups=(FULL,), without=ALONE, **REJECTIONS),
-        *(35219, 92951),
+        world(3, 1, 5, 1, "pin", "unpin", groups=(FULL,), without=ALONE, **REJECTIONS),
+        *(67788, 191240),
         backend="rust",
         shows=SHOWS,
-        not_shown=NEVER_REFUSED,
     ),
     "ahead-leave": Profile(
         "requests removed while output is to come",
