@@ -93,7 +93,7 @@ MODULES = {
 AROUND_SANITIZER = (
     *("kvcore.sanitizer.attached.Guard", "kvcore.sanitizer.attached.WrongKv"),
     *("kvcore.sanitizer.findings.CERTAIN", "kvcore.sanitizer.engines.kvcore.Observer"),
-    *("kvcore.sanitizer.hunter.adapter.Adapter", "kvcore.sanitizer.hunter.adapter.Engine"),
+    *("kvcore.sanitizer.hunter.adapter.EngineAdapter", "kvcore.sanitizer.hunter.adapter.Engine"),
 )
 """The names that an adapter uses besides those of `kvcore.sanitizer`."""
 COMMANDS = (
