@@ -16,8 +16,9 @@ ADMITTING = ("allocate_slots", "load")
 def find_taker(
     core: Any, name: str, outcome: Any, given: Mapping[str, Any], to_id: Callable[[int], str]
 ) -> Taker:
-    """Return which request got each block of a call. given: its arguments by
-    name. to_id: returns the id of a request given by its row."""
+    """Return which request got each block of a call. given: its arguments by name. to_id: returns
+    the id of a request given by its row.
+    """
     if name in ADMITTING:
         return lambda _: given["request_id"]
     if isinstance(outcome, Appended) and outcome.columns:

@@ -66,9 +66,8 @@ class Pass:
     end are drafts, each with a state of its own. num_rejected: how many behind the end are drafts
     that were not accepted, which the state after the step includes. ahead: whether it was planned
     behind positions to come: if drafts among these are not accepted, its state is worth nothing.
-    failed: the first position that was not loaded,
-    None if all were. encoder: content of the cross-attention tables; encodes: whether this pass
-    fills them.
+    failed: the first position that was not loaded, None if all were. encoder: content of the
+    cross-attention tables; encodes: whether this pass fills them.
     """
 
     request_id: str
