@@ -108,7 +108,7 @@ def available_to(state: State, call: SlotRequest) -> int:
     if not any(request.tables):
         reserve += tx.config.watermark_blocks
     lengths = measure(tx, request, call)
-    hits = () if call.hit is None else needed_hits(call.hit.blocks.blocks, lengths)
+    hits = () if call.hit is None else needed_hits(call.hit.blocks, lengths)
     trims: tuple[Trim, ...] = ()
     if tx.config.has_windows and not _is_gated(state, call):
         trims = plan_trims(tx, request, lengths.seen_from)

@@ -34,7 +34,7 @@ from kvcore.types.errors import (
     WrongHit,
 )
 from kvcore.types.groups import skipped_blocks
-from kvcore.types.slot_request import COUNTS, FLAGS, SlotRequest
+from kvcore.types.slot_request import COUNTS, FLAGS, RequestedHit, SlotRequest
 from kvcore.types.values import Hit, KVCacheBlocks
 
 _get_counts = attrgetter(*COUNTS)
@@ -47,20 +47,29 @@ def make_slot_request(
     flags = {name: options[name] for name in FLAGS if name in options}
     if not all(flag is True or flag is False for flag in flags.values()):
         options = {**options, **{name: read_flag(name, flag) for name, flag in flags.items()}}
-    return SlotRequest(request_id=request_id, num_new_tokens=num_new_tokens, hit=hit, **options)
+    read = read_hit(hit)
+    return SlotRequest(request_id=request_id, num_new_tokens=num_new_tokens, hit=read, **options)
+
+
+def read_hit(hit: Hit | None) -> RequestedHit | None:
+    """Read a hit; a token count that is not an int is left unchanged."""
+    if hit is None:
+        return None
+    groups: Any = hit.blocks.groups
+    plain = type(groups) is tuple and type(hit.num_tokens) is int
+    if plain and all(type(ids) is tuple and _all_counts(ids) for ids in groups):
+        return RequestedHit(groups, hit.num_tokens)
+    groups = tuple(tuple(read_ints(ids)) for ids in hit.blocks.blocks)
+    return RequestedHit(groups, read_int(hit.num_tokens))
 
 
 def read_slot_request(slot_request: SlotRequest) -> SlotRequest:
-    """Return the arguments with ints for counts and ids. Raises InvalidCount."""
+    """Return the arguments with ints for counts. Raises InvalidCount."""
     given = _get_counts(slot_request)
     if _all_counts(given):
-        return (
-            slot_request
-            if slot_request.hit is None
-            else replace(slot_request, hit=_read_hit(slot_request.hit))
-        )
+        return slot_request
     counts = {name: read_count(name, value) for name, value in zip(COUNTS, given, strict=True)}
-    return replace(slot_request, hit=_read_hit(slot_request.hit), **counts)
+    return replace(slot_request, **counts)
 
 
 def check_hit_kind(hit: Any) -> None:
@@ -72,10 +81,10 @@ def check_hit_kind(hit: Any) -> None:
     if not isinstance(hit.blocks, KVCacheBlocks):
         check_kind("hit.blocks", hit.blocks, KVCacheBlocks)
     try:
-        for ids in hit.blocks.blocks:
-            iter(ids)
+        for ids in hit.blocks.groups:
+            iter(memoryview(ids).cast("I") if type(ids) is bytes else ids)
     except TypeError:
-        name, value = "hit.blocks.blocks", hit.blocks.blocks
+        name, value = "hit.blocks.blocks", hit.blocks.groups
         raise WrongArgument(name=name, expected="a tuple of ids per group", value=value) from None
 
 
@@ -96,9 +105,9 @@ def check_slot_request(
     if slot_request.num_encoder_tokens and not any(group.is_cross for group in tx.config.groups):
         raise NoEncoderGroup(request=name, num_encoder_tokens=slot_request.num_encoder_tokens)
     hits: tuple[tuple[int, ...], ...] = ((),) * len(request.tables)
-    if slot_request.hit is not None and any(slot_request.hit.blocks.blocks):
+    if slot_request.hit is not None and any(slot_request.hit.blocks):
         check_hit(tx, request, slot_request.hit)
-        hits = slot_request.hit.blocks.blocks
+        hits = slot_request.hit.blocks
     elif slot_request.hit is not None and slot_request.hit.num_tokens:
         raise WrongHit(request=name, num_blocks=0, num_tokens=slot_request.hit.num_tokens)
     check_length(tx, request, slot_request)
@@ -111,9 +120,9 @@ def check_slot_request(
     return hits
 
 
-def check_hit(tx: Transaction, request: RequestState, hit: Hit) -> None:
+def check_hit(tx: Transaction, request: RequestState, hit: RequestedHit) -> None:
     """Raise unless the hit is a prefix of the request that the pool still holds under its keys."""
-    groups = hit.blocks.blocks
+    groups = hit.blocks
     name, num_blocks = request.request_id, max(len(blocks) for blocks in groups)
     if not tx.config.enable_caching:
         raise CachingDisabled(request=name, num_blocks=num_blocks)
@@ -146,7 +155,9 @@ def check_hit(tx: Transaction, request: RequestState, hit: Hit) -> None:
                 raise StaleHits(request=name, block=block, position=position)
 
 
-def hit_key(tx: Transaction, request: RequestState, hit: Hit, place: tuple[int, int]) -> bytes:
+def hit_key(
+    tx: Transaction, request: RequestState, hit: RequestedHit, place: tuple[int, int]
+) -> bytes:
     """Return the key that the block of a hit at a place (group, position) has."""
     group_id, position = place
     group = tx.config.groups[group_id]
@@ -249,17 +260,3 @@ def _all_counts(values: Iterable[Any]) -> bool:
         if type(value) is not int or value < 0:
             return False
     return True
-
-
-def _read_hit(hit: Hit | None) -> Hit | None:
-    """Return a hit with ints if they can be read; a token count that is not an int is left
-    unchanged.
-    """
-    if hit is None:
-        return None
-    groups, num_tokens = hit.blocks.blocks, hit.num_tokens
-    plain = type(groups) is tuple and type(num_tokens) is int
-    if plain and all(type(ids) is tuple and _all_counts(ids) for ids in groups):
-        return hit
-    groups = tuple(tuple(read_ints(ids)) for ids in groups)
-    return Hit(KVCacheBlocks(groups), read_int(num_tokens))

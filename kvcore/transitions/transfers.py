@@ -24,6 +24,7 @@ from kvcore.transitions.free import cut_tables
 from kvcore.transitions.in_flight import num_finished
 from kvcore.transitions.plan import plan_allocation
 from kvcore.transitions.publish import publish_blocks, stored
+from kvcore.transitions.slot_request import read_hit
 from kvcore.transitions.tails.keys import cache_tails
 from kvcore.transitions.unconfirmed_loads import is_unconfirmed
 from kvcore.transitions.window import apply_trims
@@ -39,7 +40,7 @@ from kvcore.types.errors import (
     UnknownOperation,
     WrongLoad,
 )
-from kvcore.types.slot_request import SlotRequest
+from kvcore.types.slot_request import RequestedHit, SlotRequest
 from kvcore.types.values import Hit, Outcome, Refused
 
 
@@ -92,7 +93,7 @@ def load(
     slot_request = SlotRequest(
         request_id=request_id,
         num_new_tokens=0,
-        hit=hit,
+        hit=read_hit(hit),
         num_external_computed_tokens=num_tokens,
         delay_cache_blocks=True,
         full_sequence_must_fit=read_flag("full_sequence_must_fit", full_sequence_must_fit),
@@ -106,7 +107,7 @@ def load(
         if tx.is_stale(request):
             raise StaleRequest(request=request_id, epoch=request.epoch, current=tx.epoch)
         plan = plan_allocation(tx, slot_request)
-        check_load(tx, request, count, hit)
+        check_load(tx, request, count, slot_request.hit)
         if isinstance(plan, Refusal):
             tx.put(apply_trims(tx, plan.request, plan.trims))
             return plan.refused
@@ -122,12 +123,14 @@ def load(
     return transition(state, change)
 
 
-def check_load(tx: Transaction, request: RequestState, count: int, hit: Hit | None) -> None:
+def check_load(
+    tx: Transaction, request: RequestState, count: int, hit: RequestedHit | None
+) -> None:
     """Raise unless the load is of whole blocks with keys and leaves a token to compute."""
     name = request.request_id
     if not tx.config.enable_caching:
         raise CachingDisabled(request=name, num_blocks=0)
-    first = request.num_computed + (0 if hit is None else read_int(hit.num_tokens))
+    first = request.num_computed + (0 if hit is None else hit.num_tokens)
     alignment, end = tx.config.block_alignment, first + count
     if end > tx.config.length_limit:
         raise BeyondModelLength(request=name, requested=end, max_model_len=tx.config.length_limit)

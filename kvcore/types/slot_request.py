@@ -11,8 +11,6 @@ from typing import Any, TypedDict
 from msgspec import Struct
 from msgspec.structs import fields
 
-from kvcore.types.values import Hit
-
 
 class SlotOptions(TypedDict, total=False):
     """The options of an allocation, besides its tokens and its hit; a new one goes last.
@@ -30,6 +28,13 @@ class SlotOptions(TypedDict, total=False):
     checkpoint: bool
 
 
+class RequestedHit(Struct, frozen=True, gc=False):
+    """A hit as an engine hands it in, with ints if they can be read; unchecked."""
+
+    blocks: tuple[tuple[int, ...], ...]
+    num_tokens: int
+
+
 class SlotRequest(Struct, frozen=True, gc=False, kw_only=True):
     """The arguments of one allocation, by the names of `allocate_slots`.
 
@@ -38,7 +43,7 @@ class SlotRequest(Struct, frozen=True, gc=False, kw_only=True):
 
     request_id: str
     num_new_tokens: int
-    hit: Hit | None = None
+    hit: RequestedHit | None = None
     num_lookahead_tokens: int = 0
     num_external_computed_tokens: int = 0
     num_encoder_tokens: int = 0

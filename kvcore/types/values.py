@@ -77,10 +77,24 @@ class Request:
     retention: KvCacheRetentionConfig | None = attrs.field(default=None, kw_only=True)
 
 
-class KVCacheBlocks(Struct, frozen=True, gc=False):
-    """Block ids, one tuple per group, in table order; 0 is the null block if there is one."""
+class KVCacheBlocks(Struct, frozen=True, gc=False, eq=False):
+    """Block ids, per group in table order; 0 is the null block if there is one.
 
-    blocks: tuple[tuple[int, ...], ...]
+    groups: the ids of each group; the twin's are bytes, native uint32s, of which `blocks` makes
+    ints. Comparisons are of `blocks`.
+    """
+
+    groups: tuple[tuple[int, ...] | bytes, ...]
+
+    @property
+    def blocks(self) -> tuple[tuple[int, ...], ...]:
+        """The ids, one tuple per group; the twin's are made by each access."""
+        return tuple(
+            [
+                tuple(memoryview(ids).cast("I")) if isinstance(ids, bytes) else ids
+                for ids in self.groups
+            ]
+        )
 
     if TYPE_CHECKING:  # true without a call; the type lets a type checker narrow `if got:`
 
@@ -109,7 +123,19 @@ class KVCacheBlocks(Struct, frozen=True, gc=False):
 
     def new_empty(self) -> KVCacheBlocks:
         """Return an instance without blocks, with the same number of groups."""
-        return KVCacheBlocks(((),) * len(self.blocks))
+        return KVCacheBlocks(((),) * len(self.groups))
+
+    def __eq__(self, other: object) -> bool:
+        return self.blocks == other.blocks if isinstance(other, KVCacheBlocks) else NotImplemented
+
+    def __ne__(self, other: object) -> bool:  # a Struct has its own
+        return not self == other
+
+    def __hash__(self) -> int:
+        return hash(self.blocks)
+
+    def __repr__(self) -> str:
+        return f"KVCacheBlocks(blocks={self.blocks!r})"
 
 
 class Hit(Struct, frozen=True, gc=False):

@@ -242,6 +242,16 @@ def test_statistics_and_events_are_pythons_own() -> None:
     assert rust.take_stats() == PrefixCacheStats()
 
 
+def test_the_twin_makes_no_int_of_a_block_that_nobody_reads() -> None:
+    python, rust = (story(backend).get_blocks("a") for backend in ("python", "rust"))
+    assert [type(ids) for ids in rust.groups] == [bytes]
+    assert rust == python
+    assert hash(rust) == hash(python)
+    assert rust.blocks == python.blocks
+    assert repr(rust) == repr(python)
+    assert rust.new_empty() == python.new_empty() != rust
+
+
 def test_calls_that_grow_nothing_share_one_empty_value() -> None:
     manager = story("rust")
     manager.add_tokens("a", [4, 5, 6])

@@ -116,6 +116,7 @@ PYTHON_ONLY = {
     ("trace/text", "read_number"): "`str::parse` in the twin",
     ("trace/text", "read_u32"): "`str::parse` in the twin",
     ("trace/trace_file", "rewrite"): "one language writes the outcomes, the other must agree",
+    ("transitions/slot_request", "read_hit"): BEFORE,
     ("transitions/slot_request", "make_slot_request"): BEFORE,
     ("transitions/slot_request", "check_hit_kind"): BEFORE,
     ("types/slot_request", "SlotOptions"): "keyword arguments, for type checkers",
@@ -129,6 +130,7 @@ PYTHON_ONLY = {
     ("pool/retention", "start_epoch"): TRANSACTION,
     ("pool/retention", "with_levels"): "`set_kept` and `place_by_level`, as the twin decodes",
     ("types/values", "grown"): "a field of the twin's",
+    ("types/values", "blocks"): "a field of the twin's",
     ("types/values", "Outcome"): "a transition changes the state that it is given",
 }
 RUST_ONLY = {

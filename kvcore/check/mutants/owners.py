@@ -146,7 +146,7 @@ def m_refused_hits_keep_their_owner(patcher: Patcher) -> None:
     def plan_touched(tx: Transaction, slot_request: SlotRequest) -> Plan | Refusal:
         planned = plan.plan_allocation(tx, slot_request)
         if isinstance(planned, Refusal) and slot_request.hit is not None:
-            for block in chain.from_iterable(slot_request.hit.blocks.blocks):
+            for block in chain.from_iterable(slot_request.hit.blocks):
                 tx.device.touch(block)
         return planned
 
@@ -266,7 +266,7 @@ def keep_refused_hits(patcher: Patcher) -> None:
         if not isinstance(planned, Refusal) or slot_request.hit is None:
             return planned
         edit = TableEdit(tx, planned.request)
-        for group_id, blocks in enumerate(slot_request.hit.blocks.blocks):
+        for group_id, blocks in enumerate(slot_request.hit.blocks):
             edit.share(group_id, pvector(blocks))
         return attrs.evolve(planned, request=replace(planned.request, tables=tuple(edit.tables)))
 

@@ -13,6 +13,7 @@ use smallvec::SmallVec;
 
 use crate::bindings::errors::{APART, Given, ends_call, raise, wrong_argument, wrong_config};
 use crate::bindings::lists::exact_ids;
+use crate::bindings::values::packed_ids;
 use crate::pool::priority_eviction::PoolEviction;
 use crate::types::commands::Tier;
 use crate::types::config::{Config, Duplicates, Eviction, NO_LIMIT, Publish};
@@ -170,9 +171,10 @@ impl<'py> Given<'py> {
         let py = hit.0.py();
         let mut blocks = Vec::new();
         for group in items(
-            hit.0.getattr(intern!(py, "blocks"))?.getattr(intern!(py, "blocks"))?.as_borrowed(),
+            hit.0.getattr(intern!(py, "blocks"))?.getattr(intern!(py, "groups"))?.as_borrowed(),
         )? {
-            blocks.push(self.blocks(BlocksArg(group.as_borrowed()))?);
+            let packed = packed_ids(&group).map(Ok);
+            blocks.push(packed.unwrap_or_else(|| self.blocks(BlocksArg(group.as_borrowed())))?);
         }
         let num_tokens =
             self.count(CountArg(hit.0.getattr(intern!(py, "num_tokens"))?.as_borrowed()))?;

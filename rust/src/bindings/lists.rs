@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Lists of ints in one pass, without a copy of the list.
-//! Anything but a list or tuple of exact Python ints below 2**32 is left to the slower reader,
-//! which reports what is wrong and where.
+//! Lists of ints in one pass, without a copy of the list, and rows of native integers.
+//! Anything but a list or tuple of exact Python ints below 2**32, or such a row, is left to the
+//! slower reader, which reports what is wrong and where.
 //!
 //! Why it is sound: the items are borrowed, which is right as long as the list does not change. The
 //! thread is attached; if that does not exclude other threads, the critical section does. No Python
@@ -10,6 +10,7 @@
 
 #![allow(unsafe_code)]
 
+mod buffers;
 mod in_place;
 
 use std::ffi::c_ulong;
@@ -20,16 +21,19 @@ use pyo3::sync::critical_section::with_critical_section;
 use pyo3::types::{PyList, PyTuple};
 use smallvec::SmallVec;
 
+use self::buffers::read_row;
 use self::in_place::Layout;
 use crate::types::values::room_for;
 
-/// The items of a list or tuple of ints below 2**32; None for anything else.
+/// The items of a list, tuple or native row of ints below 2**32; None for anything else.
 pub(crate) fn exact_ids(object: Borrowed<'_, '_, PyAny>) -> Option<Tokens> {
     let (py, pointer) = (object.py(), object.as_ptr());
     if let Ok(list) = object.cast::<PyList>() {
         return with_critical_section(&object, || read_list(list));
     }
-    let tuple = object.cast::<PyTuple>().ok()?;
+    let Ok(tuple) = object.cast::<PyTuple>() else {
+        return read_row(object);
+    };
     // SAFETY: it is a tuple; `read` only reads its items.
     read(py, tuple.len(), |at| unsafe { ffi::PyTuple_GetItem(pointer, at as ffi::Py_ssize_t) })
 }
@@ -67,22 +71,20 @@ fn read(
     count: usize,
     item: impl Fn(usize) -> *mut ffi::PyObject,
 ) -> Option<Tokens> {
-    let (mut ids, layout) = (zeros(count), Layout::known(py));
+    let (mut ids, layout) = (collected((0..count).map(|_| 0)), Layout::known(py));
     for (position, id) in ids.iter_mut().enumerate() {
         *id = read_one(py, layout, item(position))?;
     }
     Some(ids)
 }
 
-/// Make a vector of zeros; a long one gets spare capacity, as for prompts.
-fn zeros(count: usize) -> Tokens {
-    let mut ids = Tokens::new();
-    if count <= ids.inline_size() {
-        ids.resize(count, 0);
-        return ids;
+/// Collect the ids; many get spare capacity, as for prompts.
+pub(crate) fn collected(ids: impl ExactSizeIterator<Item = u32>) -> Tokens {
+    if ids.len() <= Tokens::new().inline_size() {
+        return ids.collect();
     }
-    let mut column = Vec::with_capacity(room_for(count));
-    column.resize(count, 0);
+    let mut column = Vec::with_capacity(room_for(ids.len()));
+    column.extend(ids);
     column.into()
 }
 

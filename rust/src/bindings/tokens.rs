@@ -19,10 +19,9 @@ use pyo3::types::{
 
 use crate::bindings::arguments::{TokensArg, excused, items, listed};
 use crate::bindings::errors::{Given, ends_call, raise, wrong_argument, wrong_row, wrong_token};
-use crate::bindings::lists::{Tokens, exact_ids};
+use crate::bindings::lists::{Tokens, collected, exact_ids};
 use crate::record::fields::ReadTokens;
 use crate::types::errors::Error;
-use crate::types::values::room_for;
 
 /// An argument that is read here: its name, and what it must be.
 pub(crate) struct Argument(&'static str, &'static str);
@@ -166,6 +165,9 @@ pub(crate) fn read_named<'py>(
     given: &Given<'py>,
     requests: TokensArg<'_, 'py>,
 ) -> PyResult<Named<'py>> {
+    if let Some(rows) = exact_ids(requests.0) {
+        return Ok(Named::Rows(rows));
+    }
     let (py, _reading) = (requests.0.py(), given.reading()?);
     let (mut ids, mut unsigned) = (None, None);
     let tokens = read_any(requests, &ROWS, &mut unsigned, Some(&mut ids));
@@ -198,15 +200,7 @@ fn read_native(
     match (signed, buffer.item_size()) {
         (false, 1) => copy::<u8>(py, buffer, unsigned),
         (false, 2) => copy::<u16>(py, buffer, unsigned),
-        (false, 4) => match buffer.as_typed::<u32>() {
-            Ok(values) => {
-                let mut column = Vec::with_capacity(room_for(values.item_count()));
-                column.resize(values.item_count(), 0);
-                values.copy_to_slice(py, &mut column)?;
-                Ok(Some(column.into()))
-            }
-            Err(_) => Ok(None),
-        },
+        (false, 4) => copy::<u32>(py, buffer, unsigned),
         (false, _) => copy::<u64>(py, buffer, unsigned),
         (true, 1) => copy::<i8>(py, buffer, unsigned),
         (true, 2) => copy::<i16>(py, buffer, unsigned),
@@ -269,7 +263,7 @@ fn read_view(
 /// Convert the values to u32, in passes that the compiler vectorises.
 fn narrow<T>(
     py: Python<'_>,
-    values: impl Iterator<Item = T> + Clone,
+    values: impl ExactSizeIterator<Item = T> + Clone,
     unsigned: &mut Option<PyErr>,
 ) -> PyResult<Tokens>
 where
@@ -285,7 +279,7 @@ where
         }
         return Ok(column);
     }
-    Ok(with_room(values.map(|value| u32::try_from(value).unwrap_or_default())))
+    Ok(collected(values.map(|value| u32::try_from(value).unwrap_or_default())))
 }
 
 /// Convert a value to an id. If it is below 0, return its bits. unsigned: as in `read_any`. wrong:
@@ -296,13 +290,6 @@ fn id_of(value: i128, unsigned: &mut Option<PyErr>, wrong: impl Fn(i32) -> PyErr
     }
     unsigned.get_or_insert_with(|| wrong(0));
     i32::try_from(value).map(i32::cast_unsigned).map_err(|_| wrong(i32::MIN))
-}
-
-/// Collect the values with spare capacity, as for prompts.
-fn with_room(values: impl Iterator<Item = u32>) -> Tokens {
-    let mut column = Vec::with_capacity(room_for(values.size_hint().0));
-    column.extend(values);
-    column.into()
 }
 
 fn read_items(items: &Bound<'_, PyTuple>, unsigned: &mut Option<PyErr>) -> PyResult<Tokens> {

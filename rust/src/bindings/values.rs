@@ -75,11 +75,25 @@ results! {
     PyKeys: KEYS;
 }
 
-/// Block ids, one list per group.
+/// Block ids, as the bytes of each group.
 pub(crate) fn blocks<'py>(py: Python<'py>, blocks: &[Vec<BlockId>]) -> PyResult<PyBlocks<'py>> {
-    let groups: Vec<_> = blocks.iter().map(|group| ids(py, group)).collect::<PyResult<_>>()?;
+    let bytes = |group: &Vec<BlockId>| {
+        PyBytes::new_with(py, group.len() * 4, |room| {
+            for (place, block) in room.as_chunks_mut().0.iter_mut().zip(group) {
+                *place = block.0.to_ne_bytes();
+            }
+            Ok(())
+        })
+    };
+    let groups: Vec<_> = blocks.iter().map(bytes).collect::<PyResult<_>>()?;
     let class = Classes::get(py)?.blocks.bind(py);
     Ok(PyBlocks(class.call1((PyTuple::new(py, groups)?,))?))
+}
+
+/// The ids of a group that came so.
+pub(crate) fn packed_ids(group: &Bound<'_, PyAny>) -> Option<Vec<i64>> {
+    let ids = group.cast::<PyBytes>().ok()?.as_bytes().as_chunks().0;
+    Some(ids.iter().map(|id| i64::from(u32::from_ne_bytes(*id))).collect())
 }
 
 /// No blocks in any group.

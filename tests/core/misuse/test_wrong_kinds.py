@@ -83,6 +83,11 @@ WRONG: list[tuple[Misuse, str, str]] = [
     (lambda m: m.add_block_hashes("r", FIVE), "hashes", "5"),
     (lambda m: m.allocate_slots("r", 1, Hit(KVCacheBlocks(FIVE), 1)), "hit.blocks.blocks", "5"),
     (lambda m: m.load("r", 1, Hit(KVCacheBlocks((FIVE,)), 1)), "hit.blocks.blocks", "(5,)"),
+    (
+        lambda m: m.allocate_slots("r", 1, Hit(KVCacheBlocks((b"five!",)), 1)),
+        "hit.blocks.blocks",
+        "(b'five!',)",
+    ),
     (lambda m: m.swap_in(NO_ITEMS), "request_ids", "array(1)"),
     (lambda m: m.rewind(NO_ITEMS, 0), "request_ids", "array(1)"),
     (lambda m: m.store(NO_ITEMS), "block_ids", "array(1)"),
