@@ -31,7 +31,7 @@ NULLS = ("null", "null-rust")
 EVERY_PEER = tuple(name for name in PEERS if name not in NULLS)
 MAIN_PEERS = (BASE, "vllm085", "sglang", "kvbm", "kvcore-rust", "kvcore-rust-lru",
               "kvcore-rust-sha", "kvcore-rust-xxh3", "kvcore-calls", "kvcore-batched")  # fmt: skip
-MORE_PEERS = {"16k": EVERY_PEER, "d1024": (*MAIN_PEERS, "kvcore-python")}
+MORE_PEERS = {"16k": EVERY_PEER, "d1024": (*MAIN_PEERS, "kvcore-python", "kvcore-python-batched")}
 
 
 def read_names(text: str) -> list[str]:

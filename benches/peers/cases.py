@@ -55,11 +55,13 @@ PEERS = {
     "kvcore-batched": _python("kvcore from Python, batched, buffers", "kvcore"),
     "kvcore-batched-xxh3": _python("the same, xxh3", "kvcore"),
     "kvcore-python": _python("kvcore's Python core, sha256", "kvcore"),
+    "kvcore-python-batched": _python("the same, batched, buffers", "kvcore"),
 }
 # Peers whose hit tokens must be equal, since they follow the rules of the first one.
 SAME_HITS = (
     ("vllm033", "vllm033-cbor", "kvcore-rust", "kvcore-rust-sha", "kvcore-rust-xxh3",
-     "kvcore-calls", "kvcore-batched", "kvcore-batched-xxh3", "kvcore-python"),
+     "kvcore-calls", "kvcore-batched", "kvcore-batched-xxh3", "kvcore-python",
+     "kvcore-python-batched"),
     ("vllm085", "vllm085-facade", "vllm085-facade-python", "vllm085-sha", "vllm085-facade-sha",
      "kvcore-rust-lru", "kvcore-calls-lru"),
 )  # fmt: skip

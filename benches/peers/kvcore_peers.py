@@ -108,5 +108,8 @@ MAKERS = {
     "kvcore-batched": Maker(Batched, buffer),
     "kvcore-batched-xxh3": Maker(lambda work: Batched(work, hashing="xxh3"), buffer),
     "kvcore-python": Maker(lambda work: Calls(work, backend="python", hashing="sha256")),
+    "kvcore-python-batched": Maker(
+        lambda work: Batched(work, backend="python", hashing="sha256"), buffer
+    ),
     "kvcore-calls-lru": Maker(lambda work: Calls(work, eviction="lru")),
 }

@@ -100,8 +100,11 @@ class FreeQueueTransaction:
 
     def first_ring(self) -> int:
         """Find the ring whose front leaves next: the first that is not empty, or the last ring."""
-        *others, last = range(self.queue.num_rings)
-        return next((ring for ring in others if self.sentinel(ring) in self), last)
+        last = self.queue.num_rings - 1
+        for ring in range(last):
+            if self.sentinel(ring) in self:
+                return ring
+        return last
 
     def front(self) -> int:
         """Return the block that leaves next; a sentinel if the queue is empty."""
@@ -118,10 +121,12 @@ class FreeQueueTransaction:
 
     def take_front(self, count: int) -> list[int]:
         """Remove this many blocks from the front, and return them in order."""
-        blocks = []
-        for _ in range(count):
-            blocks.append(self.front())
-            self.remove(blocks[-1])
+        blocks: list[int] = []
+        for ring in range(self.queue.num_rings):
+            sentinel = self.sentinel(ring)
+            while len(blocks) < count and self.following[sentinel] != sentinel:
+                blocks.append(self.following[sentinel])
+                self.remove(blocks[-1])
         return blocks
 
     def append(self, block: int, ring: int = CURRENT) -> None:

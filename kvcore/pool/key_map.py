@@ -159,7 +159,7 @@ def find_in(chain: Entry | None, key: bytes) -> Entry | None:
 
 def without(chain: Entry | None, key: bytes) -> Entry | None:
     """Return a chain without a key; the same chain if it does not have the key."""
-    if find_in(chain, key) is None:
+    if chain is None or find_in(chain, key) is None:
         return chain
     left: Entry | None = None
     while chain is not None:

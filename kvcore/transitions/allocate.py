@@ -19,7 +19,7 @@ from pyrsistent import pvector
 
 from kvcore.state.open_batch import ScheduledRequest
 from kvcore.state.plan_records import Plan, Refusal, Rewrite
-from kvcore.state.state import NULL_BLOCK, State
+from kvcore.state.state import NULL_BLOCK, RequestState, State
 from kvcore.state.table_edit import TableEdit
 from kvcore.state.transaction import Transaction, transition
 from kvcore.state.waiting import settle_waiting
@@ -86,7 +86,6 @@ def commit(tx: Transaction, plan: Plan) -> KVCacheBlocks:
     """Execute a plan; return the new blocks of the tables."""
     slot_request, request = plan.slot_request, plan.request
     note_scheduled(tx, plan)
-    num_fresh = count_fresh(plan)
     publishes = tx.config.enable_caching and not slot_request.delay_cache_blocks
     before = request.num_computed
     written = tx.config.enable_caching and (publishes or slot_request.loads)
@@ -94,42 +93,18 @@ def commit(tx: Transaction, plan: Plan) -> KVCacheBlocks:
         note_request(tx, request.request_id, before, before, publishes=written)
     if plan.trims:
         request = apply_trims(tx, request, plan.trims)
-    edit, num_cached = TableEdit(tx, request), list(request.num_cached)
-    for group_id, hits in enumerate(plan.hits):
-        if hits:
-            edit.share(group_id, pvector(hits))
-            num_cached[group_id] = len(hits) - _ends_inside(tx, group_id, plan.num_local)
-            if tx.loads:
-                note_owner(tx, request.request_id, hits, plan.num_local)
+    if any(plan.hits):
+        request = _attach_hits(tx, plan, request)
     if plan.num_loaded > plan.num_local and not slot_request.loads:
         note_load(tx, request.request_id, plan.num_local, plan.num_loaded)
-    if slot_request.hit is not None and not any(request.tables):
+    if slot_request.hit is not None and not any(plan.request.tables):
         queries = 0 if request.skip_reading else request.tokens.length
         tx.note_lookup(queries, slot_request.hit.num_tokens, preempted=request.preempted)
-    taken = tx.device.take(num_fresh, tx.tenant(request))
-    if tx.config.record_new_blocks:
-        forget_new(tx, taken)
-    fresh = iter(taken)
-    for rewrite in plan.rewrites:
-        apply_rewrite(tx, plan, edit, rewrite, fresh)
-    for group_id, growth in enumerate(plan.growth):
-        if growth.num_nulls or growth.num_external:
-            edit.extend(group_id, [NULL_BLOCK] * growth.num_nulls)
-            edit.extend(group_id, islice(fresh, growth.num_external), fresh=not slot_request.loads)
-    grown: list[tuple[int, ...]] = [()] * len(edit.tables)
-    for group_id, growth in enumerate(plan.growth):
-        if growth.num_new:
-            blocks = list(islice(fresh, growth.num_new))
-            edit.extend(group_id, blocks, fresh=True)
-            grown[group_id] = tuple(blocks)
-    if plan.steps:
-        _take_steps(tx, plan, edit, num_cached, fresh, grown)
-    request = replace(
-        request,
-        tables=tuple(edit.tables),
-        num_cached=tuple(num_cached),
-        epoch=request.epoch if before else tx.epoch,
-    )
+    grown: list[tuple[int, ...]] = [()] * len(request.tables)
+    if plan.rewrites or plan.growth or plan.steps:
+        request = _take_blocks(tx, plan, request, tx.tenant(request), grown)
+    if not before:
+        request = replace(request, epoch=tx.epoch)
     request = request.scheduled(tx.batch.number, plan.num_scheduled)
     num_accepted = request.num_accepted
     tx.put(request)
@@ -142,6 +117,46 @@ def commit(tx: Transaction, plan: Plan) -> KVCacheBlocks:
     if tx.waiting:  # empty unless a policy uses it
         settle_waiting(tx, request.request_id)
     return KVCacheBlocks(tuple(grown))
+
+
+def _attach_hits(tx: Transaction, plan: Plan, request: RequestState) -> RequestState:
+    """Return the request with the blocks of its hit."""
+    edit, num_cached = TableEdit(tx, request), list(request.num_cached)
+    for group_id, hits in enumerate(plan.hits):
+        if hits:
+            edit.share(group_id, pvector(hits))
+            num_cached[group_id] = len(hits) - _ends_inside(tx, group_id, plan.num_local)
+            if tx.loads:
+                note_owner(tx, request.request_id, hits, plan.num_local)
+    return replace(request, tables=tuple(edit.tables), num_cached=tuple(num_cached))
+
+
+def _take_blocks(
+    tx: Transaction, plan: Plan, request: RequestState, tenant: int, grown: list[tuple[int, ...]]
+) -> RequestState:
+    """Return the request with the blocks that the plan takes. grown: receives the new ones."""
+    taken = tx.device.take(count_fresh(plan), tenant)
+    if tx.config.record_new_blocks:
+        forget_new(tx, taken)
+    fresh, num_cached = iter(taken), list(request.num_cached)
+    edit = TableEdit(tx, request)
+    for rewrite in plan.rewrites:
+        apply_rewrite(tx, plan, edit, rewrite, fresh)
+    loads = plan.slot_request.loads
+    for group_id, growth in enumerate(plan.growth):
+        if growth.num_nulls or growth.num_external:
+            edit.extend(group_id, [NULL_BLOCK] * growth.num_nulls)
+            edit.extend(group_id, islice(fresh, growth.num_external), fresh=not loads)
+    for group_id, growth in enumerate(plan.growth):
+        if growth.num_new:
+            blocks = list(islice(fresh, growth.num_new))
+            edit.extend(group_id, blocks, fresh=True)
+            grown[group_id] = tuple(blocks)
+    if plan.steps:
+        from kvcore.transitions.states import apply_steps  # few models have states
+
+        apply_steps(tx, plan.request, plan.steps, edit, num_cached, fresh, grown, loads=loads)
+    return replace(request, tables=tuple(edit.tables), num_cached=tuple(num_cached))
 
 
 def _ends_inside(tx: Transaction, group_id: int, num_tokens: int) -> bool:
@@ -160,21 +175,6 @@ def count_fresh(plan: Plan) -> int:
     for step in plan.steps:
         num_fresh += step.takes + step.num_drafts
     return num_fresh
-
-
-def _take_steps(
-    tx: Transaction,
-    plan: Plan,
-    edit: TableEdit,
-    num_cached: list[int],
-    fresh: Iterator[int],
-    grown: list[tuple[int, ...]],
-) -> None:
-    """Execute the steps of the state groups."""
-    from kvcore.transitions.states import apply_steps  # few models have states
-
-    loads = plan.slot_request.loads
-    apply_steps(tx, plan.request, plan.steps, edit, num_cached, fresh, grown, loads=loads)
 
 
 def note_scheduled(tx: Transaction, plan: Plan) -> None:

@@ -69,7 +69,8 @@ def append(
         for done, request_id in enumerate(ids):
             token, start = None if values is None else values[done], len(tx.effects.commands)
             refused = append_one(tx, request_id, token, number)
-            grown += [(done, *place) for place in places_set(tx.effects.commands[start:])]
+            if len(tx.effects.commands) > start:
+                grown += [(done, *place) for place in places_set(tx.effects.commands[start:])]
             if refused is not None:
                 return Appended(done, refused, _to_columns(grown))
         return Appended(len(ids), None, _to_columns(grown))

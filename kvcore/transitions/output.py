@@ -86,7 +86,7 @@ def take_output(request: RequestState, batch: int | None) -> RequestState:
     """Return the request after it took the output of a batch, which it can take only once."""
     if batch is not None:
         request = replace(request, output_from=batch + 1)
-    return request.awaiting(request.samplers)
+    return request.awaiting(request.samplers) if request.samplers else request
 
 
 def drop_positions(request: RequestState, rejected: int) -> RequestState:

@@ -16,6 +16,8 @@ Source: S000-01 to S000-20, S004-07. Twin: rust/src/transitions/plan.rs.
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Callable
+from functools import partial
 
 from msgspec.structs import replace
 
@@ -47,29 +49,29 @@ def plan_allocation(tx: Transaction, slot_request: SlotRequest) -> Plan | Refusa
     reserve = slot_request.reserved_blocks
     if not any(request.tables):
         reserve += tx.config.watermark_blocks
-    fixed += sum(each.shared and not each.for_key for each in rewrites)
+    for_keys = 0
+    for rewrite in rewrites:
+        fixed += rewrite.shared and not rewrite.for_key
+        for_keys += rewrite.for_key
     steps = _plan_states(tx, request, hits, lengths) if tx.config.has_states else ()
-    for_states = sum(step.for_key for step in steps)
-    for_keys = for_states + sum(rewrite.for_key for rewrite in rewrites)
+    taken = 0
+    for step in steps:
+        taken += (step.takes and not step.for_key) + step.num_drafts
+        for_keys += step.for_key
     if slot_request.full_sequence_must_fit:
-        needed, most = gate_need(tx, request, slot_request, hits, lengths)
+        needed, full = gate_need(tx, request, slot_request, hits, lengths)
         available = num_available(tx, request, hits)
         needed += sum(step.replaces and not step.for_key for step in steps)
-        refused = refuse(tx, fixed + needed, available, most, reserve)
+        refused = refuse(tx, fixed + needed, available, lambda: full, reserve)
         if refused is not None:
             return Refusal(refused=refused, request=request)
     trims = plan_trims(tx, request, lengths.seen_from) if tx.config.has_windows else ()
     available = num_available(tx, request, hits, trims)
     growth = plan_growth(tx, request, slot_request, hits, lengths)
-    needed = fixed
+    needed = fixed + taken
     for each in growth:
         needed += each.num_external + each.num_new
-    needed += sum(step.takes + step.num_drafts for step in steps) - for_states
-    most = step_most(tx, request, slot_request, lengths)
-    if tx.config.has_states:
-        from kvcore.transitions.states import states_held  # few models have states
-
-        most += states_held(tx, request, hits, lengths.skipped, steps)
+    most = partial(step_most, tx, request, slot_request, hits, lengths, steps)
     refused = refuse(tx, needed, available, most, reserve)
     if refused is not None:
         trims = plan_trims(tx, request, visible_from(tx, request, request.num_accepted))
@@ -168,7 +170,13 @@ def plan_growth(
     hits: tuple[tuple[int, ...], ...],
     lengths: Lengths,
 ) -> tuple[Growth, ...]:
-    """Return the growth of each table, without preallocation."""
+    """Return the growth of each table, without preallocation; empty if none grows."""
+    for table, group in zip(request.tables, tx.config.groups, strict=True):
+        num_tokens = slot_request.num_encoder_tokens if group.is_cross else lengths.slots
+        if len(table) * group.block_size < num_tokens and not group.is_state:
+            break
+    else:
+        return ()
     growth = []
     for group_id, group in enumerate(tx.config.groups):
         size, held = group.block_size, len(request.tables[group_id]) + len(hits[group_id])
@@ -217,9 +225,14 @@ def gate_need(
 
 
 def step_most(
-    tx: Transaction, request: RequestState, slot_request: SlotRequest, lengths: Lengths
+    tx: Transaction,
+    request: RequestState,
+    slot_request: SlotRequest,
+    hits: tuple[tuple[int, ...], ...],
+    lengths: Lengths,
+    steps: tuple[StateStep, ...],
 ) -> int:
-    """Return how many blocks the request would hold after this call, without states."""
+    """Return how many blocks the request would hold after this call."""
     most = 0
     for table, group in zip(request.tables, tx.config.groups, strict=True):
         if group.is_cross:
@@ -228,6 +241,10 @@ def step_most(
             seen_from = min(lengths.total, request.tokens.length)
             skipped = skipped_blocks(group, seen_from) if group.is_windowed else 0
             most += -(-lengths.slots // group.block_size) - skipped
+    if tx.config.has_states:
+        from kvcore.transitions.states import states_held  # few models have states
+
+        most += states_held(tx, request, hits, lengths.skipped, steps)
     return most
 
 
@@ -236,7 +253,9 @@ def _encoder_blocks(slot_request: SlotRequest, group: Group) -> int:
     return -(-min(slot_request.num_encoder_tokens, MAX_COUNT) // group.block_size)
 
 
-def refuse(tx: Transaction, needed: int, available: int, most: int, reserve: int) -> Refused | None:
+def refuse(
+    tx: Transaction, needed: int, available: int, most: Callable[[], int], reserve: int
+) -> Refused | None:
     """Return the refusal of `needed` blocks if `reserve` blocks must stay free; None if they fit.
 
     A call that needs no blocks is not refused. most: blocks that the call would hold in an empty
@@ -244,7 +263,7 @@ def refuse(tx: Transaction, needed: int, available: int, most: int, reserve: int
     """
     if not needed or needed + reserve <= available:
         return None
-    never = most + reserve > tx.device.num_usable
+    never = most() + reserve > tx.device.num_usable
     reason = Reason.NEVER if never else Reason.LATER
     return Refused(reason, needed, max(0, available - reserve), tx.num_pending())
 
@@ -259,7 +278,7 @@ def preallocate(
     """Add preallocated blocks to the growth, as far as spare blocks let all groups come (S004-07):
     a group must not take what another one needs for the same token.
     """
-    if not tx.config.num_preallocate_tokens:
+    if not (tx.config.num_preallocate_tokens and growth):
         return growth
     held = [
         len(request.tables[index])
