@@ -23,7 +23,11 @@ use smallvec::SmallVec;
 
 use self::buffers::read_row;
 use self::in_place::Layout;
+use crate::pool::prefetch::prefetch_at;
 use crate::types::values::room_for;
+
+/// How many items before it is read an int is fetched: a prompt is seldom in the processor's cache.
+const AHEAD: usize = 256;
 
 /// The items of a list, tuple or native row of ints below 2**32; None for anything else.
 pub(crate) fn exact_ids(object: Borrowed<'_, '_, PyAny>) -> Option<Tokens> {
@@ -43,8 +47,16 @@ fn read_list(list: Borrowed<'_, '_, PyList>) -> Option<Tokens> {
     if let Some(layout) = Layout::known(py) {
         // SAFETY: it is a list; `read` only reads its items.
         let items = unsafe { layout.items(pointer) };
-        // SAFETY: the position is below its length.
-        return read(py, list.len(), |at| unsafe { *items.add(at) });
+        let last = list.len().saturating_sub(1);
+        return read(py, list.len(), |at| {
+            // SAFETY: both positions are below its length.
+            unsafe {
+                if at % 2 == 0 {
+                    prefetch_at(*items.add(last.min(at + AHEAD)));
+                }
+                *items.add(at)
+            }
+        });
     }
     // SAFETY: it is a list; `read` only reads its items.
     read(py, list.len(), |at| unsafe { ffi::PyList_GetItem(pointer, at as ffi::Py_ssize_t) })

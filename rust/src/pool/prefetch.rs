@@ -11,12 +11,18 @@
 /// Prefetch the entry at this place of a column; any place is allowed.
 #[inline(always)]
 pub(crate) fn prefetch<T>(column: &[T], place: usize) {
+    prefetch_at(column.as_ptr().wrapping_add(place));
+}
+
+/// Prefetch what is at any address.
+#[inline(always)]
+pub(crate) fn prefetch_at<T>(address: *const T) {
     #[cfg(target_arch = "x86_64")]
     {
         use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
         // SAFETY: a prefetch of any address is allowed.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(column.as_ptr().wrapping_add(place).cast()) };
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(address.cast()) };
     }
     #[cfg(not(target_arch = "x86_64"))]
-    let _ = (column, place);
+    let _ = address;
 }
