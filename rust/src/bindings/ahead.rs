@@ -14,9 +14,10 @@ use std::thread::{Builder, JoinHandle, park};
 
 /// How much is prepared at once; a thread that maps memory meanwhile waits for it.
 const PART: usize = 1 << 16;
-/// How far the pages are prepared, and after how many bytes the thread continues.
-const FAR: usize = 1 << 21;
-const STEP: usize = 1 << 19;
+/// How far the pages are prepared, and after how many bytes the thread continues: to wake it costs
+/// the manager's thread about 10 us.
+const FAR: usize = 1 << 23;
+const STEP: usize = 1 << 22;
 
 /// The pages of the mapping: its address, its size, and up to where they are prepared.
 #[derive(Default)]
