@@ -288,37 +288,26 @@ impl Manager {
         batch: Option<i64>,
     ) -> PyResult<(Appended, Vec<[u32; 4]>)> {
         let mut manager = Self::lent(slf)?;
-        let outcome = if manager.tape.is_some() {
-            manager.append_recorded(slf.py(), requests, tokens, batch)
-        } else {
-            append_read(&mut manager.state, requests, tokens, batch)
-        };
+        let rows: SmallVec<[u32; 4]>;
+        let mut requests = requests;
+        if manager.tape.is_some() {
+            if let Requests::Ids(ids) = requests
+                && let Some(found) = find_rows(&manager.state, ids)
+            {
+                rows = found; // looked up once, for the record and the call
+                requests = Requests::Rows(&rows);
+            }
+            let tokens = tokens.as_ref().map(Signed::shown);
+            manager.begin_append(slf.py(), requests, tokens, batch);
+        }
+        let outcome = append_read(&mut manager.state, requests, tokens, batch);
+        manager.end(slf.py(), &outcome);
         drop(manager);
         outcome.map_err(|wrong| wrong.raise(slf.py(), given))
     }
 
-    /// The same between the records of its arguments and its outcome; a function of its own, so
-    /// that calls that are not recorded do not pay for it.
-    #[inline(never)]
-    fn append_recorded(
-        &mut self,
-        py: Python<'_>,
-        requests: Requests<'_>,
-        tokens: Option<Signed>,
-        batch: Option<i64>,
-    ) -> Result<(Appended, Vec<[u32; 4]>), CallError> {
-        let rows: Option<SmallVec<[u32; 4]>> = match requests {
-            Requests::Ids(ids) => find_rows(&self.state, ids),
-            Requests::Rows(_) => None,
-        };
-        let requests = rows.as_deref().map_or(requests, Requests::Rows);
-        self.begin_append(py, requests, tokens.as_ref().map(Signed::shown), batch);
-        let outcome = append_read(&mut self.state, requests, tokens, batch);
-        self.end(py, &outcome);
-        outcome
-    }
-
     /// Begin the record of an `append`.
+    #[inline(never)] // calls that are not recorded do not pay for it
     fn begin_append(
         &mut self,
         py: Python<'_>,
