@@ -202,6 +202,23 @@ def test_a_hit_that_is_not_the_last_look_up_is_spelled(tmp_path: Path, backend: 
     assert rerun(tmp_path / "record", [backend]).difference is None
 
 
+def test_rows_far_apart_and_taken_again_are_told_apart(tmp_path: Path) -> None:
+    need_twin()
+    names = [str(row) for row in range(200)]  # a row's difference from the last: one or two bytes
+    calls = [Call("add_request", (Request(name, [1]),)) for name in names]
+    calls += [Call("allocate_slots", (name, 1)) for name in names]
+    for some in (names[:64], names[::-1], ["0", "63", "127", "1", "64"], ["199", "0"], ["5", "?"]):
+        calls += [Call("take_batch"), Call("append", (some, [2] * len(some)))]
+    calls += [Call("free", ("7",)), Call("remove_request", ("7",)), Call("free", ("7",))]
+    calls += [Call("add_request", (Request("row 7", [1]),)), Call("free", ("7",))]
+    calls += [Call("free", ("row 7",)), Call("get_computed_blocks", ("7",))]
+    config = Config(600, 4, hash_seed=b"x")
+    states = record(tmp_path / "rust", config, calls, "rust")
+    record(tmp_path / "python", config, calls, "python")
+    assert contents(tmp_path / "rust") == contents(tmp_path / "python")
+    assert check_replays(tmp_path / "rust", states, "python") == len(calls)
+
+
 @pytest.mark.parametrize("form", [list, tuple, bytes, iter])
 def test_tokens_of_any_form_are_recorded_as_what_they_are(
     tmp_path: Path, backend: Backend, form: Callable[[list[int]], Any]

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Stores into the file of a record, which is mapped.
+//! Stores into the file of a record, which is mapped, and into its open frame.
 //!
 //! Why it is sound: the buffer is held as long as this value, so the mapping stays, and it is
 //! writable and of this length. Nothing else in the process reads or writes it while the manager
@@ -13,6 +13,11 @@ use std::sync::atomic::{AtomicU32, Ordering, compiler_fence};
 use pyo3::buffer::PyBuffer;
 use pyo3::prelude::*;
 
+use crate::record::pen::{Pen, Sum};
+
+/// The bytes of a frame's length and checksum.
+pub(crate) const FRAME_SIZE: usize = 8;
+const OPEN: u32 = 1 << 31;
 /// What stays unused at the end: the padding of a frame, and the words of one that follows.
 const MARGIN: usize = 16;
 
@@ -62,5 +67,54 @@ impl Mapped {
     pub(crate) fn begin_word(&self, at: usize, value: u32) {
         self.set_word(at, value);
         compiler_fence(Ordering::SeqCst);
+    }
+}
+
+/// The open frame: where it begins, how many bytes it has, and the checksum of some.
+pub(crate) struct OpenFrame {
+    pub(crate) mapped: Mapped,
+    pub(crate) at: usize,
+    pub(crate) size: usize,
+    sum: Sum,
+}
+
+impl OpenFrame {
+    /// A frame in this mapping, which is to be begun.
+    pub(crate) fn new(mapped: Mapped) -> Self {
+        OpenFrame { mapped, at: 0, size: 0, sum: Sum::default() }
+    }
+
+    /// Begin a frame behind this place.
+    pub(crate) fn begin(&mut self, end: usize) {
+        self.at = end.next_multiple_of(8);
+        (self.size, self.sum) = (0, Sum::default());
+    }
+
+    /// What writes behind the bytes that are committed.
+    #[inline(always)] // of each call
+    pub(crate) fn pen(&mut self) -> Pen<'_> {
+        if self.size == 0 {
+            self.mapped.begin_word(self.at, OPEN);
+        }
+        Pen::new(self.mapped.room(self.at + FRAME_SIZE), self.size, self.sum)
+    }
+
+    /// Commit what a pen has written. Fails with the place up to which the mapping has to have
+    /// room, and then another pen has to write it.
+    #[inline(always)] // of each call
+    pub(crate) fn commit(&mut self, written: Result<(usize, Sum), usize>) -> Result<(), usize> {
+        let (size, sum) = written.map_err(|size| self.at + size + 2 * FRAME_SIZE)?;
+        (self.size, self.sum) = (size, sum);
+        self.mapped.set_word(self.at, OPEN | size as u32);
+        Ok(())
+    }
+
+    /// Close the frame, and begin the next one.
+    pub(crate) fn close(&mut self) {
+        let start = self.at + FRAME_SIZE;
+        let sum = self.sum.of(&self.mapped.room(start)[..self.size]);
+        self.mapped.set_word(self.at + 4, sum);
+        self.mapped.set_word(self.at, self.size as u32);
+        self.begin(start + self.size);
     }
 }

@@ -35,8 +35,10 @@ impl Manager {
     /// Record the beginning of a call, if calls are recorded.
     #[inline(always)] // of each call
     pub(crate) fn begin(&mut self, py: Python<'_>, call: &Call<'_>) {
-        if self.tape.is_some() {
-            self.follow(|state, tape| tape.begin(py, state, call));
+        if let Some(tape) = &mut self.tape
+            && tape.begin(py, &self.state, call).is_err()
+        {
+            self.tape = None;
         }
     }
 

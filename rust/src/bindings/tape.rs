@@ -9,31 +9,27 @@
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
-use rustc_hash::FxHashMap;
 
 use crate::bindings::ahead::Ahead;
-use crate::bindings::mapped::Mapped;
+use crate::bindings::mapped::{FRAME_SIZE, Mapped, OpenFrame};
 use crate::codec::encode::encode;
 use crate::record::calls::{
     Call, GET_COMPUTED_BLOCKS, REMOVE_REQUEST, TAKE_BATCH, Written, extends,
 };
 use crate::record::names::{Known, Names, keys_form};
 use crate::record::outcomes::{Named, Outcome, put_error};
-use crate::record::pen::{Pen, Sum};
 use crate::state::state::State;
 use crate::types::keys::Hashing;
 use crate::types::values::Hit;
 
 const HEADER_SIZE: usize = 64;
-const FRAME_SIZE: usize = 8;
 const FRAME_BYTES: usize = 1 << 16;
-const OPEN: u32 = 1 << 31;
 
 /// What the record refers to.
 #[derive(Default)]
 struct Told {
-    /// What the last look-up of each row found in this segment.
-    hits: FxHashMap<u32, Hit>,
+    /// What the last look-up of each row found in this segment, by row.
+    hits: Vec<Option<Hit>>,
     /// The names of a record by keys.
     names: Option<Names>,
 }
@@ -42,11 +38,7 @@ struct Told {
 pub(crate) struct Tape {
     files: Py<PyAny>,
     ahead: Ahead, // is dropped before the mapping
-    mapped: Mapped,
-    /// Where the open frame begins, how many bytes it has, and the checksum of some.
-    frame: usize,
-    size: usize,
-    sum: Sum,
+    frame: OpenFrame,
     /// The place at which the segment is full.
     full: usize,
     segment_bytes: usize,
@@ -56,14 +48,32 @@ pub(crate) struct Tape {
     told: Told,
     /// The running call, if it was recorded.
     running: Option<Written>,
+    /// The row of the request that the last call named.
+    row_before: u32,
 }
 
 impl Told {
     /// Note what a look-up found, in the room of what the one before found.
     fn note_hit(&mut self, row: u32, hit: &Hit) {
-        let known = self.hits.entry(row).or_default();
+        let row = row as usize;
+        if self.hits.len() <= row {
+            self.hits.resize(row + 1, None);
+        }
+        let known = self.hits[row].get_or_insert_default();
         (known.num_tokens, known.num_common) = (hit.num_tokens, hit.num_common);
         known.blocks.blocks.clone_from(&hit.blocks.blocks);
+    }
+
+    /// What the last look-up of a row found.
+    fn hit(&self, row: u32) -> Option<&Hit> {
+        self.hits.get(row as usize)?.as_ref()
+    }
+
+    /// Forget what was found for a row.
+    fn forget_hit(&mut self, row: u32) {
+        if let Some(hit) = self.hits.get_mut(row as usize) {
+            *hit = None;
+        }
     }
 
     /// The bytes of a state at the start of a segment.
@@ -86,10 +96,7 @@ impl Tape {
         let mut tape = Tape {
             files: files.clone().unbind(),
             ahead: Ahead::start(),
-            mapped,
-            frame: 0,
-            size: 0,
-            sum: Sum::default(),
+            frame: OpenFrame::new(mapped),
             full: 0,
             segment_bytes,
             rotates: rotates.is_truthy()?,
@@ -97,23 +104,29 @@ impl Tape {
             num_calls: 0,
             told,
             running: None,
+            row_before: 0,
         };
         tape.begin_frames(data.len());
         Ok(Some(tape))
     }
 
     /// Commit the arguments of a call. Fails if the files fail, which ends the record.
+    #[inline(always)] // the call's form is known where it is made
     pub(crate) fn begin(&mut self, py: Python<'_>, state: &State, call: &Call<'_>) -> PyResult<()> {
         self.end_panicked(py)?;
         self.running = if call.has_form() {
             if let Some(names) = &mut self.told.names {
                 names.begin(state, call.pin(), &call.extended(state));
             }
-            let write = |pen: &mut Pen<'_>, told: &Told| {
-                let known = Known { state, names: told.names.as_ref() };
-                call.write(pen, known, |row| told.hits.get(&row))
-            };
-            Some(self.put(py, write)?)
+            loop {
+                let mut pen = self.frame.pen();
+                let (names, row_before) = (self.told.names.as_ref(), self.row_before);
+                let known = Known { state, names, row_before };
+                let running = call.write(&mut pen, known, |row| self.told.hit(row));
+                let written = pen.written();
+                let Err(end) = self.frame.commit(written) else { break Some(running) };
+                self.grow(py, end)?;
+            }
         } else {
             None
         };
@@ -134,28 +147,39 @@ impl Tape {
             value.row().into_iter().for_each(|row| names.note_added(row, self.num_calls));
             names.note_pin(self.num_calls);
         }
-        self.put(py, |pen, told| match outcome {
-            Ok(value) => {
-                value.write(pen);
-                if let Some(names) = told.names.as_ref().filter(|_| extends(opcode)) {
-                    names.put_new_hashes(pen, state);
+        loop {
+            let mut pen = self.frame.pen();
+            match outcome {
+                Ok(value) => {
+                    value.write(&mut pen);
+                    if let Some(names) = self.told.names.as_ref().filter(|_| extends(opcode)) {
+                        names.put_new_hashes(&mut pen, state);
+                    }
                 }
+                Err(error) => put_error(&mut pen, error.error_name()),
             }
-            Err(error) => put_error(pen, error.error_name()),
-        })?;
+            let written = pen.written();
+            let Err(end) = self.frame.commit(written) else { break };
+            self.grow(py, end)?;
+        }
         if let (Ok(value), Some(row)) = (outcome, row) {
+            self.row_before = row;
             match (opcode, value.hit()) {
                 (GET_COMPUTED_BLOCKS, Some(hit)) => self.told.note_hit(row, hit),
-                (REMOVE_REQUEST, _) => drop(self.told.hits.remove(&row)),
+                (REMOVE_REQUEST, _) => self.told.forget_hit(row),
                 _ => {}
             }
         }
         self.num_calls += 1;
-        if opcode != TAKE_BATCH && self.size < FRAME_BYTES {
+        if opcode != TAKE_BATCH && self.frame.size < FRAME_BYTES {
             return Ok(());
         }
         self.close_frame(py)?;
-        if self.rotates && self.frame >= self.full { self.rotate(py, state, true) } else { Ok(()) }
+        if self.rotates && self.frame.at >= self.full {
+            self.rotate(py, state, true)
+        } else {
+            Ok(())
+        }
     }
 
     /// Record the outcome of a call that never ended, since it panicked: another exception.
@@ -167,7 +191,13 @@ impl Tape {
     #[cold]
     fn put_panic(&mut self, py: Python<'_>) -> PyResult<()> {
         self.running = None;
-        self.put(py, |pen, _| put_error(pen, "a panic"))?;
+        loop {
+            let mut pen = self.frame.pen();
+            put_error(&mut pen, "a panic");
+            let written = pen.written();
+            let Err(end) = self.frame.commit(written) else { break };
+            self.grow(py, end)?;
+        }
         self.num_calls += 1;
         Ok(())
     }
@@ -180,7 +210,7 @@ impl Tape {
         }
         let data = self.told.encode(state);
         let opened = open_segment(self.files.bind(py), state, &data, self.num_calls, go_on)?;
-        self.mapped = opened.ok_or_else(ended)?;
+        self.frame.mapped = opened.ok_or_else(ended)?;
         self.begin_frames(data.len());
         Ok(())
     }
@@ -190,44 +220,16 @@ impl Tape {
         self.end_panicked(py)?;
         self.close_frame(py)?;
         self.ahead.leave(); // the file is cut off here
-        self.files.bind(py).call_method1(intern!(py, "close_segment"), (self.frame,))?;
+        self.files.bind(py).call_method1(intern!(py, "close_segment"), (self.frame.at,))?;
         Ok(())
     }
 
     /// Open the next frame after the first one, which has this many bytes.
     fn begin_frames(&mut self, state_size: usize) {
         self.told.hits.clear();
-        self.begin_frame(HEADER_SIZE + FRAME_SIZE + state_size);
-        self.full = self.frame + self.segment_bytes;
-        self.ahead.enter(self.mapped.bytes(), self.frame);
-    }
-
-    /// Begin a frame behind this place.
-    fn begin_frame(&mut self, end: usize) {
-        self.frame = end.next_multiple_of(8);
-        (self.size, self.sum) = (0, Sum::default());
-        self.ahead.reach(self.frame);
-    }
-
-    /// Add what `write` writes to the open frame, and commit it.
-    #[inline]
-    fn put<R>(&mut self, py: Python<'_>, write: impl Fn(&mut Pen<'_>, &Told) -> R) -> PyResult<R> {
-        let start = self.frame + FRAME_SIZE;
-        if self.size == 0 {
-            self.mapped.begin_word(self.frame, OPEN);
-        }
-        loop {
-            let mut pen = Pen::new(self.mapped.room(start), self.size, self.sum);
-            let result = write(&mut pen, &self.told);
-            match pen.written() {
-                Ok((size, sum)) => {
-                    (self.size, self.sum) = (size, sum);
-                    self.mapped.set_word(self.frame, OPEN | size as u32);
-                    return Ok(result);
-                }
-                Err(size) => self.grow(py, start + size + FRAME_SIZE)?,
-            }
-        }
+        self.frame.begin(HEADER_SIZE + FRAME_SIZE + state_size);
+        self.full = self.frame.at + self.segment_bytes;
+        self.ahead.enter(self.frame.mapped.bytes(), self.frame.at);
     }
 
     /// Make the segment have room up to this place.
@@ -236,21 +238,19 @@ impl Tape {
         let grown = self.files.bind(py).call_method1(intern!(py, "grow"), (end,))?;
         let mapped = Mapped::of(&grown)?.ok_or_else(ended)?;
         self.ahead.leave();
-        self.mapped = mapped;
-        self.ahead.enter(self.mapped.bytes(), self.frame + FRAME_SIZE + self.size);
+        self.frame.mapped = mapped;
+        let at = self.frame.at + FRAME_SIZE + self.frame.size;
+        self.ahead.enter(self.frame.mapped.bytes(), at);
         Ok(())
     }
 
     fn close_frame(&mut self, py: Python<'_>) -> PyResult<()> {
-        if self.size == 0 {
+        if self.frame.size == 0 {
             return Ok(());
         }
-        let start = self.frame + FRAME_SIZE;
-        let sum = self.sum.of(&self.mapped.room(start)[..self.size]);
-        self.mapped.set_word(self.frame + 4, sum);
-        self.mapped.set_word(self.frame, self.size as u32);
-        self.begin_frame(start + self.size);
-        if self.sync && self.files.bind(py).call_method1("flush", (self.frame,))?.is_none() {
+        self.frame.close();
+        self.ahead.reach(self.frame.at);
+        if self.sync && self.files.bind(py).call_method1("flush", (self.frame.at,))?.is_none() {
             return Err(ended());
         }
         Ok(())

@@ -18,7 +18,7 @@ use crate::state::state::State;
 use crate::transitions::append::Requests;
 use crate::types::keys::BlockHash;
 use crate::types::retention::Piece;
-use crate::types::slot_request::{RequestedHit, SlotOption, SlotRequest};
+use crate::types::slot_request::{RequestedHit, SlotRequest};
 use crate::types::values::{Hit, Request};
 
 macro_rules! opcodes {
@@ -82,6 +82,7 @@ impl<'a> Argument<'a> {
         !matches!(self, Argument::New(_, None) | Argument::Tokens(None))
     }
 
+    #[inline(always)] // the call's form is known where it is made
     fn write(
         self,
         out: &mut Pen<'_>,
@@ -143,6 +144,7 @@ impl<'a> Call<'a> {
     }
 
     /// Whether its tokens could be read. If not, it raises, and a record does not have it.
+    #[inline(always)]
     pub(crate) fn has_form(&self) -> bool {
         let Options::Given(options) = self.options else { return true };
         self.fields.iter().chain(options.iter().flatten()).all(|each| each.has_form())
@@ -168,6 +170,7 @@ impl<'a> Call<'a> {
     }
 
     /// Write a call that has a form.
+    #[inline(always)] // its form is known where it is made
     pub(crate) fn write<'h>(
         &self,
         out: &mut Pen<'_>,
@@ -188,7 +191,9 @@ impl<'a> Call<'a> {
                 let bit = |bits, option: &Option<_>| bits << 1 | u64::from(option.is_some());
                 out.put_varint(options.iter().rev().fold(0, bit));
                 let last_hit = || row.and_then(&last_hit);
-                options.iter().flatten().for_each(|option| option.write(out, known, last_hit));
+                for option in options.iter().flatten() {
+                    option.write(out, known, last_hit);
+                }
             }
             Options::Slots(slots) => put_slots(out, slots, || row.and_then(&last_hit)),
         }
@@ -197,26 +202,22 @@ impl<'a> Call<'a> {
 }
 
 /// Write the options of an allocation, of which the hit is the first.
+#[inline(always)]
 fn put_slots<'h>(
     out: &mut Pen<'_>,
     slots: &SlotRequest,
     last_hit: impl FnOnce() -> Option<&'h Hit>,
 ) {
-    let mut own = SlotRequest { hit: None, ..*slots };
-    let counts = own.options().map(|(_, option)| match option {
-        SlotOption::Count(count) => (*count, true),
-        SlotOption::Flag(flag) => (i64::from(*flag), false),
-    });
+    let values = slots.values();
     let bit = |bits, &(value, _): &_| bits << 1 | u64::from(value != 0);
-    let bits = counts.iter().rev().fold(0, bit);
+    let bits = values.iter().rev().fold(0, bit);
     out.put_varint(bits << 1 | u64::from(slots.hit.is_some()));
     if let Some(hit) = &slots.hit {
         put_hit(out, hit, last_hit());
     }
-    if bits == 0 {
-        return;
-    }
-    for (count, _) in counts.into_iter().filter(|&(count, is_count)| is_count && count != 0) {
-        put_number(out, count);
+    for &(value, is_count) in &values {
+        if is_count && value != 0 {
+            put_number(out, value);
+        }
     }
 }

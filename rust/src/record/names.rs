@@ -24,11 +24,20 @@ const UNKNOWN: &str = "?";
 pub(crate) struct Known<'a> {
     pub(crate) state: &'a State,
     pub(crate) names: Option<&'a Names>,
+    /// The row of the request that the call before named: often it is the same one.
+    pub(crate) row_before: u32,
 }
 
 impl<'a> Known<'a> {
     /// The row of a request.
+    #[inline]
     pub(crate) fn row(self, id: &str) -> Option<u32> {
+        let before = self.state.requests.get(self.row_before as usize);
+        if let Some(Some(before)) = before
+            && *before.request_id == *id
+        {
+            return Some(self.row_before);
+        }
         self.state.rows.get(id).map(|row| row.0)
     }
 

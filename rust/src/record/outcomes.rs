@@ -179,8 +179,12 @@ impl Outcome for (Appended, Vec<[u32; 4]>) {
 
 fn put_refusal(out: &mut Pen<'_>, refused: &Refused, done: Option<u64>) {
     out.put(if refused.reason == Reason::Later { LATER } else { NEVER });
-    let numbers = [refused.needed, refused.available, refused.pending];
-    done.into_iter().chain(numbers).for_each(|number| out.put_varint(number));
+    if let Some(done) = done {
+        out.put_varint(done);
+    }
+    out.put_varint(refused.needed);
+    out.put_varint(refused.available);
+    out.put_varint(refused.pending);
 }
 
 /// Write a misuse by its name.

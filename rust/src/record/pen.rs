@@ -79,6 +79,23 @@ impl<'a> Pen<'a> {
         self.put_all(bytes_of(words));
     }
 
+    /// Write numbers of at least 0, most of which are below 128.
+    pub(crate) fn put_varints(&mut self, values: impl ExactSizeIterator<Item = u64> + Clone) {
+        let end = self.size + values.len();
+        if let Some(places) = self.room.get_mut(self.size..end) {
+            let pairs = places.iter_mut().zip(values.clone());
+            let bits = pairs.fold(0, |bits, (place, value)| {
+                *place = value as u8;
+                bits | value
+            });
+            if bits <= 0x7f {
+                self.size = end;
+                return;
+            }
+        }
+        values.for_each(|value| self.put_varint(value));
+    }
+
     /// Write a number of at least 0.
     #[inline]
     pub(crate) fn put_varint(&mut self, mut value: u64) {

@@ -38,11 +38,14 @@ pub enum SlotOption<'a> {
 
 /// The type of an option's value.
 trait OptionValue {
+    const IS_COUNT: bool;
     fn option(&mut self) -> SlotOption<'_>;
     fn check(&self, name: &'static str) -> Result<(), Error>;
 }
 
 impl OptionValue for i64 {
+    const IS_COUNT: bool = true;
+
     fn option(&mut self) -> SlotOption<'_> {
         SlotOption::Count(self)
     }
@@ -53,6 +56,8 @@ impl OptionValue for i64 {
 }
 
 impl OptionValue for bool {
+    const IS_COUNT: bool = false;
+
     fn option(&mut self) -> SlotOption<'_> {
         SlotOption::Flag(self)
     }
@@ -84,6 +89,12 @@ macro_rules! slot_request {
             /// The options besides the hit, by name, in the order of their bits in a record.
             pub fn options(&mut self) -> [(&'static str, SlotOption<'_>); NUM_OPTIONS] {
                 [$((stringify!($option), self.$option.option())),*]
+            }
+
+            /// Their values, a flag as 0 or 1, and whether each is a count.
+            #[inline]
+            pub fn values(&self) -> [(i64, bool); NUM_OPTIONS] {
+                [$((i64::from(self.$option), <$kind>::IS_COUNT)),*]
             }
 
             /// Fails with InvalidCount for a count below zero.
