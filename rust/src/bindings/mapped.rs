@@ -13,6 +13,7 @@ use std::sync::atomic::{AtomicU32, Ordering, compiler_fence};
 use pyo3::buffer::PyBuffer;
 use pyo3::prelude::*;
 
+use crate::pool::prefetch::prefetch_to_write;
 use crate::record::pen::{Pen, Sum};
 
 /// The bytes of a frame's length and checksum.
@@ -20,6 +21,10 @@ pub(crate) const FRAME_SIZE: usize = 8;
 const OPEN: u32 = 1 << 31;
 /// What stays unused at the end: the padding of a frame, and the words of one that follows.
 const MARGIN: usize = 16;
+/// How many cache lines are fetched before they are written. A store waits for its line, all later
+/// stores wait for it, and so do loads of what these store.
+const NUM_FETCHED: usize = 4;
+const LINE: usize = 64;
 
 /// A writable mapping.
 pub(crate) struct Mapped {
@@ -50,6 +55,13 @@ impl Mapped {
         let bytes = self.bytes();
         let end = bytes.len().saturating_sub(MARGIN).max(at);
         bytes.get_mut(at..end).unwrap_or_default()
+    }
+
+    /// Fetch the cache lines behind a place, which the next steps write.
+    #[inline]
+    pub(crate) fn fetch_behind(&mut self, at: usize) {
+        let bytes = self.bytes();
+        (1..=NUM_FETCHED).for_each(|line| prefetch_to_write(bytes, at + LINE * line));
     }
 
     /// Set a word in one store, after everything that was written before.
@@ -116,5 +128,6 @@ impl OpenFrame {
         self.mapped.set_word(self.at + 4, sum);
         self.mapped.set_word(self.at, self.size as u32);
         self.begin(start + self.size);
+        self.mapped.fetch_behind(self.at);
     }
 }

@@ -26,3 +26,17 @@ pub(crate) fn prefetch_at<T>(address: *const T) {
     #[cfg(not(target_arch = "x86_64"))]
     let _ = address;
 }
+
+/// Prefetch the entry at this place of a column, which is written; any place is allowed.
+#[cfg(feature = "python")] // only records need it
+#[inline(always)]
+pub(crate) fn prefetch_to_write<T>(column: &[T], place: usize) {
+    #[cfg(target_arch = "x86_64")]
+    {
+        use std::arch::x86_64::{_MM_HINT_ET0, _mm_prefetch};
+        // SAFETY: a prefetch of any address is allowed.
+        unsafe { _mm_prefetch::<_MM_HINT_ET0>(column.as_ptr().wrapping_add(place).cast()) };
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = (column, place);
+}

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What writes a call: straight into the room that a file has, and past its end it only counts.
 
+use crate::pool::prefetch::prefetch_to_write;
 use crate::record::checksum::{crc32c, crc32c_of_copy};
 use crate::record::streamed::{MANY_BYTES, bytes_of};
 
@@ -68,6 +69,7 @@ impl<'a> Pen<'a> {
         if self.size > self.room.len() {
             return;
         }
+        prefetch_to_write(self.room, self.size); // the copy goes past the cache
         let before = self.sum.of(&self.room[..start]);
         let value = crc32c_of_copy(before, &mut self.room[start..self.size], bytes);
         self.sum = Sum { value, end: self.size };
