@@ -236,7 +236,7 @@ clone_in_place! {
         /// Waiting requests, for policies that depend on what they will look up.
         pub(crate) waiting: Option<Box<Waiting>>,
         pub(crate) named_pins: NamedPins,
-        /// Number of calls that pinned so far; not encoded.
+        /// Number of calls of `pin` so far; not encoded.
         pub(crate) num_pins: u64,
     }
 }

@@ -74,7 +74,6 @@ pub fn pin_prefix(
         let (num_blocks, most) = (num_blocks as i64, i64::from(most));
         return Err(Error::TooManyPinned { pin, num_blocks, most });
     }
-    state.num_pins += 1;
     for &block in &blocks {
         state.device.pin(block, &mut state.effects);
     }

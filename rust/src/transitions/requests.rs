@@ -172,7 +172,6 @@ pub fn accept(state: &mut State, request_id: &str, num_accepted: i64) -> Result<
     drafts.clear();
     let request = &mut state[row];
     request.drafts = drafts;
-    request.quiet_until = 0;
     request.num_computed = request.num_accepted();
     request.set_awaited(&awaited);
     publish_accepted(state, row, num_known);

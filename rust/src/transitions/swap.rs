@@ -315,7 +315,6 @@ fn put_back(
     let request = &mut state[row];
     request.num_computed = num_computed;
     request.num_cached = num_cached;
-    request.quiet_until = 0;
 }
 
 /// Return the device block that has a host block's content.

@@ -79,7 +79,6 @@ impl RequestState {
         let (num_tokens, batch) = (self.num_tokens(), self.output_from);
         if before >= num_tokens && self.num_computed < num_tokens && batch < open {
             self.samplers.push(Sampler { batch, end: before });
-            self.quiet_until = 0;
         }
     }
 
@@ -140,7 +139,6 @@ impl RequestState {
         let end = self.num_computed;
         self.output_from = open;
         self.samplers.clear();
-        self.quiet_until = 0;
         if end >= self.num_tokens() {
             self.samplers.push(Sampler { batch: 0, end });
         }

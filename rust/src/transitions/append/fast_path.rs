@@ -5,7 +5,8 @@
 //! an allocation this holds up to a known computed count, for the slots, and up to a known number
 //! of tokens, for the blocks that these fill: while positions are to come, each may rise alone. It
 //! holds until another request gets a share in the blocks: `fork`, every cut and every rejection
-//! reset the count for the request, `pin` for all requests. A request with such a count ahead has
+//! reset the count for the request, `pin` for all requests (a pin of a prefix holds only blocks
+//! with keys, which have no such slots). A request with such a count ahead has
 //! no drafts and no unfinished loads, is on the device and, if all its tokens are known, awaits the
 //! output of one batch only; a transition that changes this resets the count too. If blocks may
 //! have tail keys, no token is quiet. The count up to which the slots themselves are there is kept
@@ -215,6 +216,8 @@ mod tests {
     use crate::transitions::pins::pin;
     use crate::transitions::requests::add_tokens;
     use crate::transitions::tests::*;
+    use crate::transitions::transfers::load;
+    use crate::types::errors::Error;
     use crate::types::values::Output;
 
     /// Five tokens in blocks of four, scheduled and taken.
@@ -303,6 +306,31 @@ mod tests {
         // 7 fills a block, and that at 8 begins one.
         let expected = [(true, 2), (false, 1), (false, 1), (false, 2), (true, 2), (false, 1)];
         assert_eq!(seen, expected);
+    }
+
+    #[test]
+    fn a_request_that_loads_has_no_count_ahead() {
+        let mut state =
+            make_state(Config { num_preallocate_tokens: 4, ..Config::new(9, 4, b"seed") }).unwrap();
+        let row = add_request(&mut state, Request::new("a", &[1, 2, 3, 4, 5])).unwrap();
+        let loaded = SlotRequest { num_external_computed_tokens: 4, ..SlotRequest::new(0) };
+        load(&mut state, "a", &loaded).unwrap().unwrap();
+        assert_eq!(state[row].tables[0].len(), 2, "the next slot is there");
+        assert_eq!(state[row].quiet_until, 0);
+        let loading = append(&mut state, Requests::Rows(&[row.0]), &[6]);
+        assert!(matches!(loading, Err(Error::LoadUnfinished { .. })), "{loading:?}");
+    }
+
+    #[test]
+    fn who_awaits_a_batch_that_no_output_names_is_not_quiet() {
+        let (mut state, row) = running();
+        append(&mut state, Requests::Rows(&[row.0]), Output::default()).unwrap();
+        take_batch(&mut state).unwrap();
+        // The output of batch 0: of which batch it is, the engine does not say.
+        add_tokens(&mut state, "a", &[6]).unwrap();
+        assert!(!is_known_quiet(&state[row], state.num_pins));
+        append(&mut state, Requests::Rows(&[row.0]), &[7]).unwrap();
+        assert!(state[row].samplers.is_empty(), "no batch of before is awaited any more");
     }
 
     #[test]
