@@ -154,7 +154,8 @@ fn publish_runs(
     last: bool,
 ) -> u32 {
     let is_plain = state.has_plain_keys() && state.device.is_plain();
-    if !is_plain || state.scales[group_id as usize] != 1 {
+    // None if a window has left more blocks behind than have hashes.
+    if !is_plain || state.scales[group_id as usize] != 1 || positions.is_empty() {
         return positions.start;
     }
     let State { config, requests, device, batch, .. } = state;
