@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import pytest
 
+from kvcore import Config, Group, KVCacheManager, Request
 from kvcore.check.profiles.registry import PROFILES
+from kvcore.check.search.flight_model import reporters
 from kvcore.check.search.search import check
 from kvcore.check.world.world import World
 from tests.check.worlds import world
@@ -67,3 +69,17 @@ def test_a_world_of_two_requests_begins_alike() -> None:
     where: World = TWIN_WORLDS["two requests"][0]
     reports = [check(where, backend=backend, max_depth=6) for backend in ("python", "rust")]
     assert reports[0].depths == reports[1].depths
+
+
+def test_a_later_request_of_the_loaders_name_leaves_the_report_to_the_one_that_hit() -> None:
+    manager = KVCacheManager(Config(3, groups=(Group(1),), max_in_flight=1), backend="python")
+    for name in ("loads", "hits"):
+        manager.add_request(Request(name, [0, 0]))
+    manager.allocate_slots("loads", 0, num_external_computed_tokens=1)
+    manager.allocate_slots("hits", 1, manager.get_computed_blocks("hits"))
+    batch, row = manager.take_batch().number, 0
+    assert reporters(manager.state(), batch, row, 0) == ["loads", "hits"]
+    manager.free("loads")
+    manager.remove_request("loads")
+    manager.add_request(Request("loads", [0]))
+    assert reporters(manager.state(), batch, row, 0) == ["hits"]

@@ -46,8 +46,9 @@ NUM_SPECIALS = 50
 """Exclusive bound of the numbers of contents that are not prefixes."""
 
 
-Unreported = tuple[int, str, int]
-"""An executed load that failed: its batch, the request that loads, the first token missing."""
+Unreported = tuple[int, int, int]
+"""An executed load that failed: its batch, the row of the request that loads (no other has it
+before the batch completes), the first token missing."""
 
 
 @attrs.frozen
@@ -238,8 +239,9 @@ def name_of(node: Node, names: Renaming, *, folds: bool = False) -> Name:
             name.append(1 + known.get(request.request_id, -1))
     name += [number in node.started for number in sorted(node.state.operations)]
     numbers = [batch.number for batch in node.pending]
-    for number, request_id, first in node.unreported:
-        name += [numbers.index(number), names.places.get(request_id, LOST), first]
+    for number, row, first in node.unreported:
+        place = names.places.get(node.state.rows[row] or "", LOST)
+        name += [numbers.index(number), place, first]
     return name + _outputs(node, numbers, names)
 
 

@@ -220,7 +220,9 @@ class FlightModel(CoreModel):
         ghost.apply(in_flight(batch.commands))
         writes = [failed(write, failing) for write in batch.writes]
         self._forward(batch.requests, writes, sampled)
-        unreported = () if failing is None else ((batch.number, *failing),)
+        unreported: tuple[Unreported, ...] = ()
+        if failing is not None:
+            unreported = ((batch.number, batch.requests[failing[0]].row, failing[1]),)
         pending = tuple(
             attrs.evolve(each, executed=True, commands=(), writes=(), requests={})
             if each.number == batch.number
@@ -331,11 +333,11 @@ class FlightModel(CoreModel):
         return attrs.evolve(node, pending=tuple(forgotten(batch, name) for batch in node.pending))
 
 
-def reporters(state: State, number: int, request_id: str, first: int) -> list[str]:
+def reporters(state: State, number: int, row: int, first: int) -> list[str]:
     """Return the requests that can report the failed load of a batch, the loading one first."""
-    found = []
+    found, loader = [], state.rows[row]
     for load in state.loads:
-        reports = load.reporters[0].request_id == request_id or request_id not in state.requests
+        reports = loader is None or load.reporters[0].request_id == loader
         if reports and load.batch == number and load.first <= first < load.end:
             found += [each.request_id for each in load.reporters if each.most > first]
     return found

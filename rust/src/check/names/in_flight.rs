@@ -85,8 +85,8 @@ impl Output {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Unreported {
     pub(crate) batch: u64,
-    /// The request that loads.
-    pub(crate) name: Name,
+    /// The row of the request that loads, which no other has before the batch completes.
+    pub(crate) row: Row,
     /// The first token that is missing.
     pub(crate) first: u32,
 }
@@ -269,10 +269,10 @@ pub(crate) fn keep_live(node: &mut Node, wanted: &Ghost) {
 
 /// Return the requests that can report a failed load: the one that loads first.
 pub(crate) fn reporters(state: &State, failure: Unreported) -> Vec<Name> {
-    let loader = failure.name.row(state);
+    let has_left = state.requests[failure.row.index()].is_none();
     let is_of = |load: &&UnconfirmedLoad| {
-        let is_loader = load.reporters.first().is_some_and(|each| Some(each.row) == loader);
-        (is_loader || loader.is_none())
+        let is_loader = load.reporters.first().is_some_and(|each| each.row == failure.row);
+        (is_loader || has_left)
             && load.batch == failure.batch
             && (load.first..load.end).contains(&failure.first)
     };

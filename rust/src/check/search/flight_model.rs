@@ -229,8 +229,8 @@ impl FlightModel {
         let Some(batch) = node.waiting().next() else { return Vec::new() };
         let writes = batch.writes.iter().filter(|_| self.core.world.loads_fail);
         let failing = writes.flat_map(|write| {
-            let Write { name, start, loaded, .. } = *write;
-            (start..loaded).map(move |first| Unreported { batch: batch.number, name, first })
+            let Write { row, start, loaded, .. } = *write;
+            (start..loaded).map(move |first| Unreported { batch: batch.number, row, first })
         });
         std::iter::once(None).chain(failing.map(Some)).collect()
     }
@@ -253,7 +253,7 @@ impl FlightModel {
         }
         let mut writes = std::mem::take(&mut batch.writes);
         for write in &mut writes {
-            let fails = failing.filter(|failure| failure.name == write.name);
+            let fails = failing.filter(|failure| failure.row == write.row);
             write.failed = fails.map(|failure| failure.first).or(write.failed);
         }
         let found = match self.core.world.num_output_placeholders {

@@ -60,7 +60,8 @@ pub(crate) fn write(node: &Node, stages: Option<&[Vec<Table>]>, names: &mut Rena
     for failure in &node.unreported {
         let batch = node.pending.iter().position(|batch| batch.number == failure.batch);
         names.put(batch.unwrap_or_default());
-        names.place(failure.name.row(&node.state));
+        let is_known = node.state.requests[failure.row.index()].is_some();
+        names.place(is_known.then_some(failure.row));
         names.put(failure.first as usize);
     }
     write_outputs(node, names);

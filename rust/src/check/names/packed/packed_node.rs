@@ -104,7 +104,7 @@ packed! {
     Marks { owned, cached, empty, evicted }
     Schedule { known, writes, num_encoders, left, cut }
     Known { computed, encoder, loading, failed, before }
-    Unreported { batch, name, first }
+    Unreported { batch, row, first }
     Output { name, row, batch, text, num_new, num_rejected, spoilt, stale }
 }
 
@@ -167,7 +167,7 @@ mod tests {
         node.schedule.left = vec![(row, true)];
         node.schedule.cut = vec![row];
         (node.started, node.filled) = (vec![1, 200], true);
-        node.unreported = vec![Unreported { batch: 11, name, first: 12 }];
+        node.unreported = vec![Unreported { batch: 11, row, first: 12 }];
         node.outputs = vec![Output { num_new: 13, stale: true, ..Output::awaited(name, row, 14) }];
         node.texts = node.pending[0].texts.clone();
         let mut again = empty();
