@@ -57,6 +57,19 @@ TAILS: dict[str, Profile] = {
         *(179, 458),
         shows=SHOWS,
     ),
+    "tails-lookahead": Profile(
+        "recurrent states and tails, hits that are taken alone with a lookahead slot behind",
+        world(
+            *(4, 2, 3, 3),
+            groups=(FULL, STATE),
+            num_lookahead=1,
+            moves="calls",
+            without=("fork", "append", *LEFT),
+            **ALONE,
+        ),
+        *(392, 3340),
+        shows=SHOWS,
+    ),
     "tails-groups": Profile(
         "hits inside the blocks of two groups, of two sizes",
         world(3, 2, 3, 3, groups=(FULL, Group(4)), without=("fork",), **INSIDE),

@@ -259,7 +259,8 @@ def _check_exclusive(state: State, request: RequestState, first: int, last: int)
         table = request.tables[index]
         places = range(first // group.block_size, -(-last // group.block_size))
         if group.is_state:
-            places = range(len(table) - 1, len(table))
+            is_stepping = request.num_computed > first
+            places = range(len(table) - 1, len(table)) if is_stepping else range(0)
         for position in places:
             if position >= len(table) or table[position] < state.device.first_block:
                 continue

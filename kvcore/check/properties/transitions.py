@@ -194,16 +194,18 @@ def hit_blocks(before: State, call: Call, outcome: Outcome[State, Any]) -> Itera
     """Yield the blocks that a successful call was given as a hit and does not write.
 
     Where external tokens follow, a window may be past a hit block: the null block stands for it. A
-    state, or a part of a block, inside whose block the hit ends is written, or a copy of it.
+    state, or a part of a block, inside whose block the hit ends is written, or a copy of it; the
+    part also if only lookahead slots follow.
     """
     hit, null = hit_of(call), before.device.first_block
     if hit is None or isinstance(outcome.value, Misuse | Refused):
         return
     request = outcome.state.requests[call.args[0]]
     tables, writes = request.tables, request.num_computed > hit.num_tokens
+    has_slots = writes or call.options.get("num_lookahead_tokens", 0) > 0
     for group_id, blocks in enumerate(hit.blocks.blocks):
         group, whole = before.config.groups[group_id], len(blocks)
-        if writes and (group.is_state or before.config.has_tails):
+        if writes if group.is_state else has_slots and before.config.has_tails:
             whole = hit.num_tokens // group.block_size
         for position, block in enumerate(blocks[:whole]):
             there = list(tables[group_id][position : position + 1])

@@ -300,7 +300,8 @@ fn check_exclusive(state: &State, row: Row, first: u32, end: u32) -> Checked {
         let num_blocks = table.len() as u32;
         let mut places = first / group.block_size..end.div_ceil(group.block_size).min(num_blocks);
         if group.is_state() {
-            places = num_blocks.saturating_sub(1)..num_blocks;
+            let num_written = u32::from(request.num_computed > first).min(num_blocks);
+            places = num_blocks - num_written..num_blocks;
         }
         for position in places {
             let block: BlockId = table[position as usize];

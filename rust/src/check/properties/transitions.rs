@@ -290,13 +290,19 @@ fn has_tail(pool: &BlockPool, block: BlockId, key: &Key) -> bool {
     pool.tail_keys(block).contains(key)
 }
 
-/// Return those of `all_hit_blocks` that the call does not write. A block inside which the hit ends
-/// is written, or a copy of it.
+/// Return those of `all_hit_blocks` that the call does not write. A state, or a part of a block,
+/// inside whose block the hit ends is written, or a copy of it; the part also if only lookahead
+/// slots follow.
 fn hit_blocks<'a>(made: &Made<'a>) -> impl Iterator<Item = (u32, u32, BlockId)> + use<'a> {
     let (before, after, of) = (made.before, made.after, hit_of(made));
+    let has_lookahead = match made.call {
+        Call::AllocateSlots(slots) => slots.num_lookahead_tokens > 0,
+        _ => false,
+    };
     all_hit_blocks(made).filter(move |&(group_id, position, _)| {
         let group = &before.config.groups[group_id as usize];
-        let writes = |(row, hit): (Row, &Hit)| after[row].num_computed > hit.num_tokens;
+        let steps = |(row, hit): (Row, &Hit)| after[row].num_computed > hit.num_tokens;
+        let writes = |of| steps(of) || (has_lookahead && !group.is_state());
         let is_inside = |(_, hit): (Row, &Hit)| (position + 1) * group.block_size > hit.num_tokens;
         let may_be_inside = group.is_state() || before.has_tails;
         !(may_be_inside && of.is_some_and(|of| writes(of) && is_inside(of)))
