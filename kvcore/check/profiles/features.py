@@ -24,6 +24,23 @@ FEATURES: dict[str, Profile] = {
     "chunks": Profile(
         "attention in chunks of two tokens", world(2, 2, 3, 3, groups=(CHUNK,)), 587, 4554
     ),
+    "chunks-swap": Profile(
+        "requests that are swapped out at the end of a chunk, with no block, two moves in a batch",
+        world(
+            *(3, 1, 3, 2, *SWAPS),
+            groups=(CHUNK,),
+            num_host_blocks=2,
+            num_letters=1,
+            moves_per_batch=2,
+            without=("fork", "reset_prefix_cache"),
+        ),
+        *(189, 1759),
+        not_shown=NEVER_REFUSED
+        | {
+            "call swap_in: refused later": ROOMY,
+            "command SwapIn": "what one request left on the device is still found there",
+        },
+    ),
     "encoder": Profile(
         "an encoder's group, cut and swapped",
         world(

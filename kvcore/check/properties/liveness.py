@@ -157,7 +157,8 @@ def admit_fitting(_: World, state: State) -> Iterator[str]:
         return
     for request in state.requests.values():
         done = request.num_computed >= len(request.tokens) + len(request.drafts)
-        if done or request.num_loading or not can_grow_to(state, len(request.tokens)):
+        is_idle = not request.num_loading and request.status is not Status.SWAPPED
+        if done or not is_idle or not can_grow_to(state, len(request.tokens)):
             continue
         value = perform(state, schedule_all(state, request)).value
         if isinstance(value, Refused | Misuse):

@@ -226,8 +226,7 @@ pub(crate) fn admit_never(_: &World, state: &State) -> Finding {
     Ok(())
 }
 
-/// L-ADMIT: if no request holds blocks, and pins leave room for one request, any that fits is
-/// admitted.
+/// L-ADMIT: if no request holds blocks and pins leave room, any that waits and fits is admitted.
 fn admit_fitting(_: &World, state: &State) -> Finding {
     let bounded = state.config.max_pinned_blocks.is_some();
     let pinned: BTreeSet<BlockId> = named_blocks(&state.named_pins).filter(|_| bounded).collect();
@@ -239,7 +238,8 @@ fn admit_fitting(_: &World, state: &State) -> Finding {
     for row in rows(state) {
         let request = &state[row];
         let done = request.num_computed >= request.num_tokens() + request.num_drafts();
-        if done || request.num_loading > 0 || !can_grow_to(state, request.num_tokens(), 0) {
+        let is_idle = request.num_loading == 0 && request.host_tables.is_empty();
+        if done || !is_idle || !can_grow_to(state, request.num_tokens(), 0) {
             continue;
         }
         let value = on_copy(state, |state| schedule_all(state, row));
