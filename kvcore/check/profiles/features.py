@@ -147,6 +147,17 @@ FEATURES: dict[str, Profile] = {
         shows=("call free: HitInOpenBatch",),
         not_shown={"command CopyOnWrite": "no request appends, so no shared block is written"},
     ),
+    "pins-three": Profile(
+        "blocks pinned between the calls of a batch, three moves in it",
+        world(
+            *(2, 1, 3, 3, "pin", "unpin"),
+            num_letters=1,
+            moves_per_batch=3,
+            moves="calls",
+            without=("fork", "reset_prefix_cache"),
+        ),
+        *(76, 5805),
+    ),
     "unschedule": Profile(
         "what the open batch computes made shorter, three moves in a batch",
         world(

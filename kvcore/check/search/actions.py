@@ -18,6 +18,7 @@ from kvcore.oracle.prefixes import Prefixes
 from kvcore.state.state import RequestState, State
 from kvcore.trace.calls import Call
 from kvcore.transitions.queries import get_computed_blocks
+from kvcore.types.commands import Allocate
 from kvcore.types.values import Hit, Status
 
 PIN_NAMES = "pq"
@@ -32,7 +33,9 @@ def fresh_name(world: World, state: State) -> str:
 
 
 def block_calls(world: World, state: State) -> Iterator[Call]:
-    """Yield the calls that name blocks and no request."""
+    """Yield the calls that name blocks and no request. What the open batch is to write is not
+    pinned before it has a key.
+    """
     pool = state.device
     full = world.config.max_in_flight and len(state.operations) >= world.num_pins
     for call in ("evict_blocks", "store"):
@@ -41,8 +44,9 @@ def block_calls(world: World, state: State) -> Iterator[Call]:
             if is_tried and (key is not None or (call != "store" and pool.has_key(block))):
                 yield Call(call, ([block],))
     if "pin" in world.calls and sum(pool.pins.values()) < world.num_pins:
+        new = {each.block for each in state.batch.commands if isinstance(each, Allocate)}
         for block in range(pool.first_block, pool.num_blocks):
-            if pool.ref_counts[block] or pool.has_key(block):
+            if (pool.ref_counts[block] and block not in new) or pool.has_key(block):
                 yield Call("pin", ([block],))
     if "unpin" in world.calls:
         for block in sorted(pool.pins):

@@ -11,6 +11,7 @@ use crate::oracle::calls::{Call, Name, PIN_NAMES, Slots};
 use crate::oracle::prefixes::{Numbers, Prefixes};
 use crate::state::state::{RequestState, State};
 use crate::transitions::prefix_lookup::longest_hit;
+use crate::types::commands::Command::Allocate;
 use crate::types::groups::Group;
 use crate::types::ids::BlockId;
 use crate::types::values::{Hit, Status};
@@ -25,7 +26,8 @@ pub(crate) fn fresh_name(state: &State) -> Name {
     Name(taken.trailing_ones() as u8)
 }
 
-/// Add the calls that name blocks and no request.
+/// Add the calls that name blocks and no request. What the open batch is to write is not pinned
+/// before it has a key.
 pub(crate) fn block_calls(world: &World, state: &State, out: &mut Vec<Move>) {
     let pool = &state.device;
     let blocks = 0..pool.num_blocks();
@@ -40,9 +42,10 @@ pub(crate) fn block_calls(world: &World, state: &State, out: &mut Vec<Move>) {
         out.extend(stored.map(|block| Move::Call(Call::Store { block })));
     }
     if world.tries("pin") && pool.pins.values().sum::<u32>() < world.num_pins {
+        let is_new = |id| state.effects.commands.iter().any(|each| each == Allocate { block: id });
         let held = |block: &u32| {
             let id = BlockId(*block);
-            !pool.is_null(id) && (pool.ref_count(id) > 0 || keyed(block))
+            !pool.is_null(id) && (pool.ref_count(id) > 0 && !is_new(id) || keyed(block))
         };
         out.extend(blocks.clone().filter(held).map(|block| Move::Call(Call::Pin { block })));
     }
