@@ -4,7 +4,8 @@
 Owners follow from the tables that commands set, and free and cached blocks from commands too, so
 the cost of a step depends only on what it changed. The state is queried only in steps that changed
 the host tier, and after a cancel, which drops commands that freed blocks.
-Invariants: after each batch, owners and findable free blocks equal those of the manager's state.
+Invariants: after each batch, owners and findable free blocks equal those of the state before it was
+taken: what the call itself merges is among the commands of the next batch.
 """
 
 from __future__ import annotations
@@ -114,7 +115,7 @@ class History:
         for block, count in enumerate(counts):
             if block >= self.first_block and not count and keys[block] is not None:
                 self.events.add(columns.FREE, block, 0, 1)
-        self._end_batch(state.batch.number - 1, 0, manager, moved=True)
+        self._end_batch(state.batch.number - 1, 0, manager, manager.num_free_blocks, moved=True)
 
     def call(self, call: RecordedCall) -> None:
         """Add a call that was made."""
@@ -144,8 +145,10 @@ class History:
         if result.what.startswith("refused"):
             self.events.add(columns.REFUSED, *result.numbers[-3:])
 
-    def batch(self, batch: Batch, call: int, manager: KVCacheManager) -> None:
-        """Add a batch that the manager has just returned from the call of this number."""
+    def batch(self, batch: Batch, call: int, manager: KVCacheManager, num_free: int) -> None:
+        """Add a batch that the manager has just returned from the call of this number. num_free:
+        its free blocks before, since the call's own commands (merges) are in the next batch.
+        """
         rows = zip(*(batch.column(name).tolist() for name in ("kind", *"abcd")), strict=True)
         moved = False
         for kind, *fields in rows:
@@ -176,9 +179,11 @@ class History:
                 moved = True
                 event, x, z = MOVES[kind]
                 self.events.add(event, fields[x], 0, fields[z])
-        self._end_batch(batch.number, call, manager, moved=moved)
+        self._end_batch(batch.number, call, manager, num_free, moved=moved)
 
-    def _end_batch(self, number: int, call: int, manager: KVCacheManager, *, moved: bool) -> None:
+    def _end_batch(
+        self, number: int, call: int, manager: KVCacheManager, num_free: int, *, moved: bool
+    ) -> None:
         self._settle_all()
         if self._cancelled:
             self._free_dropped(manager.state())
@@ -188,7 +193,7 @@ class History:
             if moved or manager.num_free_host_blocks != self._num_free_host:
                 self._follow_host(manager.state())
             self._num_free_host = manager.num_free_host_blocks
-        self.events.add(columns.BATCH, number, call, manager.num_free_blocks)
+        self.events.add(columns.BATCH, number, call, num_free)
         self.num_steps += 1
         self.is_open = False
 

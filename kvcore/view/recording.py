@@ -43,11 +43,12 @@ class Watched(Player):
         """Make a call, and return its outcome in recorded form."""
         if not self._is_begun and call.number >= self.first:
             self._begin()
+        num_free = self.manager.num_free_blocks
         outcome = super().make(call)
         if self._is_begun:
             self.history.call(call)
             if call.name == "take_batch" and self.value is not None:
-                self.history.batch(self.value, call.number, self.manager)
+                self.history.batch(self.value, call.number, self.manager, num_free)
         return outcome
 
     def finish(self) -> None:
@@ -55,11 +56,12 @@ class Watched(Player):
         if not self._is_begun:
             self._begin()
         if self.history.is_open:
+            num_free = self.manager.num_free_blocks
             try:
                 batch = self.manager.take_batch()
             except KvcoreError:
                 return
-            self.history.batch(batch, 0, self.manager)
+            self.history.batch(batch, 0, self.manager, num_free)
 
     def _begin(self) -> None:
         self._is_begun = True

@@ -130,9 +130,10 @@ def check_steps(folder: Path, backend: Backend) -> int:
             states.append(player.manager.state())
         player.hits.clear()
         for call in read_calls(segment):
+            before = player.manager.state()  # what a take merges is in the next batch
             assert player.make(call) == call.outcome
             if call.name == "take_batch" and player.value is not None:
-                states.append(player.manager.state())
+                states.append(before)
     pool, step = Pool(), 0
     for event in read(history.events.sections()):
         pool.follow(event)
