@@ -95,7 +95,8 @@ clone_in_place! {
     /// A state, the batches in flight, and what the executed ones left in memory.
     #[derive(Debug)]
     pub(crate) struct Node {
-        pub(crate) state: State,
+        /// In a box, so that a node is moved without its bytes.
+        pub(crate) state: Box<State>,
         /// Oldest first.
         pub(crate) pending: Vec<Pending>,
         pub(crate) memory: Ghost,
@@ -118,7 +119,7 @@ impl Node {
     /// Return a state with nothing in flight. memory: holds nothing.
     pub(crate) fn new(state: State, memory: Ghost) -> Self {
         Node {
-            state,
+            state: Box::new(state),
             pending: Vec::new(),
             memory,
             schedule: Schedule::default(),
@@ -133,7 +134,7 @@ impl Node {
     /// Become a copy of another node of its world, with a state and a schedule of its own.
     pub(crate) fn copy_beside(&mut self, node: &Node, state: &State, schedule: &Schedule) {
         let Node { pending, memory, started, filled, unreported, outputs, texts, .. } = node;
-        self.state.clone_from(state);
+        (*self.state).clone_from(state);
         self.schedule.clone_from(schedule);
         self.pending.clone_from(pending);
         self.memory.clone_from(memory);

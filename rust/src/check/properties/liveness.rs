@@ -53,14 +53,14 @@ pub const RUN_PROPERTIES: [(&str, RunChecker); 6] = [
 
 thread_local! {
     /// Copies that are done with: their room is used again.
-    static SPARE: RefCell<Vec<State>> = const { RefCell::new(Vec::new()) };
+    static SPARE: RefCell<Vec<Box<State>>> = const { RefCell::new(Vec::new()) };
 }
 
 /// Return what some calls on a copy of a state give; the copy is thrown away.
 fn on_copy<T>(state: &State, make: impl FnOnce(&mut State) -> T) -> T {
     let spare = SPARE.with_borrow_mut(Vec::pop);
-    let mut copy = spare.unwrap_or_else(|| state.clone());
-    copy.clone_from(state);
+    let mut copy = spare.unwrap_or_else(|| Box::new(state.clone()));
+    (*copy).clone_from(state);
     let value = make(&mut copy);
     SPARE.with_borrow_mut(|spare| spare.push(copy));
     value

@@ -55,7 +55,7 @@ pub struct CoreModel {
     pub(crate) moves: Vec<Move>,
     /// Paths and states that are done with.
     pub(crate) spare: Vec<Path>,
-    spare_states: Vec<State>,
+    spare_states: Vec<Box<State>>,
     pub(crate) writes: Vec<Write>,
     /// Whether calls are kept for a story.
     pub(crate) recording: bool,
@@ -130,9 +130,9 @@ impl CoreModel {
     /// Return the path of no move.
     pub(crate) fn path_from(&mut self, start: &State, schedule: &Schedule) -> Path {
         let Some(mut path) = self.spare.pop() else {
-            return Path::new(start.clone(), schedule.clone());
+            return Path::new(Box::new(start.clone()), schedule.clone());
         };
-        path.state.clone_from(start);
+        (*path.state).clone_from(start);
         path.schedule.clone_from(schedule);
         path.names.clear();
         path.calls.clear();
@@ -293,7 +293,8 @@ impl Walk for CoreModel {
     }
 
     fn walk(&mut self, packed: &[u8], visit: &mut Visit<'_, CoreModel>) -> Result<(), Stop> {
-        let mut state = self.spare_states.pop().unwrap_or_else(|| self.empty.clone());
+        let spare = self.spare_states.pop();
+        let mut state = spare.unwrap_or_else(|| Box::new(self.empty.clone()));
         let walked = caught(|| {
             unpack(packed, &self.empty, &mut self.prefixes, &mut state)?;
             self.walk_from(&state, visit)

@@ -190,9 +190,9 @@ impl FlightModel {
         path: Option<&Path>,
         full: bool,
     ) -> Result<Node, Violation> {
-        let start = &node.state;
+        let start: &State = &node.state;
         let (opened, schedule) =
-            path.map_or((start, &node.schedule), |path| (&path.state, &path.schedule));
+            path.map_or((start, &node.schedule), |path| (&*path.state, &path.schedule));
         let mut after = self.copy_beside(node, opened, schedule);
         if path.is_none() {
             after.schedule.resume(start);

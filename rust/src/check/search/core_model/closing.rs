@@ -12,7 +12,6 @@ use crate::check::world::remembered::forget_times;
 use crate::oracle::calls::{Call, Name, Value};
 use crate::oracle::contents::Checked;
 use crate::oracle::schedule::Schedule;
-use crate::state::open_batch::OpenBatch;
 use crate::state::state::State;
 use crate::transitions::drain::{take_events, take_stats};
 use crate::types::ids::Row;
@@ -32,7 +31,7 @@ impl CoreModel {
         if path.state[row].num_loading > 0 {
             return Ok(vec![None]);
         }
-        let mut taken = path.state.clone();
+        let mut taken = State::clone(&path.state);
         perform(&mut taken, &Call::TakeBatch, &self.world);
         self.calls.clone_from(&path.calls);
         let found = self.possible(&taken);
@@ -97,7 +96,8 @@ impl CoreModel {
         take_stats(state);
         take_events(state);
         let number = forget_times(&mut state.device, state.batch.number);
-        state.batch = OpenBatch { number, ..OpenBatch::default() };
+        state.batch.clone_from(&self.empty.batch);
+        state.batch.number = number;
         for request in state.requests.iter_mut().flatten() {
             request.output_from = 0;
             request.samplers.clear();

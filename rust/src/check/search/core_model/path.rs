@@ -22,7 +22,8 @@ pub(crate) type Ending<'a> = (Failing, Option<&'a Move>);
 /// Some moves that were made.
 #[derive(Debug)]
 pub(crate) struct Path {
-    pub(crate) state: State,
+    /// In a box, so that a path is moved without its bytes.
+    pub(crate) state: Box<State>,
     pub(crate) schedule: Schedule,
     pub(crate) names: MoveNames,
     pub(crate) calls: Vec<Call>,
@@ -31,7 +32,7 @@ pub(crate) struct Path {
 
 impl Path {
     /// Begin a path without moves.
-    pub(crate) fn new(state: State, schedule: Schedule) -> Self {
+    pub(crate) fn new(state: Box<State>, schedule: Schedule) -> Self {
         Path { state, schedule, names: MoveNames::new(), calls: Vec::new(), changed: false }
     }
 }
