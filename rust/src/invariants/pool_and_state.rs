@@ -29,7 +29,7 @@ use crate::types::violation::{Checks, Finding, Violation};
 pub type Property = fn(&State, &mut Scratch) -> Finding;
 
 /// The properties of this file and of those it names, by name, in the order of their check.
-pub const PROPERTIES: [(&str, Property); 30] = [
+pub static PROPERTIES: [(&str, Property); 30] = [
     ("REF", ref_counts),
     ("PARTITION", partition),
     ("FQ-UNIQ", queue_unique),
@@ -72,7 +72,7 @@ pub fn failing(state: &State, scratch: &mut Scratch) -> Vec<&'static str> {
 /// Fails with the first property that counts and does not hold; with REFINE, if a request remembers
 /// what is not so.
 pub fn check(state: &State, checks: &Checks, scratch: &mut Scratch) -> Result<(), Violation> {
-    for (name, holds) in PROPERTIES {
+    for &(name, holds) in &PROPERTIES {
         if checks.count(name) {
             holds(state, scratch).map_err(|detail| Violation::new(name, detail))?;
         }

@@ -227,18 +227,6 @@ impl Ghost {
         }
     }
 
-    /// Let the positions of a row's request have these numbers.
-    pub(crate) fn set_numbers(&mut self, row: Row, numbers: Numbers) {
-        if self.nodes.len() <= row.index() {
-            self.nodes.resize(row.index() + 1, Numbers::new());
-        }
-        self.nodes[row.index()] = numbers;
-    }
-
-    pub(crate) fn set_nodes(&mut self, row: Row, state: &State, prefixes: &mut Prefixes) {
-        self.set_numbers(row, prefixes.nodes(&state[row], state.epoch_of(row)));
-    }
-
     /// What a state counts on: property, place in the contents, and content of all computed and
     /// cached slots, scheduled drafts included.
     fn expected(

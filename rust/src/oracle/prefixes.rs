@@ -8,15 +8,18 @@
 //! one tree; each keeps the part that it has met, so that it seldom takes the lock. Twin:
 //! kvcore/oracle/prefixes.py.
 
+mod letters;
+
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use hashbrown::HashMap;
+use hashbrown::hash_map::Entry;
 use rustc_hash::FxBuildHasher;
 use smallvec::SmallVec;
 
+use crate::oracle::prefixes::letters::Extra;
 use crate::state::state::{RequestState, State};
 use crate::types::config::Config;
-use crate::types::extra_inputs::{ExtraKeys, LoRA, MediaItem};
 use crate::types::groups::Group;
 use crate::types::keys::{BlockHash, Key};
 use crate::types::violation::Violation;
@@ -31,8 +34,8 @@ pub type Numbers = SmallVec<[u32; 16]>;
 
 type Map<K, V> = HashMap<K, V, FxBuildHasher>;
 
-/// Letters from here on stand for more than a token.
-const FIRST_EXTRA: Letter = 1 << 31;
+/// Letters below this, which small worlds have alone, are found by place.
+const NUM_NEAR: usize = 4;
 
 /// What a hash stands for: the first `end` tokens of a request, and their letters.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -61,16 +64,6 @@ impl Chain {
     }
 }
 
-/// A token with what stands in its place.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-struct Extra {
-    token: u32,
-    lora: Option<(String, String)>,
-    salt: Option<String>,
-    media: Vec<(String, u32)>,
-    row: Option<[u8; 32]>,
-}
-
 /// What all workers know together.
 #[derive(Debug, Default)]
 struct Tree {
@@ -90,10 +83,15 @@ pub struct Prefixes {
     block_sizes: Vec<u32>,
     /// Whether blocks of a group hold one state, not tokens.
     is_state: Vec<bool>,
+    /// By prefix and near letter: the prefix with this letter, 0 if it was not met.
+    near: Vec<[u32; NUM_NEAR]>,
+    /// Those with other letters.
     children: Map<(u32, Letter), u32>,
     parents: Vec<u32>,
     chains: Map<BlockHash, Arc<Chain>>,
     hashes: Vec<BlockHash>,
+    /// By prefix: a hash that was found to stand for it.
+    learnt: Vec<Option<BlockHash>>,
     /// Of the block that was asked for last, of an epoch above 0.
     of_epoch: Numbers,
     tree: Arc<Mutex<Tree>>,
@@ -107,10 +105,12 @@ impl Prefixes {
             hash_block_size: config.hash_block_size(),
             block_sizes: config.groups.iter().map(|group| group.block_size).collect(),
             is_state: config.groups.iter().map(Group::is_state).collect(),
+            near: Vec::new(),
             children: Map::default(),
             parents: Vec::new(),
             chains: Map::default(),
             hashes: Vec::new(),
+            learnt: Vec::new(),
             of_epoch: Numbers::new(),
             tree: Arc::default(),
         }
@@ -119,52 +119,68 @@ impl Prefixes {
     /// Return the number of the prefix that ends at each token and draft of a request. epoch: in
     /// which it began to compute.
     pub fn nodes(&mut self, request: &RequestState, epoch: u32) -> Numbers {
-        let letters = self.letters(request);
-        self.number_in(&letters, epoch)
+        let mut nodes = Numbers::new();
+        self.nodes_into(request, epoch, &mut nodes);
+        nodes
     }
 
-    /// What each token and draft of a request adds to its prefix.
-    pub fn letters(&mut self, request: &RequestState) -> Numbers {
-        let tokens = request.tokens.iter().chain(&request.drafts).copied();
-        let Some(extra_keys) = &request.extra_keys else { return tokens.collect() };
-        let all: Vec<u32> = tokens.collect();
-        let extras = extras(&all, extra_keys, self.hash_block_size);
-        extras.into_iter().map(|extra| self.letter(extra)).collect()
+    /// The same, in the room of other numbers.
+    pub(crate) fn nodes_into(&mut self, request: &RequestState, epoch: u32, nodes: &mut Numbers) {
+        if request.extra_keys.is_some() {
+            let letters = self.letters(request);
+            return self.number_into(letters.into_iter(), epoch, nodes);
+        }
+        self.number_into(request.tokens.iter().chain(&request.drafts).copied(), epoch, nodes);
     }
 
     /// Take in what the requests' hashes stand for. Fails with HASH-INJ, KEY-SEP.
     pub fn learn(&mut self, state: &State) -> Result<(), Violation> {
-        for request in state.requests() {
-            if request.block_hashes.is_empty() {
-                continue;
-            }
-            let letters = self.letters(request);
-            let nodes = self.number(&letters);
+        let mut nodes = Numbers::new();
+        for request in state.requests().filter(|each| !each.block_hashes.is_empty()) {
+            self.nodes_into(request, 0, &mut nodes);
             for (end, hash) in (1..).zip(&request.block_hashes) {
                 let end = end * self.hash_block_size as usize;
-                let known = match self.chains.get(hash) {
-                    Some(known) => known,
-                    None => self.meet(hash, &request.tokens[..end], &letters, &nodes),
-                };
-                if known.tokens.len() != end || known.last() != nodes[end - 1] {
-                    return Err(collision(hash, known, &request.tokens[..end]));
+                if self.learnt.get(nodes[end - 1] as usize) != Some(&Some(*hash)) {
+                    self.learn_one(request, hash, &nodes[..end])?;
                 }
             }
         }
         Ok(())
     }
 
+    /// Take in that a hash stands for the first prefixes of a request.
+    #[cold]
+    fn learn_one(
+        &mut self,
+        request: &RequestState,
+        hash: &BlockHash,
+        nodes: &[u32],
+    ) -> Result<(), Violation> {
+        let (end, last) = (nodes.len(), nodes[nodes.len() - 1]);
+        let letters = self.letters(request);
+        let known = match self.chains.get(hash) {
+            Some(known) => known,
+            None => self.meet(hash, &request.tokens[..end], &letters, nodes),
+        };
+        if known.tokens.len() != end || known.last() != last {
+            return Err(collision(hash, known, &request.tokens[..end]));
+        }
+        if self.learnt.len() <= last as usize {
+            self.learnt.resize(last as usize + 1, None);
+        }
+        self.learnt[last as usize] = Some(*hash);
+        Ok(())
+    }
+
     /// What a block under a key ends. Fails with NOCRASH if no request had its hash.
     pub fn chain(&mut self, key: &Key) -> Result<&Chain, Violation> {
-        let hash = key.block_hash();
-        if !self.chains.contains_key(&hash) {
-            let known = self.tree().chains.get(&hash).cloned();
-            let Some(known) = known else {
-                return Err(Violation::new("NOCRASH", "a key is of no known request".to_owned()));
-            };
-            self.chains.insert(hash, known);
+        match self.chains.entry(key.block_hash()) {
+            Entry::Occupied(known) => Ok(known.into_mut()),
+            Entry::Vacant(place) => match lock(&self.tree).chains.get(place.key()) {
+                Some(known) => Ok(place.insert(Arc::clone(known))),
+                None => Err(Violation::new("NOCRASH", "a key is of no known request".to_owned())),
+            },
         }
-        Ok(&self.chains[&hash])
     }
 
     /// The number of a hash that some request carried.
@@ -189,42 +205,41 @@ impl Prefixes {
     pub fn block(&mut self, key: &Key, epoch: u32) -> Result<&[u32], Violation> {
         let group_id = key.group_id();
         let is_state = self.is_state[group_id as usize];
-        let size = if is_state { 1 } else { self.block_sizes[group_id as usize] };
-        let chain = self.chain(key)?;
-        let end = chain.end();
+        let size = if is_state { 1 } else { self.block_sizes[group_id as usize] as usize };
+        let nodes = self.nodes_of(key, epoch)?;
+        let end = nodes.len();
         if !end.is_multiple_of(size) {
             let detail =
                 format!("a key of group {group_id} ends at token {end}, blocks hold {size}");
             return Err(Violation::new("KEY-GRAN", detail));
         }
-        let first = end - size;
-        if epoch == 0 {
-            return Ok(&self.chain(key)?.nodes[first as usize..]);
-        }
-        let letters = chain.letters.clone();
-        self.of_epoch = self.number_in(&letters, epoch);
-        Ok(&self.of_epoch[first as usize..])
+        Ok(&nodes[end - size..])
     }
 
     /// The prefixes that a block holds up to the end of a tail key of an epoch. Fails with
     /// KEY-GRAN.
     pub fn tail(&mut self, key: &Key, epoch: u32) -> Result<&[u32], Violation> {
         let group_id = key.group_id();
-        let size = self.block_sizes[group_id as usize];
-        let chain = self.chain(key)?;
-        let (end, letters) = (chain.end(), chain.letters.clone());
-        let num_inside = end % size;
-        if num_inside == 0 || self.is_state[group_id as usize] {
+        let is_state = self.is_state[group_id as usize];
+        let size = self.block_sizes[group_id as usize] as usize;
+        let nodes = self.nodes_of(key, epoch)?;
+        let (end, num_inside) = (nodes.len(), nodes.len() % size);
+        if num_inside == 0 || is_state {
             let detail =
                 format!("a tail key of group {group_id} ends at token {end}, blocks hold {size}");
             return Err(Violation::new("KEY-GRAN", detail));
         }
-        let first = (end - num_inside) as usize;
-        if epoch == 0 {
-            return Ok(&self.chain(key)?.nodes[first..]);
+        Ok(&nodes[end - num_inside..])
+    }
+
+    /// The prefixes up to the end of a key of an epoch.
+    fn nodes_of(&mut self, key: &Key, epoch: u32) -> Result<&[u32], Violation> {
+        if epoch > 0 {
+            let letters = self.chain(key)?.letters.clone();
+            self.of_epoch = self.number_in(&letters, epoch);
+            return Ok(&self.of_epoch);
         }
-        self.of_epoch = self.number_in(&letters, epoch);
-        Ok(&self.of_epoch[first..])
+        Ok(&self.chain(key)?.nodes)
     }
 
     /// The numbers of the prefixes that these letters make, one after the other.
@@ -234,12 +249,23 @@ impl Prefixes {
 
     /// The same, if they begin in an epoch.
     pub fn number_in(&mut self, letters: &[Letter], epoch: u32) -> Numbers {
+        let mut numbers = Numbers::new();
+        self.number_into(letters.iter().copied(), epoch, &mut numbers);
+        numbers
+    }
+
+    fn number_into(
+        &mut self,
+        letters: impl Iterator<Item = Letter>,
+        epoch: u32,
+        numbers: &mut Numbers,
+    ) {
+        numbers.clear();
         let mut node = if epoch == 0 { 0 } else { self.child(0, Letter::MAX - epoch) };
-        let step = |&letter: &Letter| {
+        for letter in letters {
             node = self.child(node, letter);
-            node
-        };
-        letters.iter().map(step).collect()
+            numbers.push(node);
+        }
     }
 
     /// The numbers of the prefixes that lead to one, itself the last.
@@ -258,6 +284,12 @@ impl Prefixes {
     }
 
     fn child(&mut self, node: u32, letter: Letter) -> u32 {
+        let near = self.near.get(node as usize).and_then(|all| all.get(letter as usize));
+        near.copied().filter(|&child| child > 0).unwrap_or_else(|| self.far_child(node, letter))
+    }
+
+    #[cold]
+    fn far_child(&mut self, node: u32, letter: Letter) -> u32 {
         if let Some(&known) = self.children.get(&(node, letter)) {
             return known;
         }
@@ -268,21 +300,15 @@ impl Prefixes {
             tree.parents.push(node);
         }
         drop(tree);
-        self.children.insert((node, letter), number);
-        number
-    }
-
-    fn letter(&mut self, extra: Extra) -> Letter {
-        if extra.lora.is_none()
-            && extra.salt.is_none()
-            && extra.media.is_empty()
-            && extra.row.is_none()
-        {
-            return extra.token;
+        if letter as usize >= NUM_NEAR {
+            self.children.insert((node, letter), number);
+            return number;
         }
-        let mut tree = self.tree();
-        let next = FIRST_EXTRA + tree.extras.len() as Letter;
-        *tree.extras.entry(extra).or_insert(next)
+        if self.near.len() <= node as usize {
+            self.near.resize(node as usize + 1, [0; NUM_NEAR]);
+        }
+        self.near[node as usize][letter as usize] = number;
+        number
     }
 
     /// What a hash stands for: what another worker knows, or else these tokens.
@@ -311,34 +337,12 @@ impl Prefixes {
     }
 
     fn tree(&self) -> MutexGuard<'_, Tree> {
-        self.tree.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.tree)
     }
 }
 
-/// Each token with what stands in its place.
-fn extras(tokens: &[u32], extra_keys: &ExtraKeys, hash_block_size: u32) -> Vec<Extra> {
-    let lora = extra_keys.lora.as_ref().map(|LoRA { name, path }| (name.clone(), path.clone()));
-    let places = media_places(&extra_keys.media, tokens.len());
-    let at = |(position, media): (usize, Vec<(String, u32)>)| Extra {
-        token: tokens[position],
-        lora: lora.clone(),
-        salt: extra_keys.cache_salt.clone().filter(|_| position == 0),
-        media,
-        row: (position < extra_keys.num_rows as usize)
-            .then(|| extra_keys.embeds[position / hash_block_size as usize]),
-    };
-    places.into_iter().enumerate().map(at).collect()
-}
-
-/// The items in each position, and how far into them that is: a cut changes neither.
-fn media_places(media: &[MediaItem], num_tokens: usize) -> Vec<Vec<(String, u32)>> {
-    let mut places = vec![Vec::new(); num_tokens];
-    for item in media {
-        for (index, place) in (0..item.length).zip(&mut places[item.offset as usize..]) {
-            place.push((item.identifier.clone(), index));
-        }
-    }
-    places
+fn lock(tree: &Mutex<Tree>) -> MutexGuard<'_, Tree> {
+    tree.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn collision(hash: &BlockHash, known: &Chain, tokens: &[u32]) -> Violation {

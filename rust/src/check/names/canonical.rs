@@ -14,12 +14,14 @@
 //! here exactly if they have in Python; the bytes are other ones. Twin:
 //! kvcore/check/names/canonical.py.
 
+mod keys;
 pub(crate) mod order;
 pub mod renaming;
 mod tails;
 
 use smallvec::SmallVec;
 
+use crate::check::names::canonical::keys::PoolKeys;
 use crate::check::names::canonical::order::Orders;
 use crate::check::names::canonical::renaming::{Blocks, Renaming, Tree, batch_place, put};
 use crate::check::world::world::Symmetry;
@@ -30,13 +32,9 @@ use crate::pool::quarantine::Quarantine;
 use crate::state::state::named_pins::named_blocks;
 use crate::state::state::{NO_HOST_BLOCK, RequestState, State};
 use crate::types::ids::{BlockId, Row};
-use crate::types::keys::Key;
 use crate::types::policies::Uses;
 use crate::types::retention::wishes_of;
 use crate::types::violation::Violation;
-
-/// What stands for a key of an older epoch.
-const OLD: usize = 9998;
 
 /// What makes names: the buffers of one worker.
 #[derive(Debug, Clone)]
@@ -50,8 +48,8 @@ pub struct Namer {
     tree: Tree,
     /// The prefixes of each request, by row.
     nodes: Vec<Numbers>,
-    /// For each block of the device, then of the host: the prefixes that its key ends.
-    chains: Vec<Option<SmallVec<[u32; 16]>>>,
+    device_keys: PoolKeys,
+    host_keys: PoolKeys,
     /// The tail keys of device blocks: the block, the rank among those of the key, its group, and
     /// the prefixes that it ends.
     tails: Vec<(BlockId, usize, u32, Numbers)>,
@@ -69,7 +67,8 @@ impl Namer {
             host: Blocks::default(),
             tree: Tree::new(symmetry.tokens),
             nodes: Vec::new(),
-            chains: Vec::new(),
+            device_keys: PoolKeys::default(),
+            host_keys: PoolKeys::default(),
             tails: Vec::new(),
         }
     }
@@ -109,19 +108,16 @@ impl Namer {
 
     /// Note what does not depend on the order of requests.
     fn read(&mut self, state: &State, prefixes: &mut Prefixes) -> Result<(), Violation> {
-        self.nodes.clear();
-        for request in &state.requests {
-            let nodes = request.as_ref().map(|request| prefixes.nodes(request, 0));
-            self.nodes.push(nodes.unwrap_or_default());
-        }
-        self.chains.clear();
-        for pool in [Some(&state.device), state.host.as_ref()].into_iter().flatten() {
-            for block in (0..pool.num_blocks()).map(BlockId) {
-                self.chains.push(match pool.key(block) {
-                    None => None,
-                    Some(key) => Some(SmallVec::from_slice(&prefixes.chain(key)?.nodes)),
-                });
+        self.nodes.resize_with(state.requests.len(), Numbers::new);
+        for (nodes, request) in self.nodes.iter_mut().zip(&state.requests) {
+            match request {
+                Some(request) => prefixes.nodes_into(request, 0, nodes),
+                None => nodes.clear(),
             }
+        }
+        self.device_keys.read(&state.device, prefixes)?;
+        if let Some(host) = &state.host {
+            self.host_keys.read(host, prefixes)?;
         }
         self.read_tails(state, prefixes)
     }
@@ -154,13 +150,12 @@ impl Namer {
         }
         let pinned = pinned_blocks(state, orders);
         write_pool(&mut self.name, state, &state.device, &mut self.device, &pinned);
-        write_keys(&mut self.name, &state.device, &self.device, &mut self.tree, &self.chains);
+        self.device_keys.write(&mut self.name, &state.device, &self.device, &mut self.tree);
         self.write_tails(state);
         self.write_kept(state, rows);
         if let Some(host) = &state.host {
-            let chains = &self.chains[state.device.num_blocks() as usize..];
             write_pool(&mut self.name, state, host, &mut self.host, &[]);
-            write_keys(&mut self.name, host, &self.host, &mut self.tree, chains);
+            self.host_keys.write(&mut self.name, host, &self.host, &mut self.tree);
         }
         self.write_dues(state, rows);
         self.write_remembered(&state.device, prefixes)?;
@@ -359,31 +354,5 @@ fn write_pool(
         let users = busy.iter().find(|(each, _)| each == block).map_or(&[][..], |each| each.1);
         put(name, users.len());
         users.iter().for_each(|&user| put(name, batch_place(state, user)));
-    }
-}
-
-fn write_keys(
-    name: &mut Vec<u8>,
-    pool: &BlockPool,
-    blocks: &Blocks,
-    tree: &mut Tree,
-    chains: &[Option<SmallVec<[u32; 16]>>],
-) {
-    let ranks = if pool.index.is_empty() { Vec::new() } else { pool.index.ranks() };
-    for &block in &blocks.met {
-        let chain = if block == NO_HOST_BLOCK { None } else { chains[block.index()].as_ref() };
-        let Some(chain) = chain else {
-            match block != NO_HOST_BLOCK && pool.is_older(block) {
-                true => put(name, OLD),
-                false => name.push(0),
-            }
-            continue;
-        };
-        put(name, 1 + ranks[block.index()] as usize);
-        put(name, pool.key(block).map_or(0, Key::group_id) as usize);
-        put(name, chain.len());
-        let Some((&last, before)) = chain.split_last() else { continue };
-        before.iter().for_each(|&node| _ = tree.number(node));
-        tree.write(last, name);
     }
 }

@@ -129,8 +129,8 @@ fn cached_blocks(
         let before = chain.nodes.len().checked_sub(rule.block_size as usize + 1);
         let parent = before.map_or(0, |at| chain.nodes[at]);
         let free = state.device.queue.contains(block);
-        let mut places = (0..).zip(state.device.queue.iter());
-        let place = places.find(|each| free && each.1 == block).map(|each| each.0);
+        let mut places = (0..).zip(state.device.queue.iter()).filter(|each| each.1 == block);
+        let place = if free { places.next().map(|each| each.0) } else { None };
         let waits = waiting.contains(&(group_id, parent));
         found.push(Cached { group_id, node: chain.last(), parent, block, place, waits });
     }

@@ -32,7 +32,7 @@ use crate::types::violation::{Checks, Finding, Violation};
 pub type TransitionCheck = fn(&Made<'_>) -> Finding;
 
 /// The properties of this file, by name; DETERMINISM is checked only if it is named.
-pub const TRANSITION_PROPERTIES: [(&str, TransitionCheck); 14] = [
+pub static TRANSITION_PROPERTIES: [(&str, TransitionCheck); 14] = [
     ("LRU", lru),
     ("EPOCH-FIRST", epoch_first),
     ("WISHES", wishes),
@@ -54,7 +54,7 @@ pub fn check(made: &Made<'_>, checks: &Checks) -> Result<(), Violation> {
     if made.outcome.is_misuse() {
         return Ok(());
     }
-    for (name, holds) in TRANSITION_PROPERTIES {
+    for &(name, holds) in &TRANSITION_PROPERTIES {
         if checks.count(name) {
             holds(made).map_err(|detail| Violation::new(name, detail))?;
         }

@@ -21,13 +21,26 @@ pub type MoveNames = SmallVec<[&'static str; 3]>;
 /// How often each thing happened: moves, calls with what they gave, commands and goals.
 #[derive(Debug, Clone, Default)]
 pub struct Notes {
-    moves: Counts<MoveNames>,
-    calls: Counts<(&'static str, &'static str)>,
+    moves: HashMap<MoveNames, u64, FxBuildHasher>,
+    calls: Counts,
     /// By kind ("command", "goal") and name.
-    others: Counts<(&'static str, &'static str)>,
+    others: Counts,
 }
 
-type Counts<K> = HashMap<K, u64, FxBuildHasher>;
+/// Counts by two names, found by where the names lie: a few, and each edge adds to some. The same
+/// names may lie in several places, and are counted apart until the counts are sorted.
+#[derive(Debug, Clone, Default)]
+struct Counts(Vec<([&'static str; 2], u64)>);
+
+impl Counts {
+    fn add(&mut self, names: [&'static str; 2], count: u64) {
+        let same = |each: &[&str; 2]| (0..2).all(|at| std::ptr::eq(each[at], names[at]));
+        match self.0.iter_mut().find(|(each, _)| same(each)) {
+            Some((_, counted)) => *counted += count,
+            None => self.0.push((names, count)),
+        }
+    }
+}
 
 impl Notes {
     /// Count an edge by the names of its moves.
@@ -40,18 +53,18 @@ impl Notes {
 
     /// Count a call by what it gave: done, refused and why, or the error's name.
     pub fn note_call(&mut self, transition: &'static str, said: &'static str) {
-        *self.calls.entry((transition, said)).or_insert(0) += 1;
+        self.calls.add([transition, said], 1);
     }
 
     /// Count a command by its name.
     pub fn note_command(&mut self, name: &'static str) {
-        *self.others.entry(("command", name)).or_insert(0) += 1;
+        self.others.add(["command", name], 1);
     }
 
     /// Count a goal that was reached, if it was.
     pub fn note_goal(&mut self, name: &'static str, reached: bool) {
         if reached {
-            *self.others.entry(("goal", name)).or_insert(0) += 1;
+            self.others.add(["goal", name], 1);
         }
     }
 
@@ -65,24 +78,24 @@ impl Notes {
         for (names, &count) in &other.moves {
             *self.moves.entry_ref(names).or_insert(0) += count;
         }
-        for (&thing, &count) in &other.calls {
-            *self.calls.entry(thing).or_insert(0) += count;
-        }
-        for (&thing, &count) in &other.others {
-            *self.others.entry(thing).or_insert(0) += count;
-        }
+        other.calls.0.iter().for_each(|&(names, count)| self.calls.add(names, count));
+        other.others.0.iter().for_each(|&(names, count)| self.others.add(names, count));
     }
 
     /// Return the counts by kind ("move", "call", "goal", "command") and name, sorted.
     #[must_use]
     pub fn sorted(&self) -> Vec<(&'static str, String, u64)> {
         let moves = self.moves.iter().map(|(names, &count)| ("move", names.join(", "), count));
-        let call = |(&(name, said), &count): (&(&str, &str), &u64)| {
-            ("call", format!("{name}: {said}"), count)
-        };
-        let others = self.others.iter().map(|(&(kind, name), &n)| (kind, name.to_owned(), n));
-        let mut all: Vec<_> = moves.chain(self.calls.iter().map(call)).chain(others).collect();
+        let calls = self.calls.0.iter();
+        let calls = calls.map(|&([name, said], n)| ("call", format!("{name}: {said}"), n));
+        let others = self.others.0.iter().map(|&([kind, name], n)| (kind, name.to_owned(), n));
+        let mut all: Vec<_> = moves.chain(calls).chain(others).collect();
         all.sort_unstable();
+        all.dedup_by(|more, kept| {
+            let same = (more.0, &more.1) == (kept.0, &kept.1);
+            kept.2 += if same { more.2 } else { 0 };
+            same
+        });
         all
     }
 }

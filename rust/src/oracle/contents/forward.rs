@@ -5,7 +5,7 @@
 //! step. Twin: kvcore/oracle/contents.py.
 
 use crate::oracle::contents::{Checked, Content, Ghost, encoded};
-use crate::oracle::prefixes::Prefixes;
+use crate::oracle::prefixes::{Numbers, Prefixes};
 use crate::oracle::schedule::Schedule;
 use crate::oracle::schedule::writes::Write;
 use crate::state::state::State;
@@ -41,6 +41,22 @@ impl Ghost {
             self.spread(writes, spoilt)?;
         }
         writes.iter().try_for_each(|write| self.read(write, schedule))
+    }
+
+    /// Let the positions of a row's request have these numbers.
+    pub(crate) fn set_numbers(&mut self, row: Row, numbers: Numbers) {
+        *self.numbers_of(row) = numbers;
+    }
+
+    pub(crate) fn set_nodes(&mut self, row: Row, state: &State, prefixes: &mut Prefixes) {
+        prefixes.nodes_into(&state[row], state.epoch_of(row), self.numbers_of(row));
+    }
+
+    fn numbers_of(&mut self, row: Row) -> &mut Numbers {
+        if self.nodes.len() <= row.index() {
+            self.nodes.resize(row.index() + 1, Numbers::new());
+        }
+        &mut self.nodes[row.index()]
     }
 
     fn check_zeroed(&self, row: Row) -> Checked {

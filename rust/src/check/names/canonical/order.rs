@@ -11,9 +11,6 @@ use crate::state::state::named_pins::named_blocks;
 use crate::state::state::{RequestState, State};
 use crate::types::ids::BlockId;
 
-/// What a request looks like without names.
-type Looks = SmallVec<[u32; 8]>;
-
 /// All orders of a state, one after the other.
 #[derive(Debug)]
 pub struct Orders {
@@ -31,14 +28,13 @@ impl Orders {
         let mut rows: SmallVec<[usize; 8]> = (0..state.requests.len()).filter(used).collect();
         let mut ties = SmallVec::new();
         if symmetry.requests && rows.len() > 1 {
-            let look = |row: usize| state.requests[row].as_ref().map(looks);
-            rows.sort_by_cached_key(|&row| look(row));
+            let look = |row: usize| state.requests[row].iter().flat_map(looks);
+            rows.sort_by(|&one, &other| look(one).cmp(look(other)));
             let mut first = 0;
             for end in 1..=rows.len() {
-                if end == rows.len() || look(rows[end]) != look(rows[first]) {
+                if end == rows.len() || look(rows[end]).ne(look(rows[first])) {
                     if end > first + 1 {
                         ties.push((first, end));
-                        rows[first..end].sort_unstable();
                     }
                     first = end;
                 }
@@ -90,10 +86,11 @@ pub fn pinned_alone(state: &State) -> SmallVec<[BlockId; 4]> {
     (0..pool.num_blocks()).map(BlockId).filter(alone).collect()
 }
 
-fn looks(request: &RequestState) -> Looks {
+/// What a request looks like without names.
+fn looks(request: &RequestState) -> impl Iterator<Item = u32> {
     let counts = [request.num_tokens(), request.num_drafts(), request.num_computed];
     let tables = request.tables.iter().chain(&request.host_tables);
-    counts.into_iter().chain(tables.map(|table| table.len() as u32)).collect()
+    counts.into_iter().chain(tables.map(|table| table.len() as u32))
 }
 
 /// Make the next permutation in lexical order; false: the first one again.

@@ -264,7 +264,7 @@ impl Tree {
     }
 
     /// Tell whether a prefix was met; then all shorter ones of it were met before.
-    fn has_met(&self, node: u32) -> bool {
+    pub(crate) fn has_met(&self, node: u32) -> bool {
         self.numbers.get(node as usize).is_some_and(|&(round, _)| round == self.round)
     }
 
