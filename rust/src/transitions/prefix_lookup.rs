@@ -13,6 +13,8 @@
 
 use std::ops::Range;
 
+use smallvec::SmallVec;
+
 use crate::mutants::{Mutant, seeded};
 use crate::state::state::{NULL_BLOCK, RequestState, State};
 use crate::types::config::Config;
@@ -57,7 +59,7 @@ pub struct Search<'a> {
 fn common_length(search: &mut Search<'_>, mut length: u32, states: bool) -> u32 {
     let groups = &search.state.config.groups;
     let counts = |&group: &u32| states || !groups[group as usize].is_state();
-    let mut order: Vec<u32> = (0..groups.len() as u32).filter(counts).collect();
+    let mut order: SmallVec<[u32; 8]> = (0..groups.len() as u32).filter(counts).collect();
     order.sort_by_key(|&group| groups[group as usize].is_windowed());
     let mut agreed = 0;
     let mut group = 0;

@@ -4,6 +4,10 @@
 //! Why: a search copies a state for each of its edges, and allocating took a quarter of its time.
 //! `clone_from` of a state copies field by field and allocates nothing.
 
+use std::collections::{BTreeMap, BTreeSet};
+
+use smallvec::{Array, SmallVec};
+
 /// `Clone` for a struct, whose `clone_from` keeps the room of each field. Takes the struct's
 /// definition, or its name and fields.
 macro_rules! clone_in_place {
@@ -24,13 +28,66 @@ macro_rules! clone_in_place {
             }
 
             fn clone_from(&mut self, source: &Self) {
-                $(self.$field.clone_from(&source.$field);)*
+                #[allow(unused_imports)] // some structs have fields of one sort alone
+                use $crate::types::clone_in_place::{AnyRoom as _, KnownRoom as _};
+                $((&mut $crate::types::clone_in_place::Room(&mut self.$field)).fill(&source.$field);)*
             }
         }
     };
 }
 
 pub(crate) use clone_in_place;
+
+/// The room of one field. Of the two methods `fill`, the compiler takes that of `KnownRoom` for the
+/// types that it is made for, since it needs one reference less.
+pub(crate) struct Room<'a, T>(pub(crate) &'a mut T);
+
+/// Types whose own `clone_from` does more than needed.
+pub(crate) trait KnownRoom {
+    type Value;
+
+    fn fill(&mut self, source: &Self::Value);
+}
+
+/// All others.
+pub(crate) trait AnyRoom<T> {
+    fn fill(&mut self, source: &T);
+}
+
+impl<K: Clone + Ord, V: Clone> KnownRoom for Room<'_, BTreeMap<K, V>> {
+    type Value = BTreeMap<K, V>;
+
+    fn fill(&mut self, source: &BTreeMap<K, V>) {
+        if !(self.0.is_empty() && source.is_empty()) {
+            self.0.clone_from(source);
+        }
+    }
+}
+
+impl<T: Clone + Ord> KnownRoom for Room<'_, BTreeSet<T>> {
+    type Value = BTreeSet<T>;
+
+    fn fill(&mut self, source: &BTreeSet<T>) {
+        if !(self.0.is_empty() && source.is_empty()) {
+            self.0.clone_from(source);
+        }
+    }
+}
+
+impl<A: Array<Item: Copy>> KnownRoom for Room<'_, SmallVec<A>> {
+    type Value = SmallVec<A>;
+
+    fn fill(&mut self, source: &SmallVec<A>) {
+        self.0.clear();
+        self.0.extend_from_slice(source);
+    }
+}
+
+impl<T: Clone> AnyRoom<T> for &mut Room<'_, T> {
+    fn fill(&mut self, source: &T) {
+        self.0.clone_from(source);
+    }
+}
 
 /// A column of zeros in memory that is already mapped: lazily allocated zeros cost a page fault
 /// when a step first writes them.

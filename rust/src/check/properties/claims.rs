@@ -3,6 +3,8 @@
 //!
 //! A part of transitions.rs. Twin: kvcore/check/properties/claims.py.
 
+use std::borrow::Cow;
+
 use crate::check::properties::published::Made;
 use crate::oracle::calls::{Call, Name, Value};
 use crate::state::state::State;
@@ -17,15 +19,15 @@ use crate::types::violation::Finding;
 /// which only `pin_prefix` and `unpin_prefix` change.
 pub(crate) fn pins(made: &Made<'_>) -> Finding {
     let (before, after) = (made.before, made.after);
-    let mut named = after.named_pins.clone();
+    let mut named = Cow::Borrowed(&after.named_pins);
     match made.call {
-        Call::PinPrefix { pin, .. } => _ = named.remove(*pin),
-        Call::UnpinPrefix { pin } => named.extend(
+        Call::PinPrefix { pin, .. } => _ = named.to_mut().remove(*pin),
+        Call::UnpinPrefix { pin } => named.to_mut().extend(
             before.named_pins.get_key_value(*pin).map(|(name, held)| (name.clone(), held.clone())),
         ),
         _ => {}
     }
-    if named != before.named_pins {
+    if *named != before.named_pins {
         return Err(format!("{} leaves the pins {:?}", made.call.transition(), after.named_pins));
     }
     let same = before.device.pins == after.device.pins && before.named_pins == after.named_pins;

@@ -50,7 +50,8 @@ pub fn holds_in(world: &World) -> bool {
 
 /// Fails with the first property that counts and does not hold.
 pub fn check(state: &State, prefixes: &mut Prefixes, checks: &Checks) -> Result<(), Violation> {
-    let cached = cached_blocks(state, prefixes)?;
+    let mut cached = SmallVec::new();
+    cached_blocks(state, prefixes, &mut cached)?;
     checks.hear_finding("PREFIX-CLOSED", prefix_closed(&cached))?;
     checks.hear_finding("EVICT-ORDER", evict_order(&cached))?;
     checks.hear_finding("LEVEL-CHAIN", level_chain(&state.device, &cached))
@@ -108,12 +109,12 @@ fn parents<'a>(cached: &'a [Cached], of: &'a Cached) -> impl Iterator<Item = &'a
     cached.iter().filter(|each| each.group_id == of.group_id && each.node == of.parent)
 }
 
-/// Return the cached blocks of the groups that keep all.
+/// Find the cached blocks of the groups that keep all.
 fn cached_blocks(
     state: &State,
     prefixes: &mut Prefixes,
-) -> Result<SmallVec<[Cached; 8]>, Violation> {
-    let mut found = SmallVec::new();
+    found: &mut SmallVec<[Cached; 8]>,
+) -> Result<(), Violation> {
     let mut waiting = SmallVec::<[(u32, u32); 4]>::new();
     for merge in state.batch.merges.iter().filter(|each| state.device.ref_count(each.block) > 0) {
         waiting.push((merge.group_id, prefixes.chain(&merge.key)?.last()));
@@ -134,7 +135,7 @@ fn cached_blocks(
         let waits = waiting.contains(&(group_id, parent));
         found.push(Cached { group_id, node: chain.last(), parent, block, place, waits });
     }
-    Ok(found)
+    Ok(())
 }
 
 #[cfg(test)]

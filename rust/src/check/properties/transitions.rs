@@ -147,6 +147,9 @@ fn grown(made: &Made<'_>) -> Finding {
 /// HIT-PRESERVE: the blocks of a hit keep their keys and stay findable.
 fn hit_preserve(made: &Made<'_>) -> Finding {
     let after = &made.after.device;
+    if hit_of(made).is_none() {
+        return Ok(());
+    }
     for (_, _, block) in hit_blocks(made) {
         let key = made.before.device.key(block);
         if after.key(block) != key {
@@ -233,7 +236,8 @@ fn full_hit(made: &Made<'_>) -> Finding {
 /// HASH-MONO: a block's key changes to another key only after an eviction.
 fn hash_mono(made: &Made<'_>) -> Finding {
     let (before, after) = (&made.before.device, &made.after.device);
-    let blocks = (0..before.num_blocks()).map(BlockId);
+    let same = |&block: &BlockId| before.tails.is_none() && before.key(block) == after.key(block);
+    let blocks = (0..before.num_blocks()).map(BlockId).filter(|block| !same(block));
     for (block, key) in blocks.flat_map(|block| keys_of(before, block).map(move |key| (block, key)))
     {
         if after.key(block) == Some(key) || has_tail(after, block, key) {

@@ -5,6 +5,7 @@
 //! named by small numbers, "0", "1" and so on, as every exploration does. Twin of
 //! kvcore/trace/calls.py.
 
+use std::cell::RefCell;
 use std::slice;
 
 use crate::check::world::world::World;
@@ -12,7 +13,7 @@ use crate::oracle::calls::{Call, Name, Sampled, Slots, Value};
 use crate::state::state::State;
 use crate::transitions::allocate::allocate_slots;
 use crate::transitions::append::{Requests, append};
-use crate::transitions::batches::{complete, take_batch};
+use crate::transitions::batches::{complete, take_batch_into};
 use crate::transitions::cancel::cancel;
 use crate::transitions::epochs::advance_epoch;
 use crate::transitions::fork::fork;
@@ -27,10 +28,15 @@ use crate::transitions::transfers::{complete_operation, load, store};
 use crate::transitions::truncate::truncate;
 use crate::transitions::unschedule::unschedule;
 use crate::transitions::window::remove_skipped_blocks;
-use crate::types::commands::Command;
+use crate::types::commands::{Batch, Command};
 use crate::types::errors::Error;
 use crate::types::slot_request::{RequestedHit, SlotRequest};
 use crate::types::values::{Admitted, Output, Request};
+
+thread_local! {
+    /// A batch that nobody reads, for its memory.
+    static TAKEN: RefCell<Batch> = RefCell::default();
+}
 
 /// The outcome of a call, and the position of its commands among those of the open batch.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -117,7 +123,7 @@ fn make(state: &mut State, call: &Call, world: &World) -> Result<Value, Error> {
         Call::CompleteOperation { operation, done } => {
             nothing(complete_operation(state, i64::from(*operation), *done))?
         }
-        Call::TakeBatch => nothing(take_batch(state).map(|_| ()))?,
+        Call::TakeBatch => nothing(TAKEN.with_borrow_mut(|taken| take_batch_into(state, taken)))?,
         Call::Complete { batch } => nothing(complete(state, *batch as i64))?,
         Call::Cancel { batch } => nothing(cancel(state, *batch as i64))?,
         Call::Execute { .. } => Value::Nothing,
