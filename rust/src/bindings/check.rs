@@ -124,7 +124,7 @@ fn read_world(world: &Bound<'_, PyAny>) -> PyResult<World> {
         kinds_of_requests,
         moves_per_batch: number("moves_per_batch")?,
         loads_fail: world.getattr("loads_fail")?.is_truthy()?,
-        calls: strings("calls")?.into_iter().collect(),
+        calls: strings("calls")?,
         moves,
     })
 }

@@ -236,7 +236,8 @@ fn index_complete(state: &State, _: &mut Scratch) -> Finding {
         for block in (0..pool.num_blocks()).map(BlockId) {
             let Some(key) = pool.key(block) else { continue };
             let first = pool.index.first(key);
-            if first != Some(block) && !pool.index.get(key).contains(&block) {
+            let is_found = |first| pool.index.blocks(first).any(|each| each == block);
+            if !first.is_some_and(|first| first == block || is_found(first)) {
                 return Err(format!("{tier} block {} is not found under its key", block.0));
             }
         }

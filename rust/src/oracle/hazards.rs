@@ -50,7 +50,8 @@ pub fn check_commands(
 ) -> Result<(), Violation> {
     let is_copy = |command: &Command| command.reads().is_some() || command.writes().is_some();
     let mut copies: Vec<Copied> = Vec::new();
-    if given.is_some() || commands.iter().filter(is_copy).count() > 1 {
+    let num_copies = commands.iter().filter(is_copy).count();
+    if given.is_some() || num_copies > 1 {
         let numbers = given.map_or_else(|| segments(commands), <[i32]>::to_vec);
         if numbers.len() != commands.len() || !numbers.is_sorted() {
             let detail = format!("{} commands have segments {numbers:?}", commands.len());
@@ -63,7 +64,9 @@ pub fn check_commands(
     checks.hear_finding("CMD-HAZARD", by_segment().try_for_each(hazards))?;
     checks.hear_finding("CMD-COPYSET", by_segment().try_for_each(copy_set))?;
     checks.hear_finding("CMD-EVICT-FIRST", evict_first(start, commands))?;
-    checks.hear_finding("CMD-COW-SRC", copy_source(commands))?;
+    if num_copies > 0 {
+        checks.hear_finding("CMD-COW-SRC", copy_source(commands))?;
+    }
     checks.hear_finding("CMD-ORDER", orders(by_segment()))
 }
 

@@ -8,6 +8,7 @@
 //! one tree; each keeps the part that it has met, so that it seldom takes the lock. Twin:
 //! kvcore/oracle/prefixes.py.
 
+mod by_hash;
 mod letters;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -17,6 +18,7 @@ use hashbrown::hash_map::Entry;
 use rustc_hash::FxBuildHasher;
 use smallvec::SmallVec;
 
+use crate::oracle::prefixes::by_hash::ByHash;
 use crate::oracle::prefixes::letters::Extra;
 use crate::state::state::{RequestState, State};
 use crate::types::config::Config;
@@ -70,7 +72,7 @@ struct Tree {
     children: Map<(u32, Letter), u32>,
     /// By the numbers of prefixes and one less: the prefix one letter shorter.
     parents: Vec<u32>,
-    chains: Map<BlockHash, Arc<Chain>>,
+    chains: ByHash<Arc<Chain>>,
     /// By their numbers.
     hashes: Vec<BlockHash>,
     extras: Map<Extra, Letter>,
@@ -88,7 +90,7 @@ pub struct Prefixes {
     /// Those with other letters.
     children: Map<(u32, Letter), u32>,
     parents: Vec<u32>,
-    chains: Map<BlockHash, Arc<Chain>>,
+    chains: ByHash<Arc<Chain>>,
     hashes: Vec<BlockHash>,
     /// By prefix: a hash that was found to stand for it.
     learnt: Vec<Option<BlockHash>>,
@@ -108,7 +110,7 @@ impl Prefixes {
             near: Vec::new(),
             children: Map::default(),
             parents: Vec::new(),
-            chains: Map::default(),
+            chains: ByHash::default(),
             hashes: Vec::new(),
             learnt: Vec::new(),
             of_epoch: Numbers::new(),
@@ -262,10 +264,10 @@ impl Prefixes {
     ) {
         numbers.clear();
         let mut node = if epoch == 0 { 0 } else { self.child(0, Letter::MAX - epoch) };
-        for letter in letters {
+        letters.for_each(|letter| {
             node = self.child(node, letter);
             numbers.push(node);
-        }
+        });
     }
 
     /// The numbers of the prefixes that lead to one, itself the last.

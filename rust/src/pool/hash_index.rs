@@ -298,8 +298,9 @@ impl HashIndex {
 
     /// The first block of each key, and whether the key has several.
     pub(crate) fn firsts(&self) -> impl Iterator<Item = (BlockId, bool)> + '_ {
-        let buckets = 0..if self.is_empty() { 0 } else { self.num_buckets };
-        let links = buckets.flat_map(|bucket| self.links_from(self.links[bucket]));
+        let buckets = &self.links[..if self.is_empty() { 0 } else { self.num_buckets }];
+        let heads = buckets.iter().filter(|&&head| head != 0);
+        let links = heads.flat_map(|&head| self.links_from(head));
         let blocks = links.map(|link| self.block_of(link)).filter(|&block| !self.is_older(block));
         blocks.map(|block| (block, self.has_several(block)))
     }

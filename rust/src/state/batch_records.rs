@@ -229,6 +229,9 @@ pub(crate) fn next_order(entries: &RequestEntries) -> u32 {
 
 /// Return the entries of a batch in the order in which they were made.
 pub(crate) fn in_order(entries: &RequestEntries) -> SmallVec<[(Row, &RequestEntry); 4]> {
+    if entries.rows.num_entries() == 0 {
+        return SmallVec::new();
+    }
     let mut ordered: SmallVec<[(Row, &RequestEntry); 4]> = entries.rows.iter().collect();
     ordered.sort_by_key(|(_, entry)| entry.order);
     ordered

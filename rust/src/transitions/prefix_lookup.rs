@@ -275,7 +275,8 @@ fn extend_tailed(
 }
 
 /// Return the blocks of a hit per group, with the null block where no query sees one.
-fn hit_blocks(search: Search<'_>, length: u32) -> Vec<Vec<BlockId>> {
+fn hit_blocks(mut search: Search<'_>, length: u32) -> Vec<Vec<BlockId>> {
+    let mut blocks = std::mem::take(&mut search.found); // those that were found in order
     let look = |group, position| {
         let is_state = search.state.config.groups[group as usize].is_state();
         let block = match is_state {
@@ -284,20 +285,21 @@ fn hit_blocks(search: Search<'_>, length: u32) -> Vec<Vec<BlockId>> {
         };
         block.expect("IDX-COMPLETE: the group has found each block of the length")
     };
-    let mut blocks = Vec::with_capacity(search.found.len());
-    for (index, group) in (0..).zip(&search.state.config.groups) {
+    for ((index, group), ids) in (0..).zip(&search.state.config.groups).zip(&mut blocks) {
         let num_blocks = if group.is_cross() { 0 } else { length.div_ceil(group.block_size) };
         let first = skipped_blocks(group, length).min(num_blocks);
-        let mut ids = vec![NULL_BLOCK; first as usize];
-        let found = &search.found[index as usize];
-        if search.state.has_tails && !group.is_state() {
-            extend_tailed(&search, index, length, num_blocks, &mut ids);
-        } else if first == 0 && found.len() >= num_blocks as usize {
-            ids.extend_from_slice(&found[..num_blocks as usize]);
+        let tailed = search.state.has_tails && !group.is_state();
+        if !tailed && first == 0 && ids.len() >= num_blocks as usize {
+            ids.truncate(num_blocks as usize);
+            continue;
+        }
+        ids.clear();
+        ids.resize(first as usize, NULL_BLOCK);
+        if tailed {
+            extend_tailed(&search, index, length, num_blocks, ids);
         } else {
             ids.extend((first..num_blocks).map(|position| look(index, position)));
         }
-        blocks.push(ids);
     }
     blocks
 }

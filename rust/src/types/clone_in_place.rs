@@ -5,7 +5,9 @@
 //! `clone_from` of a state copies field by field and allocates nothing.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
+use hashbrown::HashMap;
 use smallvec::{Array, SmallVec};
 
 /// `Clone` for a struct, whose `clone_from` keeps the room of each field. Takes the struct's
@@ -79,7 +81,43 @@ impl<A: Array<Item: Copy>> KnownRoom for Room<'_, SmallVec<A>> {
 
     fn fill(&mut self, source: &SmallVec<A>) {
         self.0.clear();
-        self.0.extend_from_slice(source);
+        if !source.is_empty() {
+            self.0.extend_from_slice(source);
+        }
+    }
+}
+
+impl<T: Copy> KnownRoom for Room<'_, Vec<T>> {
+    type Value = Vec<T>;
+
+    fn fill(&mut self, source: &Vec<T>) {
+        self.0.clear();
+        if !source.is_empty() {
+            self.0.extend_from_slice(source);
+        }
+    }
+}
+
+impl<T: ?Sized> KnownRoom for Room<'_, Arc<T>> {
+    type Value = Arc<T>;
+
+    fn fill(&mut self, source: &Arc<T>) {
+        if !Arc::ptr_eq(self.0, source) {
+            self.0.clone_from(source);
+        }
+    }
+}
+
+impl<T: Copy + Eq, S: Clone> KnownRoom for Room<'_, HashMap<Arc<str>, T, S>> {
+    type Value = HashMap<Arc<str>, T, S>;
+
+    fn fill(&mut self, source: &HashMap<Arc<str>, T, S>) {
+        let same = |(one, other): ((&Arc<str>, &T), (&Arc<str>, &T))| {
+            Arc::ptr_eq(one.0, other.0) && one.1 == other.1
+        };
+        if self.0.len() != source.len() || !self.0.iter().zip(source).all(same) {
+            self.0.clone_from(source);
+        }
     }
 }
 

@@ -155,7 +155,8 @@ fn hit_preserve(made: &Made<'_>) -> Finding {
         if after.key(block) != key {
             return Err(format!("block {} was hit and lost its key", block.0));
         }
-        if key.is_some_and(|key| !after.index.get(key).contains(&block)) {
+        let is_found = |first| after.index.blocks(first).any(|each| each == block);
+        if key.is_some_and(|key| !after.index.first(key).is_some_and(is_found)) {
             return Err(format!("block {} was hit and is no longer found", block.0));
         }
         if made.before.device.tail_keys(block).iter().any(|key| !has_tail(after, block, key)) {

@@ -4,8 +4,6 @@
 //! A run makes calls on a state and checks each batch as a search does. A check is shown to fail by
 //! one change of what it looks at, behind a run in which it found nothing.
 
-use std::collections::BTreeSet;
-
 use crate::check::properties::outcomes::{check_events, check_hit, check_outcome};
 use crate::check::properties::published::Made;
 use crate::check::properties::{liveness, transitions};
@@ -128,7 +126,7 @@ impl Run {
 }
 
 fn world(config: Config) -> World {
-    World { num_drafts: 2, calls: BTreeSet::new(), ..World::new(config, 2, 8, 8) }
+    World { num_drafts: 2, calls: Vec::new(), ..World::new(config, 2, 8, 8) }
 }
 
 pub(crate) fn config() -> Config {

@@ -50,7 +50,7 @@ pub struct Outcome {
 impl Outcome {
     /// Return the commands of the call; state: the one right after it.
     pub fn commands<'a>(&self, state: &'a State) -> impl Iterator<Item = Command> + 'a {
-        state.effects.commands.iter().skip(self.first_command)
+        state.effects.commands.since(self.first_command)
     }
 
     /// Tell whether the call was wrong.

@@ -4,8 +4,6 @@
 //! A world is plain data, so that the same world is explored in both languages. A move is what an
 //! engine does at once: one call, or a few that belong together. Twin: kvcore/check/world/world.py.
 
-use std::collections::BTreeSet;
-
 use crate::types::config::Config;
 use crate::types::extra_inputs::{GivenKeys, LoRA, MediaItem, PromptEmbeds};
 use crate::types::retention::Piece;
@@ -111,7 +109,7 @@ pub struct World {
     /// Every load of external tokens also fails, from each of its tokens on.
     pub loads_fail: bool,
     /// Names of the transitions to try.
-    pub calls: BTreeSet<String>,
+    pub calls: Vec<String>,
     /// The kind of a move of a path.
     pub moves: Moves,
 }
@@ -148,6 +146,6 @@ impl World {
     /// Tell whether a transition is to be tried.
     #[must_use]
     pub fn tries(&self, call: &str) -> bool {
-        self.calls.contains(call)
+        self.calls.iter().any(|each| each == call)
     }
 }

@@ -4,12 +4,14 @@
 //! Requests that look alike are permuted, and so are the blocks that pins alone hold, since nothing
 //! else orders them; one order after the other, without recursion.
 
+use std::cmp::Ordering;
+
 use smallvec::SmallVec;
 
 use crate::check::world::world::Symmetry;
 use crate::state::state::named_pins::named_blocks;
 use crate::state::state::{RequestState, State};
-use crate::types::ids::BlockId;
+use crate::types::ids::{BlockId, Row, Table};
 
 /// All orders of a state, one after the other.
 #[derive(Debug)]
@@ -28,11 +30,13 @@ impl Orders {
         let mut rows: SmallVec<[usize; 8]> = (0..state.requests.len()).filter(used).collect();
         let mut ties = SmallVec::new();
         if symmetry.requests && rows.len() > 1 {
-            let look = |row: usize| state.requests[row].iter().flat_map(looks);
-            rows.sort_by(|&one, &other| look(one).cmp(look(other)));
+            let look = |one: usize, other: usize| {
+                looks(&state[Row(one as u32)], &state[Row(other as u32)])
+            };
+            rows.sort_by(|&one, &other| look(one, other));
             let mut first = 0;
             for end in 1..=rows.len() {
-                if end == rows.len() || look(rows[end]).ne(look(rows[first])) {
+                if end == rows.len() || look(rows[end], rows[first]).is_ne() {
                     if end > first + 1 {
                         ties.push((first, end));
                     }
@@ -86,11 +90,15 @@ pub fn pinned_alone(state: &State) -> SmallVec<[BlockId; 4]> {
     (0..pool.num_blocks()).map(BlockId).filter(alone).collect()
 }
 
-/// What a request looks like without names.
-fn looks(request: &RequestState) -> impl Iterator<Item = u32> {
-    let counts = [request.num_tokens(), request.num_drafts(), request.num_computed];
-    let tables = request.tables.iter().chain(&request.host_tables);
-    counts.into_iter().chain(tables.map(|table| table.len() as u32))
+/// Compare what two requests look like without names.
+fn looks(one: &RequestState, other: &RequestState) -> Ordering {
+    let counts = |each: &RequestState| [each.num_tokens(), each.num_drafts(), each.num_computed];
+    let lengths = |each| tables_of(each).map(Table::len);
+    counts(one).cmp(&counts(other)).then_with(|| lengths(one).cmp(lengths(other)))
+}
+
+fn tables_of(request: &RequestState) -> impl Iterator<Item = &Table> {
+    request.tables.iter().chain(&request.host_tables)
 }
 
 /// Make the next permutation in lexical order; false: the first one again.
