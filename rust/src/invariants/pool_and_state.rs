@@ -11,6 +11,8 @@ pub mod in_flight;
 mod remembered;
 mod tails;
 
+use std::sync::Arc;
+
 use self::remembered::remembered;
 use self::tails::tail_sound;
 use crate::invariants::claims::{named_pins, operations};
@@ -194,14 +196,13 @@ fn null_block(state: &State, _: &mut Scratch) -> Finding {
 /// directions, and join only blocks with one key.
 fn index_sound(state: &State, _: &mut Scratch) -> Finding {
     for (tier, pool) in pools(state) {
-        let mut num_found = 0;
-        for (first, several) in pool.index.firsts() {
+        let num_found = pool.index.firsts().try_fold(0, |found, (first, several)| {
             if pool.key(first).is_none() || pool.index.first(pool.index.key(first)) != Some(first) {
                 let block = first.0;
                 return Err(format!("{tier} block {block} is found under another key"));
             }
-            num_found += if several { ring_length(tier, pool, first)? } else { 1 };
-        }
+            Ok(found + if several { ring_length(tier, pool, first)? } else { 1 })
+        })?;
         let blocks = (0..pool.num_blocks()).map(BlockId);
         let num_keyed = blocks.filter(|&block| pool.key(block).is_some()).count() as u32;
         if num_found > num_keyed {
@@ -285,12 +286,12 @@ fn epochs(state: &State, _: &mut Scratch) -> Finding {
 
 /// ROWS: each row is exactly one of: taken by a request, free, held for an unfinished batch.
 fn rows(state: &State, scratch: &mut Scratch) -> Finding {
-    let mut num_taken = 0;
-    for (row, request) in (0..).map(Row).zip(&state.requests) {
-        let Some(request) = request else { continue };
-        num_taken += 1;
-        if state.rows.get(&request.request_id) != Some(&row) {
-            return Err(format!("row {} is not that of {}", row.0, request.name()));
+    let num_taken = state.requests().count();
+    for (name, row) in &state.rows {
+        let request = state.requests.get(row.index()).and_then(Option::as_ref);
+        let is_its = |id: &Arc<str>| Arc::ptr_eq(id, name) || id == name;
+        if !request.is_some_and(|request| is_its(&request.request_id)) {
+            return Err(format!("row {} is not that of {name}", row.0));
         }
     }
     if num_taken != state.rows.len() {

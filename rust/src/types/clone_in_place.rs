@@ -112,10 +112,9 @@ impl<T: Copy + Eq, S: Clone> KnownRoom for Room<'_, HashMap<Arc<str>, T, S>> {
     type Value = HashMap<Arc<str>, T, S>;
 
     fn fill(&mut self, source: &HashMap<Arc<str>, T, S>) {
-        let same = |(one, other): ((&Arc<str>, &T), (&Arc<str>, &T))| {
-            Arc::ptr_eq(one.0, other.0) && one.1 == other.1
-        };
-        if self.0.len() != source.len() || !self.0.iter().zip(source).all(same) {
+        let mut pairs = self.0.iter().zip(source);
+        let same = pairs.all(|(one, other)| Arc::ptr_eq(one.0, other.0) && one.1 == other.1);
+        if self.0.len() != source.len() || !same {
             self.0.clone_from(source);
         }
     }

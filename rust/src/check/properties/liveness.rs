@@ -53,6 +53,7 @@ pub const RUN_PROPERTIES: [(&str, RunChecker); 6] = [
 
 thread_local! {
     /// Copies that are done with: their room is used again.
+    #[expect(clippy::vec_box)] // a state is moved without its bytes
     static SPARE: RefCell<Vec<Box<State>>> = const { RefCell::new(Vec::new()) };
 }
 

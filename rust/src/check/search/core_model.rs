@@ -50,12 +50,11 @@ pub struct CoreModel {
     /// What the expanded state counts on, and what an edge makes of it.
     pub(crate) base: Ghost,
     pub(crate) ghost: Ghost,
-    base_schedule: Schedule,
     pub(crate) assumed: Result<(), Violation>,
     pub(crate) moves: Vec<Move>,
-    /// Paths and states that are done with.
-    pub(crate) spare: Vec<Path>,
-    spare_states: Vec<Box<State>>,
+    /// Paths that are done with.
+    #[expect(clippy::vec_box)] // a path is moved without its bytes
+    pub(crate) spare: Vec<Box<Path>>,
     pub(crate) writes: Vec<Write>,
     /// Whether calls are kept for a story.
     pub(crate) recording: bool,
@@ -83,11 +82,9 @@ impl CoreModel {
             base: Ghost::checking(&world.config, &checks),
             ghost: Ghost::checking(&world.config, &checks),
             checker: Checker::new(checks),
-            base_schedule: Schedule::default(),
             assumed: Ok(()),
             moves: Vec::new(),
             spare: Vec::new(),
-            spare_states: Vec::new(),
             writes: Vec::new(),
             recording: false,
             calls: Vec::new(),
@@ -96,19 +93,17 @@ impl CoreModel {
         })
     }
 
-    /// Visit every path, with every way in which its loads can end; note what the visitor makes of
-    /// it.
-    fn walk_from(&mut self, start: &State, visit: &mut Visit<'_, CoreModel>) -> Result<(), Stop> {
+    /// Visit every path behind one without moves, with every way in which its loads can end; note
+    /// what the visitor makes of it.
+    fn walk_from(&mut self, root: &Path, visit: &mut Visit<'_, CoreModel>) -> Result<(), Stop> {
         self.num_edges = 0;
         self.calls.clear();
-        self.base_schedule.assume(start);
-        self.assumed = self.base.assume(start, &self.base_schedule, &mut self.prefixes);
-        let schedule = std::mem::take(&mut self.base_schedule);
-        let mut paths = vec![self.path_from(start, &schedule)];
-        self.base_schedule = schedule;
+        self.assumed = self.base.assume(&root.state, &root.schedule, &mut self.prefixes);
+        let mut paths = Vec::new();
         for left in (0..self.world.moves_per_batch).rev() {
             let mut longer = Vec::new();
-            for path in &paths {
+            let first = (left + 1 == self.world.moves_per_batch).then_some(root);
+            for path in first.into_iter().chain(paths.iter().map(Box::as_ref)) {
                 self.calls.clone_from(&path.calls);
                 let found = self.possible(&path.state);
                 let Some(found) = self.run_guarded(found)? else { continue };
@@ -116,7 +111,7 @@ impl CoreModel {
                     self.calls.clone_from(&path.calls);
                     let made = self.make(each, path);
                     let Some(made) = self.run_guarded(made)? else { continue };
-                    longer.extend(self.end_path(start, made, left > 0, visit)?);
+                    longer.extend(self.end_path(&root.state, made, left > 0, visit)?);
                 }
                 self.moves = found;
             }
@@ -127,16 +122,14 @@ impl CoreModel {
         Ok(())
     }
 
-    /// Return the path of no move.
-    pub(crate) fn path_from(&mut self, start: &State, schedule: &Schedule) -> Path {
+    /// Return the path of no move behind a state.
+    pub(crate) fn path_from(&mut self, start: &State, schedule: &Schedule) -> Box<Path> {
         let Some(mut path) = self.spare.pop() else {
-            return Path::new(Box::new(start.clone()), schedule.clone());
+            return Box::new(Path::new(start.clone(), schedule.clone()));
         };
-        (*path.state).clone_from(start);
+        path.state.clone_from(start);
         path.schedule.clone_from(schedule);
-        path.names.clear();
-        path.calls.clear();
-        path.changed = false;
+        path.begin();
         path
     }
 
@@ -161,18 +154,18 @@ impl CoreModel {
     }
 
     /// Return a copy of a path, in the room of one that is done with.
-    fn copy_of(&mut self, path: &Path) -> Path {
+    fn copy_of(&mut self, path: &Path) -> Box<Path> {
         match self.spare.pop() {
             Some(mut copy) => {
-                copy.clone_from(path);
+                (*copy).clone_from(path);
                 copy
             }
-            None => path.clone(),
+            None => Box::new(path.clone()),
         }
     }
 
     /// Make the calls of a move behind a path.
-    pub(crate) fn make(&mut self, each: &Move, path: &Path) -> Result<Path, Violation> {
+    pub(crate) fn make(&mut self, each: &Move, path: &Path) -> Result<Box<Path>, Violation> {
         let mut made = self.copy_of(path);
         made.names.push(each.name());
         let mut last: Option<Outcome> = None;
@@ -182,7 +175,7 @@ impl CoreModel {
                 0 => self.call(&path.state, &mut made.state, &mut made.schedule, &call)?,
                 _ => {
                     let before = self.copy_of(&made);
-                    let Path { state, schedule, .. } = &mut made;
+                    let Path { state, schedule, .. } = &mut *made;
                     let outcome = self.call(&before.state, state, schedule, &call)?;
                     self.spare.push(before);
                     outcome
@@ -220,10 +213,10 @@ impl CoreModel {
     fn end_path(
         &mut self,
         start: &State,
-        path: Path,
+        path: Box<Path>,
         keep: bool,
         visit: &mut Visit<'_, CoreModel>,
-    ) -> Result<Option<Path>, Stop> {
+    ) -> Result<Option<Box<Path>>, Stop> {
         let more = if self.world.loads_fail { failures(&path) } else { Vec::new() };
         let kept = (keep || !more.is_empty()).then(|| self.copy_of(&path));
         self.end_edge(start, path, (None, None), visit)?;
@@ -241,7 +234,7 @@ impl CoreModel {
     fn end_edge(
         &mut self,
         start: &State,
-        mut path: Path,
+        mut path: Box<Path>,
         ending: Ending<'_>,
         visit: &mut Visit<'_, CoreModel>,
     ) -> Result<(), Stop> {
@@ -293,13 +286,16 @@ impl Walk for CoreModel {
     }
 
     fn walk(&mut self, packed: &[u8], visit: &mut Visit<'_, CoreModel>) -> Result<(), Stop> {
-        let spare = self.spare_states.pop();
-        let mut state = spare.unwrap_or_else(|| Box::new(self.empty.clone()));
+        let new = || Box::new(Path::new(self.empty.clone(), Schedule::default()));
+        let mut root = self.spare.pop().unwrap_or_else(new);
+        root.begin();
         let walked = caught(|| {
-            unpack(packed, &self.empty, &mut self.prefixes, &mut state)?;
-            self.walk_from(&state, visit)
+            unpack(packed, &self.empty, &mut self.prefixes, &mut root.state)?;
+            root.schedule.clone_from(&Schedule::default());
+            root.schedule.assume(&root.state);
+            self.walk_from(&root, visit)
         });
-        self.spare_states.push(state);
+        self.spare.push(root);
         walked
     }
 
@@ -312,7 +308,7 @@ impl Walk for CoreModel {
     }
 
     fn pack(&mut self, state: &State) -> Vec<u8> {
-        let mut packed = Vec::new();
+        let mut packed = Vec::with_capacity(128);
         pack(state, &mut self.prefixes, &mut packed);
         packed
     }

@@ -142,7 +142,7 @@ impl FlightModel {
                     let made = self.core.make(each, path);
                     let Some(made) = self.core.run_guarded(made)? else { continue };
                     let names = made.names.clone();
-                    self.edge_of(&names, visit, |model| model.fill(node, Some(&made), full))?;
+                    self.edge_of(&names, visit, |model| model.fill(node, Some(&*made), full))?;
                     match left {
                         0 => self.core.spare.push(made),
                         _ => longer.push(made),
@@ -192,7 +192,7 @@ impl FlightModel {
     ) -> Result<Node, Violation> {
         let start: &State = &node.state;
         let (opened, schedule) =
-            path.map_or((start, &node.schedule), |path| (&*path.state, &path.schedule));
+            path.map_or((start, &node.schedule), |path| (&path.state, &path.schedule));
         let mut after = self.copy_beside(node, opened, schedule);
         if path.is_none() {
             after.schedule.resume(start);

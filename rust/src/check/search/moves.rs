@@ -205,7 +205,7 @@ fn resume(world: &World, state: &State, request: &RequestState, out: &mut Vec<Mo
         return;
     }
     out.push(Move::Call(schedule_rest(world, state, request)));
-    if request.status() == Status::Waiting {
+    if request.status() == Status::Waiting && world.tries("load") {
         let hit = longest_hit(state, request);
         loads(world, state, request, &[(hit.num_tokens > 0).then_some(hit)], out);
     }

@@ -31,7 +31,7 @@ impl CoreModel {
         if path.state[row].num_loading > 0 {
             return Ok(vec![None]);
         }
-        let mut taken = State::clone(&path.state);
+        let mut taken = path.state.clone();
         perform(&mut taken, &Call::TakeBatch, &self.world);
         self.calls.clone_from(&path.calls);
         let found = self.possible(&taken);

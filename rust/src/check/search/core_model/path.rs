@@ -22,8 +22,7 @@ pub(crate) type Ending<'a> = (Failing, Option<&'a Move>);
 /// Some moves that were made.
 #[derive(Debug)]
 pub(crate) struct Path {
-    /// In a box, so that a path is moved without its bytes.
-    pub(crate) state: Box<State>,
+    pub(crate) state: State,
     pub(crate) schedule: Schedule,
     pub(crate) names: MoveNames,
     pub(crate) calls: Vec<Call>,
@@ -32,8 +31,15 @@ pub(crate) struct Path {
 
 impl Path {
     /// Begin a path without moves.
-    pub(crate) fn new(state: Box<State>, schedule: Schedule) -> Self {
+    pub(crate) fn new(state: State, schedule: Schedule) -> Self {
         Path { state, schedule, names: MoveNames::new(), calls: Vec::new(), changed: false }
+    }
+
+    /// Forget the moves.
+    pub(crate) fn begin(&mut self) {
+        self.names.clear();
+        self.calls.clear();
+        self.changed = false;
     }
 }
 
