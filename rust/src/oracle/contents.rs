@@ -196,15 +196,17 @@ impl Ghost {
         self.expected(state, schedule, prefixes, |name, slot, content| {
             self.find(name, slot, content, content)
         })?;
-        let num_groups = self.groups.len();
-        for at in 0..self.tables.len().max(state.requests.len() * num_groups) {
-            let request = state.requests.get(at / num_groups).and_then(Option::as_ref);
-            let table = request.map_or(&[][..], |request| &request.tables[at % num_groups]);
-            let mirrored = self.table(at / num_groups, at % num_groups);
-            if mirrored != table && self.checks.count("TABLE-MIRROR") {
-                let place = format!("row {} of group {}", at / num_groups, at % num_groups);
-                let detail = format!("{place}: {mirrored:?} after the deltas, not {table:?}");
-                return Err(Violation::new("TABLE-MIRROR", detail));
+        let num_rows = self.tables.len().div_ceil(self.groups.len()).max(state.requests.len());
+        for row in 0..num_rows {
+            let request = state.requests.get(row).and_then(Option::as_ref);
+            for index in 0..self.groups.len() {
+                let table = request.map_or(&[][..], |request| &request.tables[index]);
+                let mirrored = self.table(row, index);
+                if mirrored != table && self.checks.count("TABLE-MIRROR") {
+                    let place = format!("row {row} of group {index}");
+                    let detail = format!("{place}: {mirrored:?} after the deltas, not {table:?}");
+                    return Err(Violation::new("TABLE-MIRROR", detail));
+                }
             }
         }
         self.settle_evicted(state);
