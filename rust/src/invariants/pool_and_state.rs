@@ -196,13 +196,14 @@ fn null_block(state: &State, _: &mut Scratch) -> Finding {
 /// directions, and join only blocks with one key.
 fn index_sound(state: &State, _: &mut Scratch) -> Finding {
     for (tier, pool) in pools(state) {
-        let num_found = pool.index.firsts().try_fold(0, |found, (first, several)| {
+        let mut num_found = 0;
+        for (first, several) in pool.index.firsts() {
             if pool.key(first).is_none() || pool.index.first(pool.index.key(first)) != Some(first) {
                 let block = first.0;
                 return Err(format!("{tier} block {block} is found under another key"));
             }
-            Ok(found + if several { ring_length(tier, pool, first)? } else { 1 })
-        })?;
+            num_found += if several { ring_length(tier, pool, first)? } else { 1 };
+        }
         let blocks = (0..pool.num_blocks()).map(BlockId);
         let num_keyed = blocks.filter(|&block| pool.key(block).is_some()).count() as u32;
         if num_found > num_keyed {

@@ -193,6 +193,16 @@ impl Ghost {
         prefixes: &mut Prefixes,
     ) -> Checked {
         self.number(state, prefixes);
+        self.check_numbered(state, schedule, prefixes)
+    }
+
+    /// The same, if the positions of the requests have their numbers.
+    pub(crate) fn check_numbered(
+        &mut self,
+        state: &State,
+        schedule: &Schedule,
+        prefixes: &mut Prefixes,
+    ) -> Checked {
         self.expected(state, schedule, prefixes, |name, slot, content| {
             self.find(name, slot, content, content)
         })?;
@@ -221,7 +231,7 @@ impl Ghost {
     }
 
     /// Number the prefixes of a state's requests.
-    fn number(&mut self, state: &State, prefixes: &mut Prefixes) {
+    pub(crate) fn number(&mut self, state: &State, prefixes: &mut Prefixes) {
         for (row, request) in (0..).map(Row).zip(&state.requests) {
             if request.is_some() {
                 self.set_nodes(row, state, prefixes);

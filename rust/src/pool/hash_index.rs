@@ -298,11 +298,20 @@ impl HashIndex {
 
     /// The first block of each key, and whether the key has several.
     pub(crate) fn firsts(&self) -> impl Iterator<Item = (BlockId, bool)> + '_ {
-        let buckets = &self.links[..if self.is_empty() { 0 } else { self.num_buckets }];
-        let heads = buckets.iter().filter(|&&head| head != 0);
-        let links = heads.flat_map(|&head| self.links_from(head));
-        let blocks = links.map(|link| self.block_of(link)).filter(|&block| !self.is_older(block));
-        blocks.map(|block| (block, self.has_several(block)))
+        let mut buckets = 0..if self.is_empty() { 0 } else { self.num_buckets };
+        let mut link = 0;
+        std::iter::from_fn(move || {
+            loop {
+                while link == 0 {
+                    link = self.links[buckets.next()?];
+                }
+                let block = self.block_of(link);
+                link = self.links[self.behind(link)] & !SEVERAL;
+                if !self.is_older(block) {
+                    return Some((block, self.has_several(block)));
+                }
+            }
+        })
     }
 
     /// The blocks before and behind one of several that have one key.

@@ -289,6 +289,7 @@ const SET_TABLE: i32 = 12;
 
 /// Return the command of one row of the columns; the inverse of `to_row`. Fails with the kind or
 /// key that is none.
+#[inline]
 pub fn from_row(kind: i32, values: [i32; 4], keys: &[u8]) -> Result<Command, String> {
     let [a, b, c, d] = values.map(|value| value as u32);
     let (block, second) = (BlockId(a), BlockId(b));

@@ -125,10 +125,13 @@ impl CoreModel {
                 write.failed = Some(first);
             }
         }
-        let read = self.ghost.forward(opened, &self.writes, schedule, &mut self.prefixes);
-        self.checker.checks.hear(read)?;
+        self.ghost.number(opened, &mut self.prefixes);
+        self.checker.checks.hear(self.ghost.forward_numbered(&self.writes, schedule))?;
         self.checker.check_batch(start, opened)?;
-        if loads { self.ghost.check(opened, schedule, &mut self.prefixes) } else { Ok(()) }
+        if loads {
+            self.ghost.check_numbered(opened, schedule, &mut self.prefixes)?;
+        }
+        Ok(())
     }
 
     /// Take over what a batch writes.
