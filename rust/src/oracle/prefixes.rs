@@ -137,13 +137,18 @@ impl Prefixes {
 
     /// Take in what the requests' hashes stand for. Fails with HASH-INJ, KEY-SEP.
     pub fn learn(&mut self, state: &State) -> Result<(), Violation> {
-        let mut nodes = Numbers::new();
+        let size = self.hash_block_size as usize;
         for request in state.requests().filter(|each| !each.block_hashes.is_empty()) {
-            self.nodes_into(request, 0, &mut nodes);
-            for (end, hash) in (1..).zip(&request.block_hashes) {
-                let end = end * self.hash_block_size as usize;
-                if self.learnt.get(nodes[end - 1] as usize) != Some(&Some(*hash)) {
-                    self.learn_one(request, hash, &nodes[..end])?;
+            let with_extras = request.extra_keys.is_some().then(|| self.letters(request));
+            let letters = with_extras.as_deref().unwrap_or(&request.tokens);
+            let mut node = 0;
+            for (at, hash) in request.block_hashes.iter().enumerate() {
+                let end = (at + 1) * size;
+                for &letter in &letters[at * size..end] {
+                    node = self.child(node, letter);
+                }
+                if self.learnt.get(node as usize) != Some(&Some(*hash)) {
+                    self.learn_one(request, hash, &letters[..end])?;
                 }
             }
         }
@@ -156,13 +161,13 @@ impl Prefixes {
         &mut self,
         request: &RequestState,
         hash: &BlockHash,
-        nodes: &[u32],
+        letters: &[Letter],
     ) -> Result<(), Violation> {
+        let nodes = self.number(letters);
         let (end, last) = (nodes.len(), nodes[nodes.len() - 1]);
-        let letters = self.letters(request);
         let known = match self.chains.get(hash) {
             Some(known) => known,
-            None => self.meet(hash, &request.tokens[..end], &letters, nodes),
+            None => self.meet(hash, &request.tokens[..end], letters, &nodes),
         };
         if known.tokens.len() != end || known.last() != last {
             return Err(collision(hash, known, &request.tokens[..end]));
@@ -321,15 +326,14 @@ impl Prefixes {
         letters: &[Letter],
         nodes: &[u32],
     ) -> &Chain {
-        let end = tokens.len();
         let mut tree = self.tree();
         let Tree { chains, hashes, .. } = &mut *tree;
         let known = chains.entry(*hash).or_insert_with(|| {
             hashes.push(*hash);
             Arc::new(Chain {
                 tokens: tokens.to_vec(),
-                letters: letters[..end].to_vec(),
-                nodes: nodes[..end].to_vec(),
+                letters: letters.to_vec(),
+                nodes: nodes.to_vec(),
                 number: hashes.len() as u32 - 1,
             })
         });

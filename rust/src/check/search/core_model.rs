@@ -174,7 +174,8 @@ impl CoreModel {
             let outcome = match num_made {
                 0 => self.call(&path.state, &mut made.state, &mut made.schedule, &call)?,
                 _ => {
-                    let before = self.copy_of(&made);
+                    let mut before = self.spare.pop().unwrap_or_else(|| made.clone());
+                    before.state.clone_from(&made.state);
                     let Path { state, schedule, .. } = &mut *made;
                     let outcome = self.call(&before.state, state, schedule, &call)?;
                     self.spare.push(before);
