@@ -52,6 +52,10 @@ impl PoolKeys {
             num_keyed += 1;
         }
         if pool.index.len() != num_keyed {
+            if pool.index.is_empty() {
+                let detail = format!("{num_keyed} blocks have keys, but the index has none");
+                return Err(Violation::new("NOCRASH", detail));
+            }
             for (known, rank) in self.blocks.iter_mut().zip(pool.index.ranks()) {
                 known.iter_mut().for_each(|known| known.rank = rank);
             }
