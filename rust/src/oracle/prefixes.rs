@@ -19,7 +19,7 @@ use rustc_hash::FxBuildHasher;
 use smallvec::SmallVec;
 
 use crate::oracle::prefixes::by_hash::ByHash;
-use crate::oracle::prefixes::letters::Extra;
+use crate::oracle::prefixes::letters::{Chain, Extra, Letter, extras};
 use crate::state::state::{RequestState, State};
 use crate::types::config::Config;
 use crate::types::groups::Group;
@@ -29,42 +29,15 @@ use crate::types::violation::Violation;
 /// The properties that this file checks.
 pub const PREFIX_PROPERTIES: [&str; 3] = ["HASH-INJ", "KEY-SEP", "KEY-GRAN"];
 
-/// What one position adds to a prefix: its token, or a number for it and what stands in its place.
-pub type Letter = u32;
 /// Numbers of a request's positions.
 pub type Numbers = SmallVec<[u32; 16]>;
 
 type Map<K, V> = HashMap<K, V, FxBuildHasher>;
 
+/// Letters from here on stand for more than a token.
+const FIRST_EXTRA: Letter = 1 << 31;
 /// Letters below this, which small worlds have alone, are found by place.
 const NUM_NEAR: usize = 4;
-
-/// What a hash stands for: the first `end` tokens of a request, and their letters.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Chain {
-    /// Of the prefix.
-    pub tokens: Vec<u32>,
-    /// Of the prefix.
-    pub letters: Vec<Letter>,
-    /// The number of the prefix that ends with each token.
-    pub nodes: Vec<u32>,
-    /// Of the hash.
-    pub number: u32,
-}
-
-impl Chain {
-    /// Tokens of the prefix.
-    #[must_use]
-    pub fn end(&self) -> u32 {
-        self.tokens.len() as u32
-    }
-
-    /// The number of the whole prefix.
-    #[must_use]
-    pub fn last(&self) -> u32 {
-        self.nodes.last().copied().unwrap_or(0)
-    }
-}
 
 /// What all workers know together.
 #[derive(Debug, Default)]
@@ -133,6 +106,15 @@ impl Prefixes {
             return self.number_into(letters.into_iter(), epoch, nodes);
         }
         self.number_into(request.tokens.iter().chain(&request.drafts).copied(), epoch, nodes);
+    }
+
+    /// What each token and draft of a request adds to its prefix.
+    pub fn letters(&mut self, request: &RequestState) -> Numbers {
+        let tokens = request.tokens.iter().chain(&request.drafts).copied();
+        let Some(extra_keys) = &request.extra_keys else { return tokens.collect() };
+        let all: Vec<u32> = tokens.collect();
+        let extras = extras(&all, extra_keys, self.hash_block_size);
+        extras.into_iter().map(|extra| self.letter(extra)).collect()
     }
 
     /// Take in what the requests' hashes stand for. Fails with HASH-INJ, KEY-SEP.
@@ -316,6 +298,19 @@ impl Prefixes {
         }
         self.near[node as usize][letter as usize] = number;
         number
+    }
+
+    fn letter(&mut self, extra: Extra) -> Letter {
+        if extra.lora.is_none()
+            && extra.salt.is_none()
+            && extra.media.is_empty()
+            && extra.row.is_none()
+        {
+            return extra.token;
+        }
+        let mut tree = self.tree();
+        let next = FIRST_EXTRA + tree.extras.len() as Letter;
+        *tree.extras.entry(extra).or_insert(next)
     }
 
     /// What a hash stands for: what another worker knows, or else these tokens.

@@ -300,18 +300,16 @@ impl HashIndex {
     pub(crate) fn firsts(&self) -> impl Iterator<Item = (BlockId, bool)> + '_ {
         let mut buckets = 0..if self.is_empty() { 0 } else { self.num_buckets };
         let mut link = 0;
-        std::iter::from_fn(move || {
-            loop {
-                while link == 0 {
-                    link = self.links[buckets.next()?];
-                }
-                let block = self.block_of(link);
-                link = self.links[self.behind(link)] & !SEVERAL;
-                if !self.is_older(block) {
-                    return Some((block, self.has_several(block)));
-                }
+        let next = move || {
+            while link == 0 {
+                link = self.links[buckets.next()?];
             }
-        })
+            let block = self.block_of(link);
+            link = self.links[self.behind(link)] & !SEVERAL;
+            Some(block)
+        };
+        let blocks = std::iter::from_fn(next).filter(|&block| !self.is_older(block));
+        blocks.map(|block| (block, self.has_several(block)))
     }
 
     /// The blocks before and behind one of several that have one key.

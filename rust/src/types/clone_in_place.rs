@@ -31,8 +31,8 @@ macro_rules! clone_in_place {
 
             fn clone_from(&mut self, source: &Self) {
                 #[allow(unused_imports)] // some structs have fields of one sort alone
-                use $crate::types::clone_in_place::{AnyRoom as _, KnownRoom as _};
-                $((&mut $crate::types::clone_in_place::Room(&mut self.$field)).fill(&source.$field);)*
+                use $crate::types::clone_in_place::{AnyRoom as _, KnownRoom as _, Room};
+                $((&mut Room(&mut self.$field)).fill(&source.$field);)*
             }
         }
     };

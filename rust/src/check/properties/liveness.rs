@@ -59,8 +59,7 @@ thread_local! {
 
 /// Return what some calls on a copy of a state give; the copy is thrown away.
 fn on_copy<T>(state: &State, make: impl FnOnce(&mut State) -> T) -> T {
-    let spare = SPARE.with_borrow_mut(Vec::pop);
-    let mut copy = spare.unwrap_or_else(|| Box::new(state.clone()));
+    let mut copy = SPARE.with_borrow_mut(Vec::pop).unwrap_or_else(|| Box::new(state.clone()));
     (*copy).clone_from(state);
     let value = make(&mut copy);
     SPARE.with_borrow_mut(|spare| spare.push(copy));

@@ -1,51 +1,53 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What each token of a request adds to its prefix: itself, or a number for it and what stands in
-//! its place.
+//! its place; and the prefix that a hash stands for.
 //!
 //! A part of prefixes.rs.
 
-use crate::oracle::prefixes::{Letter, Numbers, Prefixes};
-use crate::state::state::RequestState;
 use crate::types::extra_inputs::{ExtraKeys, LoRA, MediaItem};
 
-/// Letters from here on stand for more than a token.
-const FIRST_EXTRA: Letter = 1 << 31;
+/// What one position adds to a prefix: its token, or a number for it and what stands in its place.
+pub type Letter = u32;
+
+/// What a hash stands for: the first `end` tokens of a request, and their letters.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Chain {
+    /// Of the prefix.
+    pub tokens: Vec<u32>,
+    /// Of the prefix.
+    pub letters: Vec<Letter>,
+    /// The number of the prefix that ends with each token.
+    pub nodes: Vec<u32>,
+    /// Of the hash.
+    pub number: u32,
+}
+
+impl Chain {
+    /// Tokens of the prefix.
+    #[must_use]
+    pub fn end(&self) -> u32 {
+        self.tokens.len() as u32
+    }
+
+    /// The number of the whole prefix.
+    #[must_use]
+    pub fn last(&self) -> u32 {
+        self.nodes.last().copied().unwrap_or(0)
+    }
+}
+
 /// A token with what stands in its place.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) struct Extra {
-    token: u32,
-    lora: Option<(String, String)>,
-    salt: Option<String>,
-    media: Vec<(String, u32)>,
-    row: Option<[u8; 32]>,
-}
-
-impl Prefixes {
-    /// What each token and draft of a request adds to its prefix.
-    pub fn letters(&mut self, request: &RequestState) -> Numbers {
-        let tokens = request.tokens.iter().chain(&request.drafts).copied();
-        let Some(extra_keys) = &request.extra_keys else { return tokens.collect() };
-        let all: Vec<u32> = tokens.collect();
-        let extras = extras(&all, extra_keys, self.hash_block_size);
-        extras.into_iter().map(|extra| self.letter(extra)).collect()
-    }
-
-    fn letter(&mut self, extra: Extra) -> Letter {
-        if extra.lora.is_none()
-            && extra.salt.is_none()
-            && extra.media.is_empty()
-            && extra.row.is_none()
-        {
-            return extra.token;
-        }
-        let mut tree = self.tree();
-        let next = FIRST_EXTRA + tree.extras.len() as Letter;
-        *tree.extras.entry(extra).or_insert(next)
-    }
+    pub(super) token: u32,
+    pub(super) lora: Option<(String, String)>,
+    pub(super) salt: Option<String>,
+    pub(super) media: Vec<(String, u32)>,
+    pub(super) row: Option<[u8; 32]>,
 }
 
 /// Each token with what stands in its place.
-fn extras(tokens: &[u32], extra_keys: &ExtraKeys, hash_block_size: u32) -> Vec<Extra> {
+pub(super) fn extras(tokens: &[u32], extra_keys: &ExtraKeys, hash_block_size: u32) -> Vec<Extra> {
     let lora = extra_keys.lora.as_ref().map(|LoRA { name, path }| (name.clone(), path.clone()));
     let places = media_places(&extra_keys.media, tokens.len());
     let at = |(position, media): (usize, Vec<(String, u32)>)| Extra {
