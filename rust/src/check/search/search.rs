@@ -261,7 +261,7 @@ fn explore_round<M: Model>(
     let num_pieces = (end - first).div_ceil(PIECE);
     let next = AtomicUsize::new(0);
     let work = |model: &mut M| {
-        let (mut done, mut met) = (Vec::new(), HashSet::default());
+        let mut done = Vec::new();
         loop {
             let number = next.fetch_add(1, Ordering::Relaxed);
             if number >= num_pieces {
@@ -269,7 +269,7 @@ fn explore_round<M: Model>(
             }
             let start = first + number * PIECE;
             let nodes = level.piece(start / PIECE);
-            done.push((number, explore_piece(model, visited, &mut met, &nodes, start)));
+            done.push((number, explore_piece(model, visited, &nodes, start)));
         }
     };
     let mut pieces: Vec<(usize, (Piece, Notes))> = match models {
@@ -286,18 +286,17 @@ fn explore_round<M: Model>(
     pieces.into_iter().map(|(_, piece)| piece).collect()
 }
 
-/// met: what the worker has found in earlier pieces of the round, which are added before this one.
 fn explore_piece<M: Model>(
     model: &mut M,
     visited: &Visited,
-    met: &mut HashSet<Fingerprint, FxBuildHasher>,
     nodes: &Nodes,
     first: usize,
 ) -> (Piece, Notes) {
     let (mut piece, mut notes) = (Piece::default(), Notes::default());
+    let mut met = HashSet::default();
     for place in 0..nodes.len() {
         let parent = first + place;
-        let mut sink = Collector { visited, piece: &mut piece, met, parent };
+        let mut sink = Collector { visited, piece: &mut piece, met: &mut met, parent };
         if let Err(broken) = model.edges(nodes.node(place), &mut notes, &mut sink) {
             piece.broken = Some((parent, broken));
             break;
