@@ -120,13 +120,15 @@ class FreeQueueTransaction:
         self.length -= 1
 
     def take_front(self, count: int) -> list[int]:
-        """Remove this many blocks from the front, and return them in order."""
-        blocks: list[int] = []
-        for ring in range(self.queue.num_rings):
-            sentinel = self.sentinel(ring)
-            while len(blocks) < count and self.following[sentinel] != sentinel:
-                blocks.append(self.following[sentinel])
-                self.remove(blocks[-1])
+        """Remove this many blocks from the front, and return them in order. IndexError if there are
+        fewer.
+        """
+        sentinel, blocks = self.sentinel(0), list[int]()
+        for _ in range(count):
+            while self.following[sentinel] == sentinel:
+                sentinel += 1  # the next ring's
+            blocks.append(self.following[sentinel])
+            self.remove(blocks[-1])
         return blocks
 
     def append(self, block: int, ring: int = CURRENT) -> None:
