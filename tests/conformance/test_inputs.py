@@ -222,6 +222,7 @@ def test_ids_are_none_only_where_that_is_allowed_and_no_group_has_any(backend: B
     step(manager)
     manager.add_tokens("a", [2])
     some = manager.allocate_slots("a", 1)
+    assert isinstance(some, KVCacheBlocks)
     assert some == KVCacheBlocks(((3,), ()))
     assert some.get_block_ids(allow_none=True) == ([3], [])
     manager.add_tokens("a", [3])
