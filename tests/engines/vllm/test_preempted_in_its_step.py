@@ -24,7 +24,7 @@ from kvcore.sanitizer.hunter.world import world_from_json
 pytestmark = pytest.mark.vllm
 
 source()  # before a run, whose time is limited
-FOUND = Path(__file__).parents[2] / "sanitizer" / "found" / "vllm_preempted_in_its_step.json"
+FOUND = Path(__file__).parents[2] / "sanitizer" / "found"
 
 
 def withdraw_unwritten(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -42,10 +42,19 @@ def withdraw_unwritten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Scheduler, "_preempt_request", careful)
 
 
-def test_the_found_run_is_clean_if_the_keys_are_withdrawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    world = world_from_json(json.loads(FOUND.read_text())["world"])
+@pytest.mark.parametrize(
+    ("file", "name"),
+    [
+        ("vllm_preempted_in_its_step.json", "unwritten-read"),
+        ("vllm_state_of_a_preempted_chunk.json", "wrong-kv"),
+    ],
+)
+def test_the_found_run_is_clean_if_the_keys_are_withdrawn(
+    file: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = world_from_json(json.loads((FOUND / file).read_text())["world"])
     found = run(Adapter, world).found
     assert found is not None
-    assert found.name == "unwritten-read"
+    assert found.name == name
     withdraw_unwritten(monkeypatch)
     assert run(Adapter, world).found is None

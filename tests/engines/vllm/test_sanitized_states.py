@@ -106,8 +106,8 @@ def squeezed() -> Iterator[HuntWorld]:
 
 
 def test_a_chunk_preempted_in_its_step_leaves_no_state_that_is_hit() -> None:
-    """Its state has a key and was never written. But the attention block that ends with it was
-    freed first, and the urgent request takes it: so no hit ends there.
+    """Its state has a key and was never written. But in these worlds the urgent request takes the
+    attention block that ends with it, which was freed first: so no hit ends there.
     """
     outcomes = [run(Adapter, each) for each in squeezed()]
     assert {each.found for each in outcomes} == {None}
