@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the schedule reads of a state: protocols, since the oracle does not import the state."""
+"""Protocols for what the schedule reads of a state, since the oracle does not import the state."""
 
 from __future__ import annotations
 
@@ -42,26 +42,6 @@ class OperationLike(Protocol):
     def first_token(self) -> int: ...
 
 
-class ReporterLike(Protocol):
-    """A request that can report that a load failed, and rests on it if it counts its tokens."""
-
-    @property
-    def request_id(self) -> str: ...
-    @property
-    def counted(self) -> int: ...
-
-
-class LoadLike(Protocol):
-    """Tokens from outside that may still be missing, from the first one on."""
-
-    @property
-    def first(self) -> int: ...
-    @property
-    def end(self) -> int: ...
-    @property
-    def reporters(self) -> Sequence[ReporterLike]: ...
-
-
 class PoolLike(Protocol):
     """Device blocks: those before the first one are null blocks."""
 
@@ -84,19 +64,3 @@ class StateLike(Protocol):
     def operations(self) -> Mapping[int, OperationLike]: ...
     @property
     def epoch(self) -> int: ...
-    @property
-    def loads(self) -> Sequence[LoadLike]: ...
-
-
-def kept_by(state: StateLike, request_id: str, named: Sequence[str], num_tokens: int) -> int:
-    """Return how many tokens a rewind leaves a request: a request that it does not name also keeps
-    those before the loads that it rests on and that these requests report.
-    """
-    if request_id in named:
-        return num_tokens
-    reported = []
-    for load in state.loads:
-        able = {each.request_id: each.counted for each in load.reporters}
-        if able.get(request_id) and load.end > num_tokens and not able.keys().isdisjoint(named):
-            reported.append(load.first)
-    return max(num_tokens, min(reported, default=0))

@@ -3,8 +3,6 @@
 //!
 //! Twin: kvcore/oracle/schedule.py.
 
-use crate::oracle::calls::Name;
-use crate::state::batch_records::UnconfirmedLoad;
 use crate::state::state::State;
 use crate::types::groups::skipped_blocks;
 use crate::types::ids::Row;
@@ -31,21 +29,4 @@ pub(crate) fn keeps_state(state: &State, row: Row, num_tokens: u32) -> bool {
         let known = num_tokens <= state[row].num_tokens();
         !group.is_state() || known && place.is_some_and(is_before)
     })
-}
-
-/// Return how many tokens a rewind leaves a request: a request that it does not name also keeps
-/// those before the loads that it rests on and that these requests report.
-pub(crate) fn kept_by(state: &State, row: Row, named: &[Name], num_tokens: u32) -> u32 {
-    let is_named = |row: Row| named.iter().any(|name| name.row(state) == Some(row));
-    if is_named(row) {
-        return num_tokens;
-    }
-    let is_reported = |load: &&UnconfirmedLoad| {
-        let mut able = load.reporters.iter();
-        load.end > num_tokens
-            && able.clone().any(|each| each.row == row && each.counted > 0)
-            && able.any(|each| is_named(each.row))
-    };
-    let firsts = state.loads.iter().filter(is_reported).map(|load| load.first);
-    num_tokens.max(firsts.min().unwrap_or(0))
 }
