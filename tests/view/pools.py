@@ -139,6 +139,7 @@ def check_steps(folder: Path, backend: Backend) -> int:
         pool.follow(event)
         if event[0] == columns.BATCH:
             assert pool.shown(history.names) == of_state(states[step]), f"step {step}"
+            assert event[3] == len(states[step].device.queue), f"step {step}"
             step += 1
     assert step == len(states) == history.num_steps
     return step

@@ -64,6 +64,20 @@ def test_a_block_whose_free_was_cancelled_is_free(tmp_path: Path, backend: Backe
     assert check_steps(tmp_path / "record", backend) == 3
 
 
+def test_what_a_take_merges_is_in_the_next_step(tmp_path: Path, backend: Backend) -> None:
+    config = Config(4, 1, null_block=False, hash_seed=b"tests", duplicates="merge")
+    calls = [
+        *(Call("add_request", (Request(name, [0]),)) for name in "ab"),
+        *(Call("allocate_slots", (name, 1)) for name in "ab"),
+        Call("take_batch"),
+        Call("take_batch"),
+    ]
+    record(tmp_path / "record", config, calls, backend)
+    assert check_steps(tmp_path / "record", backend) == 3
+    steps = watch(tmp_path / "record", backend, None, None).history.events.sections()
+    assert [free for kind, _, _, free in read(steps) if kind == columns.BATCH] == [4, 2, 3]
+
+
 def test_who_wrote_hit_and_evicted_is_told(tmp_path: Path, backend: Backend) -> None:
     manager = KVCacheManager(CONFIG, backend)
     manager.start_recording(Recorder(tmp_path))
