@@ -82,7 +82,7 @@ def check_hit_kind(hit: Any) -> None:
         check_kind("hit.blocks", hit.blocks, KVCacheBlocks)
     try:
         for ids in hit.blocks.groups:
-            iter(memoryview(ids).cast("I") if type(ids) is bytes else ids)
+            iter(memoryview(ids).cast("I") if isinstance(ids, bytes) else ids)
     except TypeError:
         name, value = "hit.blocks.blocks", hit.blocks.groups
         raise WrongArgument(name=name, expected="a tuple of ids per group", value=value) from None
