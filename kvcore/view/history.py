@@ -3,7 +3,7 @@
 
 Owners follow from the tables that commands set, and free and cached blocks from commands too, so
 the cost of a step depends only on what it changed. The state is queried only in steps that changed
-the host tier, and after a cancel, which drops commands that freed blocks.
+the host tier, and after a cancel, which drops commands that took, held or freed blocks.
 Invariants: after each batch, owners and findable free blocks equal those of the state before it was
 taken: what the call itself merges is among the commands of the next batch.
 """
@@ -97,7 +97,7 @@ class History:
         self._freed: dict[int, bool] = {}
         self._touched: set[int] = set()
         self._evicted: int | None = None
-        self._dropped: set[int] = set()
+        self._left: set[int] = set()
         self._cancelled = False
         self.events.add(columns.RESET)
         keys, counts = state.device.keys, state.device.ref_counts
@@ -186,8 +186,7 @@ class History:
     ) -> None:
         self._settle_all()
         if self._cancelled:
-            self._free_dropped(manager.state())
-        self._dropped.clear()
+            self._follow_holders(manager.state())
         self._cancelled = False
         if manager.config.num_host_blocks:
             if moved or manager.num_free_host_blocks != self._num_free_host:
@@ -238,8 +237,7 @@ class History:
         """
         cached = self._freed.pop(block, None)
         kind = (columns.FREED, columns.FREED_CACHED)[cached] if cached is not None else columns.DROP
-        if cached is None:
-            self._dropped.add(block)
+        (self._left.add if cached is None else self._left.discard)(block)
         self.events.add(kind, 0 if implied else block + 1, request, place)
 
     def _free(self, block: int, *, cached: bool) -> None:
@@ -249,19 +247,28 @@ class History:
             return
         kind = columns.FREED_CACHED if cached else columns.FREED
         self.events.add(kind, *self._replaced)
+        self._left.discard(block)
         self._replaced = None
 
     def _leave_replaced(self) -> None:
         if self._replaced is not None:
             self.events.add(columns.DROP, *self._replaced)
-            self._dropped.add(self._replaced[0] - 1)
+            self._left.add(self._replaced[0] - 1)
             self._replaced = None
 
-    def _free_dropped(self, state: State) -> None:
-        """Free the blocks that requests have dropped in this step and that have no owner now."""
-        for block in sorted(self._dropped):
-            if not state.device.ref_counts[block]:
+    def _follow_holders(self, state: State) -> None:
+        """Write what the dropped commands of a cancel held or freed for no table."""
+        known = self._left.union(*(table.blocks for table in self.tables.values()))
+        for block, count in enumerate(state.device.ref_counts):
+            if count and block >= self.first_block and block not in known:
+                self._hold(block)
+            elif not count and block in self._left:
+                self._left.remove(block)
                 self.events.add(columns.FREE, block, 0, state.device.keys[block] is not None)
+
+    def _hold(self, block: int) -> None:
+        self._left.add(block)
+        self.events.add(columns.HOLD, block)
 
     def _settle(self, block: int, *, held: bool = True) -> None:
         """Write the pending event of a block, since no later command can change it.
@@ -272,6 +279,7 @@ class History:
             self.events.add(columns.FORGET, self._evicted)
             self._evicted = None
         if block in self._freed:
+            self._left.discard(block)
             self.events.add(columns.FREE, block, 0, self._freed.pop(block))
         if block in self._fresh:
             self._touched.add(block)
@@ -280,7 +288,7 @@ class History:
         if block in self._touched:
             self._touched.remove(block)
             if held:
-                self.events.add(columns.HOLD, block)
+                self._hold(block)
 
     def _settle_all(self) -> None:
         self._leave_replaced()

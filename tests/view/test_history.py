@@ -64,6 +64,29 @@ def test_a_block_whose_free_was_cancelled_is_free(tmp_path: Path, backend: Backe
     assert check_steps(tmp_path / "record", backend) == 3
 
 
+@pytest.mark.parametrize(
+    ("pinned", "opened"),
+    [
+        ([], [Call("load", ("a", 1))]),
+        ([], [Call("pin", ([0],)), Call("free", ("a",))]),
+        ([Call("pin", ([0],))], [Call("free", ("a",)), Call("unpin", ([0],))]),
+        ([Call("pin", ([0],)), Call("free", ("a",))], [Call("unpin", ([0],))]),
+    ],
+    ids=["load", "pin", "free and unpin", "unpin"],
+)
+def test_blocks_that_cancelled_commands_held_or_freed_are_shown_so(
+    pinned: list[Call], opened: list[Call], tmp_path: Path, backend: Backend
+) -> None:
+    config = Config(3, 1, null_block=False, hash_seed=b"tests", max_in_flight=2)
+    calls = [
+        *(Call("add_request", (Request("a", [0, 1, 2]),)), Call("allocate_slots", ("a", 1))),
+        *(*pinned, Call("take_batch"), Call("take_batch")),
+        *(*opened, Call("cancel", (1,)), Call("take_batch")),
+    ]
+    record(tmp_path / "record", config, calls, backend)
+    assert check_steps(tmp_path / "record", backend) == 4
+
+
 def test_what_a_take_merges_is_in_the_next_step(tmp_path: Path, backend: Backend) -> None:
     config = Config(4, 1, null_block=False, hash_seed=b"tests", duplicates="merge")
     calls = [
