@@ -19,7 +19,14 @@ from kvcore.pool.free_queue import make_free_queue
 from kvcore.pool.hash_index import HashIndex, HashIndexTransaction
 from kvcore.pool.policy_state import make_policy_state
 from kvcore.pool.quarantine import Quarantine
-from kvcore.state.state import MAX_OPERATION, NO_HOST_BLOCK, Operation, RequestState, State
+from kvcore.state.state import (
+    MAX_OPERATION,
+    NO_HOST_BLOCK,
+    Operation,
+    RequestMap,
+    RequestState,
+    State,
+)
 from kvcore.types.config import EVICTIONS, Config, Eviction
 from kvcore.types.errors import DamagedState, GroupsDoNotFit, InvalidConfig, InvalidExtraKey
 from kvcore.types.event_log import read_event
@@ -77,7 +84,7 @@ def decode(data: bytes) -> State:
         config=config,
         device=device,
         host=host,
-        requests=Map(requests),
+        requests=RequestMap.of(requests),
         rows=pvector(rows),
         free_rows=pvector(free_rows),
         batch=batch,

@@ -26,20 +26,19 @@ def read_batch(source: Reader, config: Config, rows: list[str | None]) -> OpenBa
     commands = _read_commands(source, number)
     if not all(0 <= row < len(rows) for row in named_rows(commands)):
         raise source.damaged("a command names a row that does not exist")
-    scheduled: dict[str, ScheduledRequest] = {}
+    scheduled: list[ScheduledRequest | None] = [None] * len(rows)
     scheduled_rows = source.ids(len(rows))
     if scheduled_rows != sorted(set(scheduled_rows)):
         raise source.damaged("the rows of the open batch are not in ascending order")
     for row in scheduled_rows:
-        request_id = rows[row]
-        if request_id is None:
+        if rows[row] is None:
             raise source.damaged("a free row is in the open batch")
         before, kept = source.u32(), source.u32()
         unwritten = [
             UnwrittenBlock(source.u32(), source.u32(), source.u32(), source.key())
             for _ in range(source.u32())
         ]
-        scheduled[request_id] = ScheduledRequest(before, kept, pvector(unwritten))
+        scheduled[row] = ScheduledRequest(before, kept, pvector(unwritten))
     merges = [
         Merge(source.name(), source.u32(), source.u32(), source.u32(), source.key())
         for _ in range(source.u32())
@@ -49,7 +48,7 @@ def read_batch(source: Reader, config: Config, rows: list[str | None]) -> OpenBa
     return OpenBatch(
         number,
         pvector(commands),
-        Map(scheduled),
+        pvector(scheduled),
         pvector(merges),
         Map(entries),
         pvector(published_keys),

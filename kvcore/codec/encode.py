@@ -182,10 +182,9 @@ def _write_batch(out: Writer, state: State, batch: OpenBatch) -> None:
     out.u64(batch.number)
     out.sized(closed.buffer)
     out.sized(closed.keys)
-    rows = sorted(state.requests[request_id].row for request_id in batch.scheduled)
-    out.numbers(rows)
-    for row in rows:
-        record = batch.scheduled[str(state.rows[row])]
+    scheduled = [(row, record) for row, record in enumerate(batch.scheduled) if record]
+    out.numbers([row for row, _ in scheduled])
+    for _, record in scheduled:
         out.u32(record.num_computed_before)
         out.u32(record.num_kept)
         out.u32(len(record.unwritten))

@@ -37,7 +37,7 @@ def read_tails(source: Reader, state: State) -> State:
     state = _read_unit(source, state)
     config, rows = state.config, source.ids(len(state.rows))
     delayed = [state.rows[row] for row in rows]
-    if rows != sorted(set(rows)) or not set(delayed) <= set(state.batch.scheduled) - {None}:
+    if rows != sorted(set(rows)) or not all(state.batch.scheduled[row] for row in rows):
         raise source.damaged("a delayed row is not in the open batch")
     if rows and not config.has_tails:
         raise source.damaged("a delayed row is not in the open batch")

@@ -268,6 +268,8 @@ def _wrong_in_load(state: State, load: UnconfirmedLoad) -> Iterator[str]:
 
 def rows(state: State) -> Iterator[str]:
     """ROWS: each row is exactly one of: taken by a request, free, held for an unfinished batch."""
+    if len(state.batch.scheduled) != len(state.rows):
+        yield f"the open batch knows {len(state.batch.scheduled)} of {len(state.rows)} rows"
     taken = {row: name for row, name in enumerate(state.rows) if name is not None}
     if taken != {request.row: request_id for request_id, request in state.requests.items()}:
         yield f"rows {taken} are not those of the requests"
@@ -306,12 +308,14 @@ def records(state: State) -> Iterator[str]:
     """OPEN-BATCH: the open batch has records of running requests alone, none of which counts fewer
     tokens than when the batch was opened.
     """
-    for request_id, record in state.batch.scheduled.items():
-        request = state.requests.get(request_id)
-        name = f"request {request_id!r}"
-        if request is None or request.status is not Status.RUNNING:
-            yield f"{name} is in the open batch, but does not run"
+    for request_id, record in zip(state.rows, state.batch.scheduled, strict=False):
+        if record is None:
             continue
+        request = None if request_id is None else state.requests[request_id]
+        if request is None or request.status is not Status.RUNNING:
+            yield f"request {request_id!r} is in the open batch, but does not run"
+            continue
+        name = f"request {request_id!r}"
         if record.num_computed_before > request.num_computed:
             yield f"{name} counts less than before the open batch"
         if not record.num_computed_before <= record.num_kept <= request.num_computed:

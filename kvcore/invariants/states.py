@@ -37,10 +37,12 @@ def wrong_checkpoints(state: State) -> Iterator[str]:
     """Yield the checkpoints that nobody can publish."""
     sizes = [group.block_size for group in state.config.groups if group.is_state]
     for request_id in state.batch.ends:
-        count = state.requests[request_id].state_count if request_id in state.requests else 0
+        request = state.requests.get(request_id)
+        count = 0 if request is None else request.state_count
         whole = [count % size == 0 for size in sizes]
         marked = request_id in state.batch.marked
-        if request_id not in state.batch.scheduled or not (any(whole) or marked):
+        is_scheduled = request is not None and state.batch.scheduled[request.row] is not None
+        if not is_scheduled or not (any(whole) or marked):
             yield f"the state of request {request_id!r} at {count} is to become findable"
         if marked and (all(whole) or count % state.config.hash_block_size):
             yield f"the state of request {request_id!r} at {count} is marked"

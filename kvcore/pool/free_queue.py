@@ -12,6 +12,7 @@ Source: S001-10 to S001-20. Twin: rust/src/pool/free_queue.rs.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import attrs
 from pyrsistent import PVector, pvector
@@ -67,29 +68,33 @@ def num_older(queue: FreeQueue) -> int:
 
 
 class FreeQueueTransaction:
-    """A free queue inside a transition: changed in place, frozen at the end.
-
-    If it was not changed, it freezes to the original value.
+    """A free queue inside a transition: the value itself until it is opened for the first change,
+    then changed in place, and frozen at the end.
     """
 
-    __slots__ = ("following", "length", "num_blocks", "preceding", "queue")
+    __slots__ = ("following", "is_open", "length", "num_blocks", "preceding", "queue")
 
     def __init__(self, queue: FreeQueue) -> None:
         self.queue = queue
-        self.following = queue.following.evolver()
-        self.preceding = queue.preceding.evolver()
+        self.following: Any = queue.following
+        self.preceding: Any = queue.preceding
         self.length = queue.length
         self.num_blocks = queue.num_blocks
+        self.is_open = False
+
+    def _open(self) -> None:
+        self.is_open = True
+        self.following, self.preceding = self.following.evolver(), self.preceding.evolver()
 
     def freeze(self) -> FreeQueue:
         """Return the queue as an immutable value."""
-        queue, following = self.queue, self.following.persistent()
-        if following is queue.following and self.length == queue.length:
-            return queue
-        return FreeQueue(following, self.preceding.persistent(), self.length, self.num_blocks)
+        if not self.is_open:
+            return self.queue
+        following, preceding = self.following.persistent(), self.preceding.persistent()
+        return FreeQueue(following, preceding, self.length, self.num_blocks)
 
     def __contains__(self, block: int) -> bool:
-        return self.following[block] != block
+        return bool(self.following[block] != block)
 
     def __iter__(self) -> Iterator[int]:
         return _walk(self.following, self.num_blocks)
@@ -108,10 +113,13 @@ class FreeQueueTransaction:
 
     def front(self) -> int:
         """Return the block that leaves next; a sentinel if the queue is empty."""
-        return self.following[self.sentinel(self.first_ring())]
+        front: int = self.following[self.sentinel(self.first_ring())]
+        return front
 
     def remove(self, block: int) -> None:
         """Remove a block from any place."""
+        if not self.is_open:
+            self._open()
         before, after = self.preceding[block], self.following[block]
         self.following[before] = after
         self.preceding[after] = before
@@ -143,6 +151,8 @@ class FreeQueueTransaction:
         """Put a block after another one; after a sentinel, it is at the front of the sentinel's
         ring.
         """
+        if not self.is_open:
+            self._open()
         after = self.following[before]
         self.following[before] = block
         self.preceding[block] = before
@@ -155,6 +165,8 @@ class FreeQueueTransaction:
         source, target = self.sentinel(ring), self.sentinel(behind)
         if source not in self:
             return
+        if not self.is_open:
+            self._open()
         front, back, last = self.following[source], self.preceding[source], self.preceding[target]
         self.following[last], self.preceding[front] = front, last
         self.following[back], self.preceding[target] = target, back

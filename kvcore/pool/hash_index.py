@@ -11,6 +11,7 @@ Twin: rust/src/pool/hash_index.rs.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import attrs
 from immutables import Map
@@ -58,29 +59,34 @@ class HashIndex(Mapping[bytes, tuple[int, ...]]):
 
 
 class HashIndexTransaction:
-    """A hash index inside a transition: changed in place, frozen at the end.
-
-    If it was not changed, it freezes to the original value.
+    """A hash index inside a transition: the value itself until it is opened for the first change,
+    then changed in place, and frozen at the end.
     """
 
-    __slots__ = ("firsts", "following", "index", "is_touched", "preceding")
+    __slots__ = ("firsts", "following", "index", "is_open", "preceding")
 
     def __init__(self, index: HashIndex) -> None:
         self.index = index
-        self.is_touched = False
-        self.firsts = index.firsts.mutate()
-        self.following = index.following.mutate()
-        self.preceding = index.preceding.mutate()
+        self.is_open = False
+        self.firsts: Any = index.firsts
+        self.following: Any = index.following
+        self.preceding: Any = index.preceding
+
+    def _open(self) -> None:
+        self.is_open = True
+        self.firsts, self.following = self.firsts.mutate(), self.following.mutate()
+        self.preceding = self.preceding.mutate()
 
     def freeze(self) -> HashIndex:
         """Return the index as an immutable value."""
-        if not self.is_touched:
+        if not self.is_open:
             return self.index
         return HashIndex(self.firsts.finish(), self.following.finish(), self.preceding.finish())
 
     def first(self, key: bytes) -> int | None:
         """Return the block that a look-up of a key finds."""
-        return self.firsts.get(key)
+        found: int | None = self.firsts.get(key)
+        return found
 
     def blocks(self, key: bytes) -> list[int]:
         """List the blocks under a key, first published first."""
@@ -94,7 +100,8 @@ class HashIndexTransaction:
 
     def insert(self, key: bytes, block: int) -> None:
         """Add a block after those that hold the same content."""
-        self.is_touched = True
+        if not self.is_open:
+            self._open()
         first = self.firsts.get(key)
         if first is None:
             self.firsts[key] = block
@@ -104,7 +111,8 @@ class HashIndexTransaction:
 
     def remove(self, key: bytes, block: int) -> bool:
         """Remove a block from its key. True: it was the last one."""
-        self.is_touched = True
+        if not self.is_open:
+            self._open()
         if block not in self.following:
             del self.firsts[key]
             return True
@@ -120,9 +128,9 @@ class HashIndexTransaction:
 
     def clear(self) -> None:
         """Forget every key."""
-        self.is_touched = True
-        empty = HashIndexTransaction(HashIndex())
+        empty = HashIndex()
         self.firsts, self.following, self.preceding = empty.firsts, empty.following, empty.preceding
+        self._open()
 
     def _link(self, before: int, after: int) -> None:
         self.following[before] = after

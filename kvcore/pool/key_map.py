@@ -53,6 +53,11 @@ class KeyMap(Mapping[bytes, int]):
         """Open a transaction that changes the map in place."""
         return KeyMapTransaction(self.slots, self.length)
 
+    def get(self, key: bytes) -> int | None:  # type: ignore[override]
+        """Return the block of a key, None if it is unknown."""
+        entry = find(self.slots, key)
+        return None if entry is None else entry.block
+
     def __getitem__(self, key: bytes) -> int:
         entry = find(self.slots, key)
         if entry is None:

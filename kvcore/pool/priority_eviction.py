@@ -96,7 +96,7 @@ class PriorityPoolTransaction(PoolTransaction):
         both starts.
         """
         queue, near = self.queue, self.last_placed
-        back = queue.preceding[queue.sentinel()]
+        back: int = queue.preceding[queue.sentinel()]
         if near is None or near not in queue or self.keys[near] is None:
             near = back
         rises = self.leaves_before(near, sort_key)

@@ -17,7 +17,7 @@ from immutables import Map
 from msgspec.structs import replace
 from pyrsistent import pvector
 
-from kvcore.state.state import RequestState, State
+from kvcore.state.state import RequestMap, RequestState, State
 from kvcore.types.config import Config
 from kvcore.types.extra_inputs import NO_EXTRA_KEYS, ExtraKeys
 from kvcore.types.tokens import PackedTokens
@@ -83,7 +83,7 @@ def keys_form(state: State, names: Names) -> State:
     return replace(
         state,
         config=attrs.evolve(config, hash_seed=b"", enable_events=False, floors=floors),
-        requests=Map({name: renamed(each) for name, each in state.requests.items()}),
+        requests=RequestMap.of({name: renamed(each) for name, each in state.requests.items()}),
         batch=replace(
             batch,
             merges=pvector(

@@ -51,16 +51,17 @@ class Merge(Struct, frozen=True, gc=False):
 class OpenBatch(Struct, frozen=True, gc=False):
     """The batch that is being filled.
 
-    entries, published_keys: its effects on requests and its publications, if batches are
-    remembered. starts_epoch: whether an epoch began in it. ends: the requests whose state after it
-    is a checkpoint, in the order of the calls. marked: those of them whose state is one in all
-    groups, because the call said so. delayed: the scheduled requests whose most recent call delays
-    its keys; only noted if blocks may have tail keys.
+    scheduled: its record of the request in each row, None if it schedules none. entries,
+    published_keys: its effects on requests and its publications, if batches are remembered.
+    starts_epoch: whether an epoch began in it. ends: the requests whose state after it is a
+    checkpoint, in the order of the calls. marked: those of them whose state is one in all groups,
+    because the call said so. delayed: the scheduled requests whose most recent call delays its
+    keys; only noted if blocks may have tail keys.
     """
 
     number: int
     commands: PVector[Command] = pvector()
-    scheduled: Map[str, ScheduledRequest] = Map()
+    scheduled: PVector[ScheduledRequest | None] = pvector()
     merges: PVector[Merge] = pvector()
     entries: Map[str, RequestEntry] = Map()
     published_keys: PVector[PublishedKey] = pvector()
@@ -68,3 +69,8 @@ class OpenBatch(Struct, frozen=True, gc=False):
     ends: PVector[str] = pvector()
     marked: frozenset[str] = frozenset()
     delayed: frozenset[str] = frozenset()
+
+
+def make_open_batch(number: int, num_rows: int, *, starts_epoch: bool = False) -> OpenBatch:
+    """Make an empty batch."""
+    return OpenBatch(number, scheduled=pvector([None] * num_rows), starts_epoch=starts_epoch)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from msgspec.structs import replace
 from pyrsistent import PVector
@@ -19,7 +19,7 @@ from kvcore.pool.block_pool import BlockPool, PoolTransaction
 from kvcore.pool.policy_pool import PolicyTransaction
 from kvcore.state.batch_records import UnconfirmedLoad
 from kvcore.state.open_batch import OpenBatch
-from kvcore.state.state import RequestState, State, Table
+from kvcore.state.state import RequestMap, RequestMapTransaction, RequestState, State, Table
 from kvcore.types.commands import Evict, EvictAll
 from kvcore.types.effects import Effects
 from kvcore.types.errors import (
@@ -51,7 +51,7 @@ class Transaction:
         self.effects = Effects(events_enabled=state.config.enable_events)
         self.device = _open_pool(state.device, self.effects, state.batch.number)
         self.host = None if state.host is None else PoolTransaction(state.host, Effects())
-        self.requests = state.requests.mutate()
+        self.requests = RequestMapTransaction(state.requests.places, state.requests.slots.evolver())
         self.rows = state.rows
         self.free_rows = state.free_rows
         self.held_rows = state.held_rows
@@ -88,7 +88,7 @@ class Transaction:
             self.config,
             self.device.freeze(),
             None if self.host is None else self.host.freeze(),
-            self.requests.finish(),
+            RequestMap(self.requests.places, self.requests.slots.persistent()),
             self.rows,
             self.free_rows,
             batch,
@@ -108,10 +108,11 @@ class Transaction:
 
     def request(self, request_id: str) -> RequestState:
         """Return the request with this id. Raises UnknownRequest."""
-        request = self.requests.get(request_id) if isinstance(request_id, str) else None
-        if request is None:
+        requests = self.requests
+        place = requests.places.get(request_id) if isinstance(request_id, str) else None
+        if place is None:
             raise UnknownRequest(request=request_id)
-        return request
+        return cast(RequestState, requests.slots[place])
 
     def on_device(self, request_id: str) -> RequestState:
         """Return the request with this id, which must not be swapped out. Raises UnknownRequest,
@@ -161,7 +162,12 @@ class Transaction:
         """Replace a request by its new value. If its count is 0, it has no epoch."""
         if request.epoch and not request.num_computed:
             request = replace(request, epoch=0)
-        self.requests[request.request_id] = request
+        requests, request_id = self.requests, request.request_id
+        place = requests.places.get(request_id)
+        if place is None:
+            requests.add(request_id, request)
+        else:
+            requests.slots[place] = request
 
     def is_stale(self, request: RequestState) -> bool:
         """Return whether a request counts tokens computed with older weights."""
@@ -206,7 +212,7 @@ class Transaction:
 
         0 if the window that they need has been given back since.
         """
-        record = self.scheduled.get(request.request_id)
+        record = self.scheduled[request.row]
         num_tokens = request.num_accepted
         if record is not None:
             before = record.num_computed_before

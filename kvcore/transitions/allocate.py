@@ -181,18 +181,18 @@ def note_scheduled(tx: Transaction, plan: Plan) -> None:
     """Note what the open batch schedules of a request, and how much of that cannot be taken
     back.
     """
-    request_id, before = plan.request.request_id, plan.request.num_computed
-    record = tx.scheduled.get(request_id)
+    row, before = plan.request.row, plan.request.num_computed
+    record = tx.scheduled[row]
     num_kept = max(before, 1) if record is None else record.num_kept
     if plan.num_loaded > before or plan.slot_request.num_encoder_tokens:
         brings = plan.slot_request.num_encoder_tokens > 0
         num_kept = min(plan.num_loaded + brings, plan.num_scheduled)
     if record is None:
-        tx.scheduled = tx.scheduled.set(request_id, ScheduledRequest(before, num_kept))
+        tx.scheduled = tx.scheduled.set(row, ScheduledRequest(before, num_kept))
     elif record.num_kept != num_kept:
-        tx.scheduled = tx.scheduled.set(request_id, replace(record, num_kept=num_kept))
+        tx.scheduled = tx.scheduled.set(row, replace(record, num_kept=num_kept))
     if tx.config.has_tails:
-        note_delay(tx, request_id, delayed=plan.slot_request.delay_cache_blocks)
+        note_delay(tx, plan.request.request_id, delayed=plan.slot_request.delay_cache_blocks)
 
 
 def apply_rewrite(

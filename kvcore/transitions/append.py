@@ -138,7 +138,7 @@ def check_append(
         if not any(request.tables):
             raise NotRunning(request=request_id)
         check_no_drafts(request)
-        if request_id in tx.scheduled:
+        if tx.scheduled[request.row] is not None:
             raise InOpenBatch(kind="request", value=request_id)
         if num_computed < num_tokens:
             raise NotComputed(request=request_id, num_tokens=num_tokens, num_computed=num_computed)

@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from pyrsistent import pvector
 
 from kvcore.state.batch_records import BatchInFlight, RequestEntry, in_order
-from kvcore.state.open_batch import Merge, OpenBatch
+from kvcore.state.open_batch import Merge, make_open_batch
 from kvcore.state.state import State
 from kvcore.state.table_edit import TableEdit
 from kvcore.state.transaction import Transaction, transition
@@ -44,10 +44,10 @@ def take_batch(state: State) -> Outcome[State, Batch]:
             num_in_flight=len(state.in_flight), max_in_flight=config.max_in_flight
         )
     taken = close(batch.number, batch.commands, state.epoch)
-    opened = replace(state, batch=OpenBatch(batch.number + 1))
+    opened = replace(state, batch=make_open_batch(batch.number + 1, len(state.rows)))
     if state.loads and not config.max_in_flight:
         opened = replace(opened, loads=confirm_loads(state.loads, batch.number - 1))
-    tracked = config.tracks_batches or (config.has_tails and batch.scheduled)
+    tracked = config.tracks_batches or (config.has_tails and any(batch.scheduled))
     if not (tracked or batch.merges or batch.ends or state.held_rows):
         return Outcome(opened, (), taken)
 
@@ -119,8 +119,9 @@ def close_entries(state: State) -> BatchInFlight:
     entries = batch.entries.mutate()
     for request_id, made in batch.entries.items():
         held = none
-        if request_id in batch.scheduled:
-            held = tuple(len(table) for table in state.requests[request_id].tables)
+        request = state.requests[request_id]
+        if batch.scheduled[request.row] is not None:
+            held = tuple(len(table) for table in request.tables)
         entries[request_id] = RequestEntry(
             made.order, made.before, made.restore, made.publishes, held
         )
@@ -160,8 +161,8 @@ def settle_own_merges(tx: Transaction, request_id: str) -> None:
     """
     if not tx.batch.merges:
         return
-    record = tx.scheduled.get(request_id)
     request = tx.request(request_id)
+    record = tx.scheduled[request.row]
     num_written = request.num_computed if record is None else record.num_computed_before
     own = [
         each

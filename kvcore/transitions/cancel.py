@@ -17,7 +17,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from kvcore.state.batch_records import BatchInFlight, in_order
-from kvcore.state.open_batch import OpenBatch
+from kvcore.state.open_batch import make_open_batch
 from kvcore.state.state import RequestState, State
 from kvcore.state.table_edit import rebuild
 from kvcore.state.transaction import Transaction, transition
@@ -41,7 +41,7 @@ def cancel(state: State, batch: int) -> Outcome[State, None]:
         cancelled.append(BatchInFlight(opened.number, opened.entries, opened.published_keys, rows))
         tx.in_flight = [each for each in state.in_flight if each.number < number]
         started = opened.starts_epoch or any(each.starts_epoch for each in cancelled)
-        tx.batch = OpenBatch(opened.number + 1, starts_epoch=started)
+        tx.batch = make_open_batch(opened.number + 1, len(tx.rows), starts_epoch=started)
         tx.scheduled, tx.entries = tx.batch.scheduled, tx.batch.entries
         tx.published_keys = tx.batch.published_keys
         hold_rows(tx, number)

@@ -76,7 +76,7 @@ def cache_state(tx: Transaction, request: RequestState, num_tokens: int, stored:
     """
     if request.state_count != num_tokens:
         return
-    if request.request_id in tx.scheduled:
+    if tx.scheduled[request.row] is not None:
         if request.request_id not in tx.batch.ends:
             note_end(tx, request, publishes=True)
     elif tx.config.publish == "scheduled" or num_finished(tx, request) == num_tokens:
@@ -89,7 +89,7 @@ def publish_reached(tx: Transaction, request: RequestState, num_known: int, stor
     """Publish the checkpoints behind the first num_known tokens whose tokens are known now, as far
     as taken batches write them; one that is not yet written belongs to its batch until then.
     """
-    record, name = tx.scheduled.get(request.request_id), request.request_id
+    record, name = tx.scheduled[request.row], request.request_id
     taken = request.num_computed if record is None else record.num_computed_before
     waits = tx.config.publish == "completed" and tx.config.max_in_flight
     for count in range(num_known + 1, min(request.tokens.length, taken) + 1):

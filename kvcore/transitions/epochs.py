@@ -55,8 +55,8 @@ def stale_requests(state: State) -> list[str]:
 
 def check_open_batch(tx: Transaction) -> None:
     """Raise InOpenBatch if the open batch computes, stores or loads something."""
-    for name in tx.rows:
-        if name in tx.scheduled:
+    for name, record in zip(tx.rows, tx.scheduled, strict=True):
+        if record is not None:
             raise InOpenBatch(kind="request", value=name)
     for number, operation in sorted(tx.operations.items()):
         if operation.batch == tx.batch.number:

@@ -72,12 +72,14 @@ def check_leaving(tx: Transaction, leaving: list[RequestState], num_tokens: int 
     blocks: set[int] = set()
     others: set[str] = set()
     for request in leaving:
-        record = tx.scheduled.get(request.request_id)
+        record = tx.scheduled[request.row]
         for item in record.unwritten if record is not None else ():
             end = (item.position + 1) * tx.config.groups[item.group_id].block_size
             if end <= num_tokens or tx.device.ref_counts[item.block] < 2:
                 continue
-            for other_id in tx.scheduled:
+            for other_id, made in zip(tx.rows, tx.scheduled, strict=True):
+                if other_id is None or made is None:
+                    continue
                 other = tx.requests[other_id]
                 table = other.tables[item.group_id]
                 if other_id in ids or other.num_computed < end or len(table) <= item.position:
@@ -95,12 +97,12 @@ def leave_open_batch(tx: Transaction, request: RequestState) -> None:
     Its keys and merges are withdrawn, its count falls back, its blocks past that are released.
     Positions to come of batches before stay.
     """
-    record = tx.scheduled.get(request.request_id)
+    record = tx.scheduled[request.row]
     if record is None:
         return
     num_tokens = record.num_computed_before
     withdraw(tx, request, record, num_tokens)
-    tx.scheduled = tx.scheduled.delete(request.request_id)
+    tx.scheduled = tx.scheduled.set(request.row, None)
     note_left_batch(tx, request.request_id)
     drop_delay(tx, request.request_id)
     if tx.config.has_states:

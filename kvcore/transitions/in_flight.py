@@ -86,15 +86,16 @@ def shift_starts(tx: Transaction, request_id: str, above: int, num_tokens: int) 
     one. above: the known tokens, before which nothing moves. Raises BeforeOpenBatch if the open
     batch keeps more positions than are left.
     """
-    record = tx.scheduled.get(request_id)
+    request = tx.request(request_id)
+    record = tx.scheduled[request.row]
     if record is not None:
         before = max(above, record.num_computed_before - num_tokens)
         kept = record.num_kept - record.num_computed_before + before
-        left = tx.request(request_id).num_computed - num_tokens
+        left = request.num_computed - num_tokens
         if left < kept:
             raise BeforeOpenBatch(request=request_id, num_kept=kept, requested=left)
         moved = replace(record, num_computed_before=before, num_kept=kept)
-        tx.scheduled = tx.scheduled.set(request_id, moved)
+        tx.scheduled = tx.scheduled.set(request.row, moved)
     for index, batch in enumerate(tx.in_flight):
         entries = _shifted(batch.entries, request_id, above, num_tokens)
         tx.in_flight[index] = replace(batch, entries=entries)
@@ -152,7 +153,7 @@ def _without(entries: Map[str, RequestEntry], request_id: str) -> Map[str, Reque
 
 def unfinished_keys(tx: Transaction) -> set[PublishedKey]:
     """Return what unfinished batches published, and may yet withdraw."""
-    found = {(x.block, x.key) for record in tx.scheduled.values() for x in record.unwritten}
+    found = {(x.block, x.key) for record in tx.scheduled if record for x in record.unwritten}
     return found.union(tx.published_keys, *(batch.published_keys for batch in tx.in_flight))
 
 

@@ -24,7 +24,7 @@ def check_sampled(tx: Transaction, request: RequestState) -> None:
     """Raise InOpenBatch if the open batch computes the position from which the next token to come
     is sampled.
     """
-    record = tx.scheduled.get(request.request_id)
+    record = tx.scheduled[request.row]
     if record is None or not request.num_output_placeholders:
         return
     if record.num_computed_before < request.tokens.length:
@@ -66,7 +66,7 @@ def check_surplus(
         """
         return 1 + (before if before <= num_known else max(num_known, before - rejected))
 
-    record = tx.scheduled.get(request.request_id) if request.num_output_placeholders else None
+    record = tx.scheduled[request.row] if request.num_output_placeholders else None
     if record is not None and num_sampled(record.num_computed_before) < num_known + num_tokens:
         raise InOpenBatch(kind="request", value=request.request_id)
     if batch is None:

@@ -120,7 +120,7 @@ def _prefix(
     """Find the longest prefix of at most `count` tokens that is finished and found: its tokens, and
     the blocks that a hit of it needs, group by group. Raises NothingToPin, LoadUnconfirmed.
     """
-    config, record, finished = tx.config, tx.scheduled.get(request.request_id), 0
+    config, record, finished = tx.config, tx.scheduled[request.row], 0
     if config.enable_caching:
         finished = num_finished(tx, request)
         if record is not None:

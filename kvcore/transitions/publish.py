@@ -98,7 +98,7 @@ def publish_blocks(
     """
     if tx.is_stale(request):
         return
-    num_cached = list(request.num_cached)
+    num_cached = request.num_cached
     num_hashed = len(request.block_hashes) * tx.config.hash_block_size
     for index, group in enumerate(tx.config.groups):
         if group.is_state:
@@ -122,9 +122,9 @@ def publish_blocks(
             _note_run(tx, request, index, run)
         if keyed and tx.loads:
             note_keyed(tx, request.request_id, keyed)
-        num_cached[index] = num_full
-    if num_cached != list(request.num_cached):
-        tx.put(replace(request, num_cached=tuple(num_cached)))
+        num_cached = (*num_cached[:index], num_full, *num_cached[index + 1 :])
+    if num_cached is not request.num_cached:
+        tx.put(replace(request, num_cached=num_cached))
 
 
 def _publish_block(
@@ -147,7 +147,7 @@ def _publish_block(
 
 def _note_run(tx: Transaction, request: RequestState, group_id: int, run: list[int]) -> None:
     """Remember the published blocks that the open batch writes, and announce all of them."""
-    record = tx.scheduled.get(request.request_id)
+    record = tx.scheduled[request.row]
     if record is not None:
         before = record.num_computed_before
         size, table = tx.config.groups[group_id].block_size, request.tables[group_id]
@@ -157,7 +157,7 @@ def _note_run(tx: Transaction, request: RequestState, group_id: int, run: list[i
             if (position + 1) * size > before and key is not None:
                 written.append(UnwrittenBlock(group_id, position, table[position], key))
         record = replace(record, unwritten=record.unwritten.extend(written))
-        tx.scheduled = tx.scheduled.set(request.request_id, record)
+        tx.scheduled = tx.scheduled.set(request.row, record)
     if tx.effects.events_enabled:
         tx.effects.announce(stored(tx, request, group_id, run[0], run[-1] + 1))
 

@@ -165,7 +165,7 @@ def accept(state: State, request_id: str, num_accepted: int) -> Outcome[State, N
         count = read_count("num_accepted", num_accepted)
         check_no_placeholders(request)
         scheduled = max(0, request.num_computed - request.tokens.length)
-        if scheduled and request_id in tx.scheduled:
+        if scheduled and tx.scheduled[request.row] is not None:
             raise InOpenBatch(kind="request", value=request_id)
         if count > scheduled:
             raise BeyondDrafts(request=request_id, num_scheduled=scheduled, requested=count)
@@ -201,7 +201,7 @@ def remove_request(state: State, request_id: str) -> Outcome[State, None]:
         if held:
             raise StillHoldsBlocks(request=request_id, num_blocks=held)
         forget_reporter(tx, request_id)
-        del tx.requests[request_id]
+        tx.requests.remove(request_id)
         forget_waiting(tx, request_id)
         forget_entries(tx, request_id, request.row)
         tx.rows = tx.rows.set(request.row, None)
@@ -262,7 +262,7 @@ def empty_request(tx: Transaction, request_id: str) -> RequestState:
         tx.free_rows = tx.free_rows.delete(len(tx.free_rows) - 1)
     else:
         row = len(tx.rows)
-        tx.rows = tx.rows.append(None)
+        tx.rows, tx.scheduled = tx.rows.append(None), tx.scheduled.append(None)
     tx.rows = tx.rows.set(row, request_id)
     num_groups = len(tx.config.groups)
     return RequestState(request_id, row, (0,) * num_groups, (pvector(),) * num_groups)

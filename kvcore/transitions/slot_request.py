@@ -199,7 +199,7 @@ def check_one_unknown(tx: Transaction, request: RequestState, slot_request: Slot
     calls of a batch are one step.
     """
     local, _, end = step_ends(tx, request, slot_request)
-    record = tx.scheduled.get(request.request_id)
+    record = tx.scheduled[request.row]
     start = local if record is None else min(local, record.num_computed_before)
     unknown, most = end - max(start, request.tokens.length), 1
     if request.drafts:
@@ -213,7 +213,7 @@ def check_not_begun(tx: Transaction, request: RequestState) -> None:
     which would overwrite its state before the forward pass has read it. Its hit may be in the
     batch.
     """
-    record, count = tx.scheduled.get(request.request_id), request.num_computed
+    record, count = tx.scheduled[request.row], request.num_computed
     if record is None or count == record.num_computed_before:
         return
     own_first = count == 1 or any(group.is_cross for group in tx.config.groups)  # is kept, too

@@ -42,7 +42,7 @@ def plan_steps(
     """
     local, total, scheduled = num_tokens
     num_drafts = max(0, scheduled - request.tokens.length) if request.drafts else 0
-    steps, in_batch = [], request.request_id in tx.scheduled
+    steps, in_batch = [], tx.scheduled[request.row] is not None
     for group_id, group in enumerate(tx.config.groups if scheduled > local else ()):
         if not group.is_state:
             continue

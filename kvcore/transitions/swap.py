@@ -129,7 +129,7 @@ def num_saved(tx: Transaction, request: RequestState) -> int:
 
     If tokens are to come, it keeps at most all but one, so that the next one is sampled again.
     """
-    record = tx.scheduled.get(request.request_id)
+    record = tx.scheduled[request.row]
     if tx.config.has_states and record is not None:
         from kvcore.transitions.states import num_left  # few models have states
 
@@ -208,7 +208,7 @@ def move_out(tx: Transaction, counts: dict[str, int], targets: dict[int, int]) -
 
 def find_hits(tx: Transaction, requests: list[RequestState]) -> dict[int, int | None]:
     """Map each host block to the device block with its content, or to None if it must be copied."""
-    unwritten = {item.block for record in tx.scheduled.values() for item in record.unwritten}
+    unwritten = {item.block for record in tx.scheduled if record for item in record.unwritten}
     hits: dict[int, int | None] = {}
     for request in requests:
         may_hit = tx.config.enable_caching and not tx.is_stale(request)

@@ -52,7 +52,7 @@ def store(state: State, block_ids: Iterable[int]) -> Outcome[State, tuple[int, .
     blocks = read_ints(block_ids)
 
     def change(tx: Transaction) -> tuple[int, ...]:
-        unwritten = {item.block for record in tx.scheduled.values() for item in record.unwritten}
+        unwritten = {item.block for record in tx.scheduled if record for item in record.unwritten}
         for block in blocks:
             tx.device.check_block(block)
             if tx.device.keys[block] is None:

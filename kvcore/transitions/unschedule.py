@@ -42,7 +42,7 @@ def unschedule(state: State, request_id: str, num_tokens: int) -> Outcome[State,
             raise BeyondComputed(
                 request=request_id, num_computed=request.num_computed, requested=count
             )
-        record = tx.scheduled.get(request_id)
+        record = tx.scheduled[request.row]
         kept = request.num_computed if record is None else record.num_kept
         if count < kept:
             raise BeforeOpenBatch(request=request_id, num_kept=kept, requested=count)
@@ -59,9 +59,9 @@ def shorten(
     """Lower a request, and its record in the open batch, to num_tokens."""
     record = replace(record, unwritten=withdraw(tx, request, record, num_tokens))
     if num_tokens > record.num_computed_before:
-        tx.scheduled = tx.scheduled.set(request.request_id, record)
+        tx.scheduled = tx.scheduled.set(request.row, record)
     else:
-        tx.scheduled = tx.scheduled.delete(request.request_id)
+        tx.scheduled = tx.scheduled.set(request.row, None)
         note_left_batch(tx, request.request_id)
         drop_delay(tx, request.request_id)
     if tx.loads:

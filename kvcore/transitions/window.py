@@ -49,7 +49,7 @@ def remove_skipped_blocks(
 
 def visible_from(tx: Transaction, request: RequestState, num_computed: int) -> int:
     """Return the first query whose window must stay: the open batch's if that is earlier."""
-    record = tx.scheduled.get(request.request_id)
+    record = tx.scheduled[request.row]
     return num_computed if record is None else min(num_computed, record.num_computed_before)
 
 

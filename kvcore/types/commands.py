@@ -241,18 +241,8 @@ class Batch(Struct, frozen=True, gc=False):
         return DamagedBatch(batch=self.number, reason=reason)
 
 
-def to_row(command: Command, keys: bytearray) -> tuple[int, ...]:
-    """Return the four value columns of a command, and append its key, if any, to `keys`."""
-    values, at = astuple(command), KEY_FIELDS.get(command.kind)
-    if at is not None:
-        key = len(keys) // KEY_SIZE
-        keys += values[at]
-        values = (*values[:at], key, *values[at + 1 :])
-    return values + PADDING[len(values)]
-
-
 def from_row(kind: int, values: Sequence[int], keys: bytes) -> Command:
-    """Return the command of one row of the columns; the inverse of `to_row`."""
+    """Return the command of one row of the columns; the inverse of `close`."""
     if kind == Free.kind:
         return Free(values[0], bool(values[1]))
     command = KINDS[kind]
@@ -289,16 +279,21 @@ def close(number: int, commands: Sequence[Command], epoch: int = 0) -> Batch:
     """Return the batch of these commands, as columns with segments."""
     if not commands:  # most steps of decoding, and most states that are encoded
         return Batch(number, bytearray(), b"", epoch)
-    keys = bytearray()
+    keys = list[bytes]()
     # One list of ints: a tuple per row would trigger the garbage collector, which walks the state.
     rows: list[int] = []
     for command, segment in zip(commands, segments(commands), strict=True):
-        rows += (command.kind, segment, *to_row(command, keys))
+        kind, values = command.kind, astuple(command)
+        if kind in KEY_FIELDS:
+            at = KEY_FIELDS[kind]
+            keys.append(values[at])
+            values = (*values[:at], len(keys) - 1, *values[at + 1 :])
+        rows += (kind, segment, *values, *PADDING[len(values)])
     columns: list[int] = []
     for column in range(len(COLUMNS)):
         columns += rows[column :: len(COLUMNS)]
     packed = struct.pack(f"<{len(columns)}i", *columns)
-    return Batch(number, bytearray(packed), bytes(keys), epoch)
+    return Batch(number, bytearray(packed), b"".join(keys), epoch)
 
 
 def named_rows(commands: Iterable[Command]) -> tuple[int, ...]:

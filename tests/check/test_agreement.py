@@ -31,7 +31,7 @@ from kvcore.codec.encode import encode
 from kvcore.invariants import pool_and_state
 from kvcore.oracle.prefixes import Prefixes
 from kvcore.pool.free_queue import make_free_queue
-from kvcore.state.state import State, make_state
+from kvcore.state.state import RequestMap, State, make_state
 from kvcore.trace.calls import Call, Misuse, perform
 from tests.check.worlds import CHUNKS, WINDOW, world
 from tests.conftest import need_twin
@@ -246,7 +246,7 @@ def test_requests_that_share_a_block_are_compared_with_who_counts_most_of_it() -
     # The first row counts none of the block, so it differs from nobody.
     requests["one"] = replace(requests["one"], num_computed=0)
     requests["three"] = replace(requests["three"], tokens=tokens)
-    aliased = encode(replace(state, requests=state.requests.update(requests)))
+    aliased = encode(replace(state, requests=RequestMap.of(requests)))
     assert "NO-ALIAS" in breaks(aliased)
     assert breaks_by_twin(aliased) == breaks(aliased)
 

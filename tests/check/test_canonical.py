@@ -23,7 +23,7 @@ from kvcore.check.search.search import check
 from kvcore.check.world.world import Symmetry, World
 from kvcore.oracle.prefixes import Prefixes
 from kvcore.pool.block_pool import make_pool
-from kvcore.state.open_batch import OpenBatch
+from kvcore.state.open_batch import make_open_batch
 from kvcore.state.state import State, make_state
 from kvcore.trace.calls import Call, perform
 from kvcore.types.commands import Command, Evict
@@ -101,7 +101,7 @@ def without_key(command: Command) -> Command:
 
 def closed(state: State) -> State:
     """Return the state with an empty open batch."""
-    return replace(state, batch=OpenBatch(0))
+    return replace(state, batch=make_open_batch(0, len(state.rows)))
 
 
 @given(

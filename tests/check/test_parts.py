@@ -12,7 +12,6 @@ from collections.abc import Iterator
 
 import attrs
 import pytest
-from immutables import Map
 from msgspec.structs import replace
 
 from kvcore.check.names.digest import Digests
@@ -22,7 +21,7 @@ from kvcore.check.search.core_model import CoreModel
 from kvcore.codec.encode import encode
 from kvcore.invariants.pool_and_state import OF_POOLS
 from kvcore.invariants.requests import OF_REQUESTS
-from kvcore.state.state import State, make_state
+from kvcore.state.state import RequestMap, State, make_state
 
 WORLDS = ("groups", "host", "drafts", "pins")
 
@@ -61,7 +60,7 @@ def broken(state: State) -> Iterator[State]:
 def test_properties_of_pools_read_no_request(name: str) -> None:
     said = 0
     for state in (each for known in states(name) for each in broken(known)):
-        alone = replace(state, requests=Map())
+        alone = replace(state, requests=RequestMap())
         for holds in OF_POOLS:
             said += bool(list(holds(state)))
             assert list(holds(state)) == list(holds(alone))
@@ -73,7 +72,7 @@ def test_properties_of_requests_read_each_by_itself(name: str) -> None:
     empty, said = make_state(PROFILES[name].world.config), 0
     for state in (each for known in states(name) for each in broken(known)):
         ones = [
-            replace(empty, requests=Map({request.request_id: request}))
+            replace(empty, requests=RequestMap.of({request.request_id: request}))
             for request in state.requests.values()
         ]
         for holds in OF_REQUESTS:

@@ -96,7 +96,7 @@ def test_the_state_of_a_drained_manager_does_not_remember_how_many_came(backend:
     assert manager.num_free_blocks == 15
     assert manager.num_free_host_blocks == 8
     state = manager.state()
-    assert (len(state.requests), len(state.device.index), len(state.batch.scheduled)) == (0, 0, 0)
+    assert (len(state.requests), len(state.device.index), any(state.batch.scheduled)) == (0, 0, 0)
     assert (list(state.rows), sorted(state.free_rows)) == ([None] * WAVE, list(range(WAVE)))
 
 

@@ -40,6 +40,7 @@ PINS_OF_BLOCKS = ("pin", "unpin", "check_block", "check_pins", "check_unpins", "
 GROWTH = ("measure", "plan_growth", "preallocate")
 KEYS_OF_BLOCKS = ("unpublish", "unpublish_full")
 TAILS_OF_BLOCKS = ("has_key", "tail_keys", "first_tail", "publish_tail", "withdraw_tails")
+METHODS_OF_MAPS = ("add", "finish", "get", "items", "mutate", "of", "remove", "set", "values")
 PYTHON_ONLY = {
     ("pool/block_pool", "PoolTransaction"): TRANSACTION,
     ("pool/block_pool", "freeze"): TRANSACTION,
@@ -70,7 +71,11 @@ PYTHON_ONLY = {
     ("pool/policy_pool", "clear_index"): BY_POOL,
     ("pool/policy_pool", "start_epoch"): BY_POOL,
     ("pool/policy_state", "with_places"): "`place_blocks` in policy_pool.rs",
+    ("state/open_batch", "make_open_batch"): "the twin's map by row begins empty",
     ("state/state", "with_floors"): "`make_device` in block_pool/floored.rs",
+    ("state/state", "RequestMap"): "`requests` and `rows`, which `State` has for itself",
+    ("state/state", "RequestMapTransaction"): TRANSACTION,
+    **{("state/state", name): "of RequestMap" for name in METHODS_OF_MAPS},
     ("state/state", "NamedPin"): "in state/named_pins.rs",
     **{("transitions/plan", name): "in plan/growth.rs" for name in GROWTH},
     ("state/state", "awaited"): "in state/samplers.rs",

@@ -173,7 +173,8 @@ class Naive:
         """Note what requests had computed that gave up blocks, without the open batch."""
         names = args[0] if isinstance(args[0], list) else [args[0]]
         for name in names:
-            request, record = before.requests[name], before.batch.scheduled.get(name)
+            request = before.requests[name]
+            record = before.batch.scheduled[request.row]
             count = self._there(request)
             count = count if record is None else min(count, record.num_computed_before)
             labels = self._labels(name, request)[:count]

@@ -187,7 +187,7 @@ class Machine(RuleBasedStateMachine):
         """Judge the scheduled drafts of a request, which the forward pass has seen."""
         name = data.draw(st.sampled_from(self.guessing()))
         request = self.run.state.requests[name]
-        if name in self.run.state.batch.scheduled and not data.draw(rarely()):
+        if self.run.state.batch.scheduled[request.row] is not None and not data.draw(rarely()):
             self.run.call("take_batch")
         scheduled = request.num_computed - len(request.tokens)
         self.run.call("accept", name, data.draw(st.integers(0, scheduled)))

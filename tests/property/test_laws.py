@@ -69,7 +69,7 @@ def test_append_equals_its_calls_one_by_one(run: Lockstep, data: st.DataObject) 
     names = [
         name
         for name in by_status(run.state, Status.RUNNING)
-        if name not in run.state.batch.scheduled
+        if run.state.batch.scheduled[run.state.requests[name].row] is None
         and run.state.requests[name].num_computed == len(run.state.requests[name].tokens)
     ]
     assume(names)
@@ -184,7 +184,7 @@ def test_everyone_can_leave_at_any_moment_without_a_trace(run: Lockstep) -> None
     assert not state.requests
     assert state.device.num_free == state.device.num_usable
     assert state.host is None or state.host.num_free == state.host.num_usable
-    assert not state.batch.scheduled
+    assert not any(state.batch.scheduled)
     land(run)
     assert run.call("reset_prefix_cache") is True
     assert not run.state.device.index

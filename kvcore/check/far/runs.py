@@ -190,7 +190,7 @@ class Rest:
         start = manager.state
         for request in by_row(start):
             name, sequence = request.request_id, run.engine.sequences[request.request_id]
-            if name in manager.state.batch.scheduled or sequence.is_loading:
+            if manager.state.batch.scheduled[request.row] is not None or sequence.is_loading:
                 continue
             if request.status is Status.WAITING:
                 if not run.client.is_fetching(sequence):

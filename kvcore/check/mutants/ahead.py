@@ -174,7 +174,7 @@ def m_child_counts_positions_to_come(patcher: Patcher) -> None:
     """A forked child counts positions whose tokens its parent has yet to get."""
 
     def settled(self: Transaction, request: Any) -> int:
-        record = self.scheduled.get(request.request_id)
+        record = self.scheduled[request.row]
         return int(request.num_computed if record is None else record.num_computed_before)
 
     patcher.replace(Transaction, "num_settled", settled)

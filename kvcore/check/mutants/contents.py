@@ -76,9 +76,9 @@ def m_preempt_keeps_open_batch_keys(patcher: Patcher) -> None:
     """Keys that the open batch published for a request stay when it leaves the batch."""
 
     def leave_keys(tx: Transaction, request: RequestState) -> None:
-        record = tx.scheduled.get(request.request_id)
+        record = tx.scheduled[request.row]
         if record is not None:
-            tx.scheduled = tx.scheduled.delete(request.request_id)
+            tx.scheduled = tx.scheduled.set(request.row, None)
             free.cut_tables(tx, request, record.num_computed_before)
 
     patcher.replace(free, "leave_open_batch", leave_keys)

@@ -97,8 +97,9 @@ def m_waiting_request_keeps_its_epoch(patcher: Patcher) -> None:
     """A request that was freed is still of an epoch."""
 
     @patcher.around(Transaction, "put")
-    def put_as_it_is(_: Any, self: Transaction, request: Any) -> None:
-        self.requests[request.request_id] = request
+    def put_as_it_is(put: Any, self: Transaction, request: Any) -> None:
+        put(self, request)
+        self.requests.slots[self.requests.places[request.request_id]] = request
 
 
 @mutant("epoch-fork", "KV-READ")

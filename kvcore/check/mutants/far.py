@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from immutables import Map
 from msgspec.structs import replace
+from pyrsistent import pvector
 
 from kvcore.check.far import tier as far_tier
 from kvcore.check.mutants.seeding import Patcher, mutant
@@ -150,7 +150,10 @@ def m_far_store_before_load(patcher: Patcher) -> None:
     @patcher.around(TRANSITIONS, "store")
     def store_unwritten(store: Any, state: State, blocks: Any) -> Any:
         scheduled = state.batch.scheduled
-        found = store(replace(state, batch=replace(state.batch, scheduled=Map())), blocks)
+        found = store(
+            replace(state, batch=replace(state.batch, scheduled=pvector([None] * len(scheduled)))),
+            blocks,
+        )
         batch = replace(found.state.batch, scheduled=scheduled)
         return replace(found, state=replace(found.state, batch=batch))
 

@@ -46,7 +46,7 @@ def m_same_step_is_refused(patcher: Patcher) -> None:
     @patcher.around(allocate, "plan_allocation")
     def refusing(plan: Any, tx: Any, slot_request: Any) -> Any:
         planned = plan(tx, slot_request)
-        unwritten = {item.block for each in tx.scheduled.values() for item in each.unwritten}
+        unwritten = {item.block for each in tx.scheduled if each for item in each.unwritten}
         if isinstance(planned, Plan) and unwritten & {b for ids in planned.hits for b in ids}:
             most = tx.device.num_usable
             refused = Refused(Reason.LATER, most + 1, tx.device.num_free)

@@ -384,7 +384,7 @@ def m_swap_keeps_the_awaited_token(patcher: Patcher) -> None:
 
     @patcher.around(swap, "num_saved")
     def saved(save: Any, tx: Transaction, request: RequestState) -> int:
-        record = tx.scheduled.get(request.request_id)
+        record = tx.scheduled[request.row]
         return save(tx, request) if record is None else states.num_left(record)
 
 

@@ -46,7 +46,7 @@ def m_swap_in_hits_unwritten(patcher: Patcher) -> None:
 
     @patcher.around(swap, "find_hits")
     def find_all(find: Any, tx: Transaction, found: list[RequestState]) -> Any:
-        scheduled, tx.scheduled = tx.scheduled, tx.scheduled.__class__()
+        scheduled, tx.scheduled = tx.scheduled, pvector([None] * len(tx.scheduled))
         hits = find(tx, found)
         tx.scheduled = scheduled
         return hits

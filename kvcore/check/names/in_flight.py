@@ -271,15 +271,15 @@ def _text(text: tuple[int, ...], names: Renaming) -> Name:
 def _open_batch(node: Node, names: Renaming, folds: bool) -> Name:
     """Return the content of the open batch. folds: only which requests' tables it changes."""
     state, batch = node.state, node.state.batch
-    name = [len(node.writes), len(batch.scheduled), len(batch.merges)]
+    name = [len(node.writes), sum(map(bool, batch.scheduled)), len(batch.merges)]
     name += _commands(batch.commands, names, folds)
     if folds:
         rows = {each.row for each in batch.commands if isinstance(each, OF_TABLES)}
         name += [request.row in rows for request in names.order]
     for write in node.writes:
         name += _write(state.requests[write.request_id], write, names)
-    for request in names.order if len(batch.scheduled) else ():
-        record = batch.scheduled.get(request.request_id)
+    for request in names.order if any(batch.scheduled) else ():
+        record = batch.scheduled[request.row]
         name += [0, 0] if record is None else [1 + record.num_computed_before, record.num_kept]
         name += [1] if request.request_id in batch.delayed else []
         for item in () if record is None else record.unwritten:

@@ -27,8 +27,8 @@ from kvcore.pool.free_queue import FreeQueue
 from kvcore.pool.hash_index import HashIndex
 from kvcore.pool.retention_state import RetentionState
 from kvcore.pool.tails import Tails
-from kvcore.state.open_batch import OpenBatch
-from kvcore.state.state import NamedPin, RequestState, State
+from kvcore.state.open_batch import make_open_batch
+from kvcore.state.state import NamedPin, RequestMap, RequestState, State
 from kvcore.types.config import Config, Eviction
 from kvcore.types.tokens import PackedTokens
 from kvcore.types.values import PrefixCacheStats
@@ -71,10 +71,10 @@ def unpack(config: Config, data: bytes) -> State:
         config=config,
         device=device,
         host=host,
-        requests=Map({values[1]: _request_of(*values) for values in requests}),
+        requests=RequestMap.of({values[1]: _request_of(*values) for values in requests}),
         rows=rows,
         free_rows=free_rows,
-        batch=OpenBatch(number),
+        batch=make_open_batch(number, len(rows)),
         events=pvector(),
         stats=PrefixCacheStats(),
         new_blocks=(pvector(),) * len(config.groups),

@@ -133,7 +133,7 @@ class Checker:
         wrong, such as owners.
         """
         batch = state.batch
-        if len(batch.scheduled) or len(batch.merges) or len(state.operations) or self._remembers:
+        if any(batch.scheduled) or len(batch.merges) or len(state.operations) or self._remembers:
             hear(self._of_open, state)
         digest = self.digest(state)
         self._check_closure(state, digest)

@@ -85,7 +85,7 @@ def _served(state: State, name: str) -> bool:
     """Return whether a request goes on in the open batch."""
     request = state.requests[name]
     whole = len(request.tokens) + len(request.drafts)
-    return name in state.batch.scheduled and request.num_computed == whole
+    return state.batch.scheduled[request.row] is not None and request.num_computed == whole
 
 
 def _latest_running(state: State, name: str) -> str | None:

@@ -171,7 +171,7 @@ def settle(state: State) -> State:
     for _ in range(most):
         for batch in state.in_flight:
             state = made(state, "complete", batch.number)
-        if len(state.batch.commands) or len(state.batch.scheduled):
+        if len(state.batch.commands) or any(state.batch.scheduled):
             state = made(state, "take_batch")
             continue
         for number in sorted(state.operations):

@@ -207,7 +207,8 @@ def _check_admission(before: State, call: Call, outcome: Outcome[State, Any]) ->
 
 def _keeps_windows(before: State, call: Call) -> bool:
     """Return whether the open batch keeps blocks that the windows of a call's request will trim."""
-    return before.config.has_windows and call.args[0] in before.batch.scheduled
+    row = before.requests[call.args[0]].row
+    return before.config.has_windows and before.batch.scheduled[row] is not None
 
 
 def _is_exact(before: State, call: Call, outcome: Outcome[State, Any]) -> bool:

@@ -64,7 +64,7 @@ def _unpublished_states(before: State, call: Call, outcome: Outcome[State, Any])
     request, first = state.requests[name], len(before.requests[name].tokens) + 1
     if request.num_computed and request.epoch < state.epoch:
         return
-    record = state.batch.scheduled.get(name)
+    record = state.batch.scheduled[request.row]
     taken = request.num_computed if record is None else record.num_computed_before
     owed = {each.key for batch in state.in_flight for each in batch.owed}
     for index, group in enumerate(state.config.groups if state.config.enable_caching else ()):
@@ -132,8 +132,8 @@ def _written(before: State, call: Call, state: State) -> Iterator[tuple[str, int
     """
     config, taken = state.config, call.name == "take_batch"
     if taken and config.publish == "scheduled":
-        for name, record in before.batch.scheduled.items():
-            if name not in before.batch.delayed:
+        for name, record in zip(before.rows, before.batch.scheduled, strict=True):
+            if name and record and name not in before.batch.delayed:
                 yield name, record.num_computed_before, state.requests[name].num_accepted
     elif call.name == "complete" or (taken and not config.max_in_flight):
         if config.publish == "scheduled":

@@ -87,7 +87,7 @@ def _check_move(move: Any, state: State) -> None:
 
 def _check_misuse(found: list[Call | Move], state: State) -> None:
     """Raise InvariantViolation if only misuse can happen in a state at rest."""
-    at_rest = not (len(state.batch.scheduled) or state.in_flight or len(state.operations))
+    at_rest = not (any(state.batch.scheduled) or state.in_flight or len(state.operations))
     if not found or not at_rest or not all(isinstance(move, Call) for move in found):
         return
     wrong: list[str] = []

@@ -172,7 +172,7 @@ def cuts(world: World, state: State, request: RequestState) -> Iterator[Call]:
     if "rewind" in world.calls:
         for count in range(request.num_computed):
             yield Call("rewind", ([name], count))
-    record = state.batch.scheduled.get(name)
+    record = state.batch.scheduled[request.row]
     if "unschedule" in world.calls and record is not None and not request.drafts:
         for count in range(record.num_kept, request.num_computed):
             yield Call("unschedule", (name, count))

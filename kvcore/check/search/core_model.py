@@ -209,7 +209,7 @@ class CoreModel:
         failed: whether a load failed; then what the state counts on is checked at least once.
         """
         ghost, schedule = self._ghost, self._schedule
-        while failed or len(state.batch.commands) or len(state.batch.scheduled) or state.loads:
+        while failed or len(state.batch.commands) or any(state.batch.scheduled) or state.loads:
             failed = False
             ghost.apply(state.batch.commands)
             ghost.epoch, writes = state.epoch, schedule.take()

@@ -156,7 +156,7 @@ class FarModel(FlightModel):
                 yield "ask", (fresh, tokens), partial(add, name=fresh, tokens=tokens)
         for request in by_row(state):
             name, sequence = request.request_id, run.engine.sequences[request.request_id]
-            scheduled = name in state.batch.scheduled
+            scheduled = state.batch.scheduled[request.row] is not None
             left = len(request.tokens) - request.num_computed
             may_fill = node.num_moves < world.moves_per_batch
             if request.status is Status.WAITING:

@@ -374,4 +374,4 @@ def fills(start: State, opened: State) -> bool:
     """Return whether moves have put anything into the open batch."""
     batch = opened.batch
     more = len(batch.commands) > len(start.batch.commands)
-    return more or len(batch.scheduled) > 0 or len(batch.merges) > 0 or len(batch.entries) > 0
+    return more or any(batch.scheduled) or len(batch.merges) > 0 or len(batch.entries) > 0

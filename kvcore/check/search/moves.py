@@ -104,7 +104,7 @@ def _moves_of(
     if "allocate_slots" in tried and (running or waiting) and computed <= num_tokens:
         yield from (_resume if engine else allocations)(world, state, request)
     full = num_tokens >= world.num_tokens
-    in_batch = name in state.batch.scheduled
+    in_batch = state.batch.scheduled[request.row] is not None
     if "append" in tried and running and computed == num_tokens and not (full or in_batch):
         for token in next_tokens(world, children, tuple(request.tokens)):
             yield Call("append", ([name], [token]))
@@ -147,7 +147,7 @@ def grows(world: World, state: State, request: RequestState) -> bool:
     """Return whether another position can be scheduled for a request whose tokens are all
     computed.
     """
-    computed, in_batch = request.num_computed, request.request_id in state.batch.scheduled
+    computed, in_batch = request.num_computed, state.batch.scheduled[request.row] is not None
     idle = any(request.tables) and not (request.num_loading or request.drafts or in_batch)
     return idle and len(request.tokens) <= computed < world.num_tokens
 

@@ -88,7 +88,7 @@ def steps_of(world: World, edges: Iterable[Iterable[TwinCall]]) -> Iterator[Chec
             state = step.outcome.state
         if in_flight:
             continue
-        while len(state.batch.commands) or len(state.batch.scheduled) or len(state.batch.merges):
+        while len(state.batch.commands) or any(state.batch.scheduled) or len(state.batch.merges):
             step = made(state, TAKE_BATCH)
             yield step
             state = step.outcome.state

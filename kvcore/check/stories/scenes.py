@@ -113,7 +113,7 @@ class Follower:
         """Execute the batch that the run left open: it is not taken, but its effect shows."""
         self._finish("complete", state.batch.number)
         commands = state.batch.commands
-        if len(commands) or len(state.batch.scheduled):
+        if len(commands) or any(state.batch.scheduled):
             self._hear(self.ghost.prefixes.learn, state)
             self._taken.append(Taken(state, taken(state, self._schedule)))
             self._execute(state.batch.number, None)

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from pyrsistent import pvector
 
 from kvcore.check.world.remembered import forget_times
-from kvcore.state.open_batch import OpenBatch
+from kvcore.state.open_batch import make_open_batch
 from kvcore.state.state import RequestState, State
 from kvcore.trace.calls import Call
 from kvcore.types.config import Config
@@ -87,7 +87,12 @@ def closed(state: State) -> State:
         if request.output_from or request.samplers:
             requests = requests.set(name, replace(request, output_from=0, samplers=()))
     device, number = forget_times(state.device, state.batch.number)
-    return replace(drained(state), device=device, batch=OpenBatch(number), requests=requests)
+    return replace(
+        drained(state),
+        device=device,
+        batch=make_open_batch(number, len(state.rows)),
+        requests=requests,
+    )
 
 
 @attrs.frozen(kw_only=True)

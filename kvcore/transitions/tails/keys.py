@@ -38,10 +38,10 @@ def settle_tails(tx: Transaction, taken: OpenBatch) -> None:
     """Give the tail keys of the batch just taken, in the order of rows."""
     if not tx.config.has_tails or tx.config.publish == "completed":
         return
-    names = [name for name in taken.scheduled if name not in taken.delayed]
-    for name in sorted(names, key=lambda name: tx.requests[name].row):
-        request = tx.requests[name]
-        before = taken.scheduled[name].num_computed_before
+    for name, record in zip(tx.rows, taken.scheduled, strict=True):
+        if name is None or record is None or name in taken.delayed:
+            continue
+        request, before = tx.requests[name], record.num_computed_before
         given = publish_tails(tx, request, before, request.num_accepted)
         if tx.in_flight and given:
             batch = tx.in_flight[-1]
@@ -69,7 +69,7 @@ def cache_tails(tx: Transaction, request: RequestState, count: int) -> None:
 
 def _give_tails(tx: Transaction, request: RequestState, start: int, end: int) -> None:
     """Give tail keys outside the taking of a batch."""
-    record = tx.scheduled.get(request.request_id)
+    record = tx.scheduled[request.row]
     end = end if record is None else min(end, record.num_computed_before)
     for block, key in publish_tails(tx, request, start, end):
         note_published_key(tx, block, key)
