@@ -84,6 +84,39 @@ def test_a_hunt_whose_engine_does_not_start_again_keeps_what_it_had(
     assert kept["findings"] == ["leak  "]
 
 
+def test_one_crash_is_told_once_and_written_once_by_all_parts_of_a_hunt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def found(where: str, *needs: str) -> dict[str, Any]:
+        world = {"num_blocks": 2, "block_size": 1, "axes": {}, "moves": [], "seed": 1}
+        about = {"event": "found", "name": "crash", "text": "", "muted": [], "engine": "it 1"}
+        return {**about, "where": where, "needs": [*needs], "world": world}
+
+    def events(_: Any) -> Iterator[dict[str, Any]]:
+        yield {"event": "start", "engine": "it 1"}
+        yield from [found("in free", "abort", "size=2"), found("in free", "abort")]
+        yield from [found("in free", "abort", "fork"), found("in take", "fork")]
+        yield from [found("", "abort", "fork"), found("", "abort")]  # no place, no cause
+
+    monkeypatch.setattr("kvcore.sanitizer.hunter.command.events", events)
+    written: list[str] = []
+
+    def write(event: dict[str, Any], _adapter: str, _folder: Path) -> list[Path]:
+        written.append(f"{event['where']}: {' '.join(event['needs'])}")
+        return []
+
+    monkeypatch.setattr("kvcore.sanitizer.hunter.command.write", write)
+    record = tmp_path / "record"
+    for _ in range(2):
+        options = ["--record", str(record), "--write", str(tmp_path / "findings")]
+        assert main([TEMPLATE, *options]) == 1
+    told = ["in free: abort", "in take: fork", ": abort fork", ": abort"]
+    assert written == told
+    parts = [json.loads(line) for line in record.read_text().splitlines()]
+    brief = ["crash in free abort", "crash in take fork", "crash  abort fork", "crash  abort"]
+    assert [part["findings"] for part in parts] == [brief, brief]
+
+
 def test_a_record_without_a_file_has_no_sum(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

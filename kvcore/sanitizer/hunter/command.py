@@ -190,6 +190,10 @@ class _Session:
     def _on_found(self, event: Event) -> None:
         key = (event["name"], event["where"], *event["needs"])
         is_new = key not in self.found
+        if is_new and any(_is_part(event, known) for known in self.found.values()):
+            return
+        for part in [known for known, each in self.found.items() if _is_part(each, event)]:
+            del self.found[part]
         self.found[key] = event
         if is_new and not self.options.json:
             moves = len(event["world"]["moves"])
@@ -201,10 +205,13 @@ class _Session:
         return self.tally.skipped > SKIPPED_SHARE_MAX * max(1, self.tally.runs)
 
     def _end(self, job: Mapping[str, Any], interrupted: bool) -> None:
+        brief = {_brief(event): event for event in self.found.values()}
         if self.options.write is not None:
-            for event in self.found.values():
-                if event["name"] == "harness":
-                    continue  # an error of the adapter is not a report for the engine's project
+            written = record.findings(self.options.record) if "seed" in job else set()
+            for text, event in brief.items():
+                # An error of the adapter is no report for the engine's project.
+                if event["name"] == "harness" or text in written:
+                    continue
                 for path in write(event, _adapter(self.options.engine), self.options.write):
                     self._print(f"wrote {path}")
         summary: Event = {
@@ -215,11 +222,8 @@ class _Session:
             "missing": self.tally.missing(),
         }
         if self.options.record is not None and "seed" in job:
-            brief = [
-                f"{e['name']} {e['where']} {' '.join(e['needs'])}" for e in self.found.values()
-            ]
             with self.options.record.open("a") as file:
-                file.write(json.dumps({**summary, "findings": brief}) + "\n")
+                file.write(json.dumps({**summary, "findings": list(brief)}) + "\n")
             summary["in_all"] = record.totals(self.options.record)
         if self.options.json:
             print(json.dumps({**summary, "findings": list(self.found.values())}, indent=1))
@@ -241,6 +245,16 @@ class _Session:
 
     def _print(self, text: str) -> None:
         print(text, file=sys.stderr, flush=True)
+
+
+def _brief(event: Event) -> str:
+    return f"{event['name']} {event['where']} {' '.join(event['needs'])}"
+
+
+def _is_part(event: Event, other: Event) -> bool:
+    """Return whether a crash is one that another world shows in the same place with fewer needs."""
+    same = event["name"] == other["name"] and event["where"] == other["where"] != ""
+    return same and set(event["needs"]) > set(other["needs"])
 
 
 def _adapter(engine: str) -> str:
