@@ -290,7 +290,7 @@ impl HashIndex {
         self.num_ended = 1;
         self.ended_before.fill(1);
         for &block in blocks {
-            self.insert(NO_KEY, block);
+            self.insert_new(&NO_KEY, block); // not behind one that has this key now
             self.ended_before[block.index()] = 0;
             self.length -= 1;
         }

@@ -52,6 +52,24 @@ def test_content_of_an_epoch_that_ended_counts_as_cached_no_more(backend: Backen
         manager.take_batch()
 
 
+def test_no_key_of_a_new_epoch_is_one_of_a_restored_older_block(backend: Backend) -> None:
+    manager, zeros = make(backend), [bytes(32)]
+    for name in "ab":
+        manager.add_request(Request(name, PROMPT[:3], block_hashes=zeros))
+        assert manager.allocate_slots(name, 3)
+        manager.take_batch()
+        if name == "a":
+            manager.advance_epoch()
+            manager.take_batch()
+    manager.restore(manager.encode())
+    manager.check()
+    for name in "cd":
+        manager.add_request(Request(name, PROMPT[:3], block_hashes=zeros))
+    assert manager.allocate_slots("c", 3)
+    manager.evict_blocks([3])  # that of b
+    assert manager.get_computed_blocks("d").blocks.blocks == ((5,),)
+
+
 def test_an_epoch_flushes_nothing_and_is_told_once(backend: Backend) -> None:
     manager = make(backend, enable_events=True)
     serve(manager, "a", PROMPT)
