@@ -3,7 +3,7 @@
 
 A request or pin is named after the call that added it, or after its place when the record began.
 Tokens are 0, a salt is the number of its floor, the seed is empty. Each request has the hashes of
-its blocks as if they were its own. The state keeps no events.
+its blocks as if they were its own. The state keeps no events, nor any that a batch is to announce.
 Twin: rust/src/record/names.rs.
 """
 
@@ -91,6 +91,11 @@ def keys_form(state: State, names: Names) -> State:
             ),
         ),
         events=pvector(),
+        device=attrs.evolve(state.device, silent=frozenset()),
+        in_flight=tuple(
+            replace(each, owed=tuple(replace(owed, event=None) for owed in each.owed))
+            for each in state.in_flight
+        ),
         operations=Map(
             {
                 number: replace(each, request_id=each.request_id and name_of(each.request_id))

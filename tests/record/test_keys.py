@@ -22,6 +22,7 @@ from kvcore.replay.records.attempt import read_items
 from kvcore.replay.records.command import main as replay
 from kvcore.replay.records.rerun import rerun
 from kvcore.trace.calls import Call, perform_on
+from kvcore.types.config import Publish
 from kvcore.view.command import main as view
 from tests.conftest import Backend, need_twin
 from tests.helpers.amount import examples
@@ -147,6 +148,32 @@ def test_both_languages_record_and_replay_the_same_keys(
         record(tmp_path / name, config, calls, name, **BY_KEYS)
     assert contents(tmp_path / "python") == contents(tmp_path / "rust")
     assert replay([str(tmp_path / "rust"), "--backend", "both"]) == 0
+
+
+@pytest.mark.parametrize("publish", ["scheduled", "completed"])
+@pytest.mark.parametrize("start", [0, 2, 4])
+def test_a_record_by_keys_has_no_events_of_checkpoints(
+    tmp_path: Path, backend: Backend, publish: Publish, start: int
+) -> None:
+    groups = (Group(2), Group(2, kind="state"))
+    flight: dict[str, Any] = {"max_in_flight": 2, "publish": publish, "hash_block_size": 1}
+    config = Config(12, groups=groups, enable_events=True, **flight)
+    tokens = [0xDEADBEEF] * 5
+    calls = [
+        Call("add_request", (Request("a", tokens),)),
+        Call("allocate_slots", ("a", 4)),  # an event names this state
+        Call("take_batch"),
+        Call("allocate_slots", ("a", 1), {"checkpoint": True}),  # none names this one
+        Call("take_batch"),
+        Call("complete", (0,)),
+        Call("take_batch"),
+        Call("complete", (1,)),
+        Call("take_batch"),
+    ]
+    record(tmp_path / "record", config, calls, backend, start, **BY_KEYS)
+    assert rerun(tmp_path / "record", [backend]).difference is None
+    token = struct.pack("<I", tokens[0])
+    assert not any(token in data for data in contents(tmp_path / "record"))
 
 
 def test_a_refilled_block_keeps_its_key_as_its_hash_comes_with_the_call(

@@ -3,7 +3,8 @@
 //!
 //! A request or pin is named after the call that added it, or after its place when the record
 //! began. Tokens are 0, a salt is the number of its floor, the seed is empty. Each request has the
-//! hashes of its blocks as if they were its own. The state keeps no events.
+//! hashes of its blocks as if they were its own. The state keeps no events, nor any that a batch is
+//! to announce.
 //! Twin: kvcore/record/names.py.
 
 use std::sync::Arc;
@@ -148,6 +149,10 @@ pub(crate) fn keys_form(state: &State, names: &Names) -> State {
         merge.request_id = name_of(state.rows[&merge.request_id].0);
     }
     form.effects.events = EventLog::default();
+    form.device.silent.clear();
+    for batch in &mut form.in_flight {
+        Arc::make_mut(batch).owed.iter_mut().for_each(|owed| owed.event = None);
+    }
     let pins = state.named_pins.iter();
     form.named_pins = pins.map(|(name, pin)| (names.pins[name].clone(), pin.clone())).collect();
     form
