@@ -112,8 +112,8 @@ class Plan(Struct, frozen=True, gc=False, kw_only=True):
 
     slot_request: the arguments. hits: hit blocks per group, the null block where none is needed.
     num_local: computed and hit tokens. num_loaded: num_local plus external tokens. num_scheduled:
-    num_loaded plus new tokens. growth: one per group; empty if
-    no table grows, as in most steps. steps: of the state groups.
+    num_loaded plus new tokens. growth: one per group; empty if no table grows, as in most steps.
+    steps: of the state groups.
     """
 
     slot_request: SlotRequest

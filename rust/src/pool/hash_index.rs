@@ -169,7 +169,7 @@ impl HashIndex {
         self.put_first(block, place);
     }
 
-    /// Add a block under a key that has none, in an index without epochs.
+    /// Add a block as the first of its key, apart from others; its epoch is not noted.
     pub(crate) fn insert_new(&mut self, key: &Key, block: BlockId) {
         let place = self.place_of(key);
         if self.keys.len() <= block.index() {
