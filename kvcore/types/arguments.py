@@ -35,8 +35,8 @@ def read_int(value: Any) -> Any:
 
 
 def read_ints(values: Iterable[Any]) -> list[Any]:
-    """Apply `read_int` to each value."""
-    return [value if type(value) is int else read_int(value) for value in values]
+    """Apply `read_int` to each value; what its code does to `values` changes nothing."""
+    return [value if type(value) is int else read_int(value) for value in tuple(values)]
 
 
 def read_count(name: str, value: Any, least: int = 0) -> int:

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from kvcore import Config, Group, KVCacheManager, Request
-from kvcore.errors import InvalidCount, InvalidToken, KvcoreError, UnknownBlock
+from kvcore import Config, Group, Hit, KVCacheBlocks, KVCacheManager, Request
+from kvcore.errors import InvalidCount, InvalidToken, KvcoreError, UnknownBlock, WrongHit
 from tests.conftest import Backend
 from tests.helpers.stories import make, serve, unchanged
 
@@ -125,3 +125,23 @@ def test_what_ends_a_program_is_not_caught(backend: Backend) -> None:
         manager = story(backend)
         with unchanged(manager), pytest.raises(KeyboardInterrupt):
             read(manager, Faulty(KeyboardInterrupt))
+
+
+class Clearing:
+    """A number that clears the list in which it is."""
+
+    def __init__(self, owner: list[Any]) -> None:
+        self.owner = owner
+
+    def __index__(self) -> int:
+        self.owner.clear()
+        return 1
+
+
+def test_a_list_that_a_number_in_it_clears_is_read_as_it_was(backend: Backend) -> None:
+    manager, blocks = story(backend), list[Any]()
+    blocks += [Clearing(blocks), 2, 3]
+    found: Any = (blocks,)
+    with unchanged(manager), pytest.raises(WrongHit) as caught:
+        manager.allocate_slots("s", 1, Hit(KVCacheBlocks(found), 1))
+    assert caught.value.fields["num_blocks"] == 3
