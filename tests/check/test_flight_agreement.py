@@ -15,14 +15,14 @@ from tests.conftest import MaxStates, need_twin
 
 NO_FORK = ("fork",)
 WORLDS = {
-    "one request": (world(2, 1, 2, max_in_flight=1, without=NO_FORK), 910, 2902),
+    "one request": (world(2, 1, 2, max_in_flight=1, without=NO_FORK), 882, 2797),
     "swap": (
         world(2, 1, 2, "swap_out", "swap_in", max_in_flight=1, num_host_blocks=2, without=NO_FORK),
-        1838,
-        6006,
+        1541,
+        5020,
     ),
-    "truncate": (world(2, 1, 3, "truncate", max_in_flight=1), 3665, 12398),
-    "running ahead": (PROFILES["ahead-leave"].world, 1214, 3672),
+    "truncate": (world(2, 1, 3, "truncate", max_in_flight=1), 3950, 13373),
+    "running ahead": (PROFILES["ahead-leave"].world, 1230, 3823),
 }
 TWIN_WORLDS = {
     "two requests": (world(2, 2, 2, max_in_flight=1, without=NO_FORK), 32400, 116465),
