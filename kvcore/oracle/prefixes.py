@@ -123,7 +123,8 @@ class Prefixes:
 
     def learn_from(self, requests: Iterable[Hashed]) -> None:
         """Learn the identities of these requests' hashes; the first request with a hash decides.
-        Raises InvariantViolation (HASH-INJ, KEY-SEP) after all are learnt.
+        Hashes behind the tokens are left out: REQ-HASH reports them. Raises InvariantViolation
+        (HASH-INJ, KEY-SEP) after all are learnt.
         """
         size, wrong = self._config.hash_block_size, None
         for request in requests:
@@ -134,6 +135,8 @@ class Prefixes:
             tokens = tuple(request.tokens)
             for position, block_hash in enumerate(request.block_hashes):
                 end = (position + 1) * size
+                if end > len(tokens):
+                    break
                 known = self._chains.get(block_hash)
                 if known is None:
                     self._chains[block_hash] = Chain(tokens, letters, nodes, end)

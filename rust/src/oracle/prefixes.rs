@@ -117,7 +117,8 @@ impl Prefixes {
         extras.into_iter().map(|extra| self.letter(extra)).collect()
     }
 
-    /// Take in what the requests' hashes stand for. Fails with HASH-INJ, KEY-SEP.
+    /// Take in what the requests' hashes stand for, except hashes behind the tokens, which REQ-HASH
+    /// reports. Fails with HASH-INJ, KEY-SEP.
     pub fn learn(&mut self, state: &State) -> Result<(), Violation> {
         let size = self.hash_block_size as usize;
         for request in state.requests().filter(|each| !each.block_hashes.is_empty()) {
@@ -126,7 +127,8 @@ impl Prefixes {
             let mut node = 0;
             for (at, hash) in request.block_hashes.iter().enumerate() {
                 let end = (at + 1) * size;
-                for &letter in &letters[at * size..end] {
+                let Some(block) = letters.get(at * size..end) else { break };
+                for &letter in block {
                     node = self.child(node, letter);
                 }
                 if self.learnt.get(node as usize) != Some(&Some(*hash)) {
