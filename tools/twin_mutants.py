@@ -69,6 +69,7 @@ BUGS: dict[str, tuple[str, str | None]] = {
     "CancelLeavesTables": ("flight-merge-late", MIRROR),
     "PublishesInFlight": ("ahead-drafts-completed", None),
     "PublishedLate": ("flight-merge", HITS),
+    "RunsNeedNoHashes": ("hashes-swap", None),
     "StalePublishes": ("epoch-fork", None),
     "StaleComesBackToHits": ("epoch-swap", None),
     "EpochsAge": ("epoch", HITS),

@@ -105,6 +105,8 @@ mutants! {
     PublishesInFlight,
     /// A full block is published with the batch behind the one that wrote it.
     PublishedLate,
+    /// Blocks behind the last hash are published, if a window has given back more blocks.
+    RunsNeedNoHashes,
     /// A request of an older epoch publishes what it computes.
     StalePublishes,
     /// A request of an older epoch comes back to blocks of this one.

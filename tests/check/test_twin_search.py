@@ -46,6 +46,9 @@ WORLDS = {
         2, 2, 2, "load", "store", groups=(SLOT,), loads_fail=True, without=("fork", "append")
     ),
     "host tier": world(2, 2, 2, "swap_out", "swap_in", num_host_blocks=1),
+    "own hashes": world(
+        *(2, 2, 2, "add_block_hashes"), num_letters=1, kinds_of_requests=({"block_hashes": ()},)
+    ),
     "salts": world(2, 2, 2, num_letters=1, kinds_of_requests=({}, {"cache_salt": "one"})),
 }
 
@@ -190,3 +193,10 @@ def test_encoders_in_flight_are_refused(flying: int) -> None:
 def test_a_far_tier_is_explored_by_python_alone() -> None:
     with pytest.raises(ValueError, match="client of a far tier is Python's alone"):
         check(PROFILES["far"].world, backend="rust")
+
+
+@pytest.mark.parametrize("kinds", [({}, {"block_hashes": ()}), ({"block_hashes": (b"a" * 32,)},)])
+def test_a_prefix_has_one_hash_in_a_world(kinds: Any) -> None:
+    """Names of states do not tell an engine's hash of a prefix from that of the core."""
+    with pytest.raises(ValueError, match=r"block_hashes is \(\) in each"):
+        world(2, 2, 2, kinds_of_requests=kinds)

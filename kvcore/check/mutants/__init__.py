@@ -9,6 +9,7 @@ from kvcore.check.mutants import (
     contents,
     epochs,
     far,
+    hashes,
     index,
     inflight,
     loads,
@@ -27,7 +28,7 @@ from kvcore.check.mutants.seeding import MUTANTS, Mutant, Patcher
 
 FILES = (
     *(index, owners, contents, windows, tiers, loads, requests, progress, inflight, ahead),
-    *(epochs, policies, retention, claims, far, states, state_drafts, tails),
+    *(epochs, policies, retention, claims, far, states, state_drafts, tails, hashes),
 )
 
 __all__ = ["FILES", "MUTANTS", "Mutant", "Patcher"]

@@ -13,6 +13,7 @@ from kvcore.check.profiles.claims import CLAIMS
 from kvcore.check.profiles.epochs import EPOCHS
 from kvcore.check.profiles.far import FAR
 from kvcore.check.profiles.features import FEATURES, NEVER_REFUSED
+from kvcore.check.profiles.hashes import HASHES
 from kvcore.check.profiles.loads import LOADS_FAIL
 from kvcore.check.profiles.policies import POLICIES
 from kvcore.check.profiles.profile import (
@@ -252,5 +253,6 @@ PROFILES: dict[str, Profile] = {
     **STATE_DRAFTS,
     **TAILS,
     **CLAIMS,
+    **HASHES,
     **FAR,
 }

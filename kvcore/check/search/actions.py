@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from itertools import combinations, product
 
-from kvcore.check.world.keyed import found_by_tails
+from kvcore.check.world.keyed import found_by_tails, own_hash
 from kvcore.check.world.world import World, by_row
 from kvcore.oracle.prefixes import Prefixes
 from kvcore.state.state import RequestState, State
@@ -143,6 +143,18 @@ def loads(
         first = 0 if each is None else each.num_tokens
         for count in range(step, len(request.tokens) - first, step):
             yield Call("load", (name, count) if each is None else (name, count, each))
+
+
+def hash_calls(world: World, request: RequestState) -> Iterator[Call]:
+    """Yield the engine's hashes of the next full blocks that have none, of each number of blocks,
+    if the request has its own hashes.
+    """
+    size, tokens = world.config.hash_block_size, tuple(request.tokens)
+    first = (len(request.block_hashes) + 1) * size
+    hashes = []
+    for end in range(first, len(tokens) + 1, size) if request.own_hashes else ():
+        hashes.append(own_hash(tokens[:end], world.num_letters))
+        yield Call("add_block_hashes", (request.request_id, [*hashes]))
 
 
 def draft_calls(world: World, request: RequestState, children: Children | None) -> Iterator[Call]:

@@ -22,6 +22,7 @@ from kvcore.check.search.actions import (
     cuts,
     draft_calls,
     fresh_name,
+    hash_calls,
     known_children,
     loads,
     next_tokens,
@@ -111,6 +112,8 @@ def _moves_of(
     if "add_tokens" in tried and running and not request.drafts and not full:
         for token in next_tokens(world, children, tuple(request.tokens)):
             yield Call("add_tokens", (name, [token]))
+    if "add_block_hashes" in tried:
+        yield from hash_calls(world, request)
     if running:
         yield from draft_calls(world, request, children)
         yield from cuts(world, state, request)

@@ -10,10 +10,10 @@ from a chain that is computed here from tokens and extra keys, not read from the
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from string import ascii_letters, digits
 
 import attrs
 
+from kvcore.check.world.keyed import OWN
 from kvcore.hashing.block_hash import hash_blocks, root_hash
 from kvcore.hashing.extra_keys import read_extra_keys
 from kvcore.oracle.contents import group_of
@@ -24,7 +24,6 @@ from kvcore.types.keys import HASH_SIZE
 from kvcore.types.retention import KvCacheRetentionConfig, TokenRangeRetentionConfig
 from kvcore.types.values import Request
 
-OWN = ascii_letters + digits
 FIRST_ENCODER = -9
 """Encoders have numbers below this one, prefixes above 0."""
 Nodes = list[int]

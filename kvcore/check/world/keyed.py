@@ -1,19 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The keys of blocks: the full key, and the tail keys, under which their first tokens are found.
+"""The keys of blocks: the full key, the tail keys, under which their first tokens are found, and
+hashes as an engine makes them that brings its own.
 
 Twin: rust/src/check/world/keyed.rs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from string import ascii_letters, digits
 
 from immutables import Map
 
 from kvcore.pool.block_pool import BlockPool
 from kvcore.state.state import RequestState
 from kvcore.types.config import Config
+from kvcore.types.keys import HASH_SIZE
 
+OWN = ascii_letters + digits
+"""The letters of hashes of an engine's own: a trace can write a hash of one letter."""
 NO_TAILS: Mapping[bytes, tuple[int, ...]] = Map()
 
 
@@ -44,3 +49,14 @@ def own_tails(
     last = min(most, first + size - step, len(request.block_hashes) * step)
     counts = range(first + step, last + 1, step) if config.has_tails else ()
     return [request.key_at(config, group_id, count) for count in counts]
+
+
+def own_hash(tokens: Sequence[int], num_letters: int) -> bytes:
+    """Return an engine's own hash of a block, by its prefix: one letter per prefix, of OWN.
+
+    num_letters: different tokens. Raises IndexError for a longer prefix than there are letters for.
+    """
+    number = 0
+    for token in tokens:
+        number = number * num_letters + token + 1
+    return OWN[number - 1].encode() * HASH_SIZE

@@ -128,7 +128,8 @@ class World:
     num_outputs: most outputs that such an engine has yet to hand in.
     forgets_overwritten: whether what a batch to come overwrites before anything reads it counts as
     unknown, and commands that lead to the same tables as equal, which folds states.
-    kinds_of_requests: extra keys and flags of new requests, each in turn. moves_per_batch: most
+    kinds_of_requests: extra keys and flags of new requests, each in turn; with `block_hashes=()` in
+    all of them, the engine hands in its own hashes by `add_block_hashes`. moves_per_batch: most
     moves between two `take_batch`. loads_fail: every load of external tokens also fails, from each
     of its tokens on. calls: names of the transitions to try. moves: "calls" tries each call by
     itself; "engine" what an engine does at once: admit, resume, decode, fork, finish, preempt,
@@ -160,7 +161,10 @@ class World:
 
     def __attrs_post_init__(self) -> None:
         """Batches in flight are cancelled in any case: name the call where it loses keys that
-        output gave.
+        output gave. Raises ValueError for hashes that a state's name does not tell apart.
         """
+        own = [each.get("block_hashes") for each in self.kinds_of_requests]
+        if own not in ([None] * len(own), [()] * len(own)):
+            raise ValueError("block_hashes is () in each of kinds_of_requests, or in none")
         if self.config.max_in_flight and (self.num_output_placeholders or self.num_drafts):
             object.__setattr__(self, "calls", self.calls | {"cancel"})

@@ -2,12 +2,13 @@
 //! Converts the calls of a story to Python: names with the arguments that transitions take.
 
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyString, PyTuple};
+use pyo3::types::{PyBytes, PyDict, PyList, PyString, PyTuple};
 
 use crate::bindings::arguments::items;
 use crate::bindings::values::hit;
 use crate::check::world::calls::slot_request;
 use crate::oracle::calls::{Call, Name, Slots};
+use crate::types::keys::BlockHash;
 use crate::types::slot_request::SlotOption;
 use crate::types::values::Hit;
 
@@ -70,6 +71,7 @@ impl<'py> Stories<'py> {
                 }
                 vec![self.id(*name), self.list(tokens.clone())?]
             }
+            Call::AddBlockHashes { name, hashes } => vec![self.id(*name), self.hashes(hashes)?],
             Call::AddDrafts { name, tokens } => vec![self.id(*name), self.list(tokens.clone())?],
             Call::SwapOut { names } | Call::SwapIn { names } => vec![self.ids(names)?],
             Call::EvictBlocks { block }
@@ -126,6 +128,11 @@ impl<'py> Stories<'py> {
 
     fn number(&self, number: u32) -> PyResult<Bound<'py, PyAny>> {
         Ok(number.into_pyobject(self.py)?.into_any())
+    }
+
+    fn hashes(&self, hashes: &[BlockHash]) -> PyResult<Bound<'py, PyAny>> {
+        let hashes = hashes.iter().map(|hash| PyBytes::new(self.py, hash));
+        Ok(PyList::new(self.py, hashes)?.into_any())
     }
 
     fn list(&self, numbers: Vec<u32>) -> PyResult<Bound<'py, PyAny>> {

@@ -76,6 +76,7 @@ pub(crate) fn kind_of_request(kind: &Bound<'_, PyAny>) -> PyResult<KindOfRequest
     for name in ["lora", "cache_salt", "prompt_embeds", "skip_reading_prefix_cache", "retention"] {
         said.set_item(name, py.None())?;
     }
+    said.set_item("block_hashes", py.None())?;
     for name in kind.call_method0("keys")?.try_iter()? {
         let name = name?;
         if !said.contains(&name)? {
@@ -90,6 +91,7 @@ pub(crate) fn kind_of_request(kind: &Bound<'_, PyAny>) -> PyResult<KindOfRequest
     let retention = request.getattr("retention")?;
     let retention = (!retention.is_none()).then(|| pieces(RetentionArg(retention.as_borrowed())));
     Ok(KindOfRequest {
+        own_hashes: !request.getattr("block_hashes")?.is_none(),
         retention: retention.transpose()?,
         cache_salt: parts.cache_salt.as_ref().map(|salt| salt.extract()).transpose()?,
         embeds: embeds.map(|(data, size)| (data.as_bytes().to_vec(), *size)),

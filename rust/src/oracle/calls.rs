@@ -4,6 +4,7 @@
 use crate::state::state::{RequestState, State};
 use crate::types::errors::Error;
 use crate::types::ids::Row;
+use crate::types::keys::BlockHash;
 use crate::types::values::{Appended, Hit, KVCacheBlocks, Refused};
 
 /// Most requests of a world.
@@ -109,6 +110,7 @@ calls! {
     Unschedule { name: Name, num_tokens: u32 } = "unschedule";
     Rewind { names: Vec<Name>, num_tokens: u32 } = "rewind";
     AddTokens { name: Name, tokens: Vec<u32>, output: Option<Sampled> } = "add_tokens";
+    AddBlockHashes { name: Name, hashes: Vec<BlockHash> } = "add_block_hashes";
     AddDrafts { name: Name, tokens: Vec<u32> } = "add_drafts";
     Accept { name: Name, num_accepted: u32 } = "accept";
     RemoveSkippedBlocks { name: Name, num_tokens: u32 } = "remove_skipped_blocks";

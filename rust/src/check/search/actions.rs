@@ -6,6 +6,7 @@
 //! below that token, so one continuation stands for all (`canonical.rs` renames tokens). Twin:
 //! kvcore/check/search/actions.py.
 
+use crate::check::world::keyed::own_hash;
 use crate::check::world::world::World;
 use crate::oracle::calls::{Call, Name, PIN_NAMES, Slots};
 use crate::oracle::prefixes::{Numbers, Prefixes};
@@ -204,6 +205,20 @@ pub(crate) fn loads(
         for num_tokens in (step..request.num_tokens() - first).step_by(step as usize) {
             out.push(Move::Call(Call::Load { name, num_tokens, hit: hit.clone() }));
         }
+    }
+}
+
+/// Add the engine's hashes of the next full blocks that have none, of each number of blocks, if
+/// the request has its own hashes.
+pub(crate) fn hash_calls(world: &World, request: &RequestState, out: &mut Vec<Move>) {
+    if !request.own_hashes {
+        return;
+    }
+    let (name, size) = (Name::of(request), world.config.hash_block_size() as usize);
+    let (first, mut hashes) = ((request.block_hashes.len() + 1) * size, Vec::new());
+    for end in (first..=request.tokens.len()).step_by(size) {
+        hashes.push(own_hash(&request.tokens[..end], world.num_letters));
+        out.push(Move::Call(Call::AddBlockHashes { name, hashes: hashes.clone() }));
     }
 }
 

@@ -10,8 +10,8 @@
 
 use crate::check::properties::liveness::rest_of;
 use crate::check::search::actions::{
-    Children, Move, allocations, block_calls, continuations, cuts, draft_calls, fresh_name, loads,
-    next_tokens, prefix_pins, swaps,
+    Children, Move, allocations, block_calls, continuations, cuts, draft_calls, fresh_name,
+    hash_calls, loads, next_tokens, prefix_pins, swaps,
 };
 use crate::check::world::calls::Outcome;
 use crate::check::world::world::{Moves, World};
@@ -126,6 +126,9 @@ fn moves_of(
         let tokens = next_tokens(world, children, &request.tokens);
         let add = |token| Call::AddTokens { name, tokens: vec![token], output: None };
         out.extend(tokens.map(|token| Move::Call(add(token))));
+    }
+    if world.tries("add_block_hashes") {
+        hash_calls(world, request, out);
     }
     if running {
         draft_calls(world, request, children, out);

@@ -20,7 +20,9 @@ use crate::transitions::fork::fork;
 use crate::transitions::free::free;
 use crate::transitions::pins::{pin, pin_prefix, unpin, unpin_prefix};
 use crate::transitions::publish::{cache_blocks, evict_blocks, reset_prefix_cache};
-use crate::transitions::requests::{accept, add_drafts, add_request, add_tokens, remove_request};
+use crate::transitions::requests::{
+    accept, add_block_hashes, add_drafts, add_request, add_tokens, remove_request,
+};
 use crate::transitions::retention::tick;
 use crate::transitions::rewind::rewind;
 use crate::transitions::swap::{swap_in, swap_out};
@@ -31,7 +33,7 @@ use crate::transitions::window::remove_skipped_blocks;
 use crate::types::commands::{Batch, Command};
 use crate::types::errors::Error;
 use crate::types::slot_request::{RequestedHit, SlotRequest};
-use crate::types::values::{Admitted, Output, Request};
+use crate::types::values::{Admitted, Hit, Output, Request};
 
 thread_local! {
     /// A batch that nobody reads, for its memory.
@@ -95,6 +97,10 @@ fn make(state: &mut State, call: &Call, world: &World) -> Result<Value, Error> {
         Call::AddTokens { name, tokens, output } => {
             nothing(add_tokens(state, name.id(), output_of(Some(tokens), *output)))?
         }
+        Call::AddBlockHashes { name, hashes } => {
+            let given = hashes.iter().copied().map(Some).collect();
+            nothing(add_block_hashes(state, name.id(), given))?
+        }
         Call::AddDrafts { name, tokens } => nothing(add_drafts(state, name.id(), tokens.clone()))?,
         Call::Accept { name, num_accepted } => counted(state, accept, *name, *num_accepted)?,
         Call::RemoveSkippedBlocks { name, num_tokens } => {
@@ -112,14 +118,7 @@ fn make(state: &mut State, call: &Call, world: &World) -> Result<Value, Error> {
         Call::PinPrefix { pin, name, num_tokens } => covered(state, pin, *name, *num_tokens)?,
         Call::UnpinPrefix { pin } => nothing(unpin_prefix(state, pin))?,
         Call::Store { block } => Value::Operations(store(state, &[i64::from(*block)])?),
-        Call::Load { name, num_tokens, hit } => {
-            let slots = Slots {
-                num_external_computed_tokens: *num_tokens,
-                hit: hit.clone(),
-                ..Slots::new(*name, 0)
-            };
-            admitted(load(state, name.id(), &slot_request(&slots))?, Value::Operations)
-        }
+        Call::Load { name, num_tokens, hit } => loaded(state, *name, *num_tokens, hit)?,
         Call::CompleteOperation { operation, done } => {
             nothing(complete_operation(state, i64::from(*operation), *done))?
         }
@@ -138,6 +137,18 @@ fn counted(
     count: u32,
 ) -> Result<Value, Error> {
     nothing(change(state, name.id(), i64::from(count)))
+}
+
+/// Load tokens by their keys, after a hit.
+fn loaded(
+    state: &mut State,
+    name: Name,
+    num_external_computed_tokens: u32,
+    hit: &Option<Hit>,
+) -> Result<Value, Error> {
+    let hit = hit.clone();
+    let slots = Slots { num_external_computed_tokens, hit, ..Slots::new(name, 0) };
+    Ok(admitted(load(state, name.id(), &slot_request(&slots))?, Value::Operations))
 }
 
 /// Pin a prefix.
@@ -159,7 +170,7 @@ fn new_request<'a>(world: &'a World, name: Name, tokens: &[u32], kind: usize) ->
         request_id: name.id(),
         tokens: tokens.to_vec(),
         extra_keys: kind.extra_keys(),
-        block_hashes: None,
+        block_hashes: kind.own_hashes.then(Vec::new),
         skip_reading_prefix_cache: kind.skip_reading,
         retention: kind.retention.clone(),
     }

@@ -49,6 +49,8 @@ pub struct KindOfRequest {
     pub embeds: Option<(Vec<u8>, u32)>,
     /// It never hits.
     pub skip_reading: bool,
+    /// The engine hashes its blocks, and hands in the hashes later.
+    pub own_hashes: bool,
     /// How long its content should stay cached.
     pub retention: Option<Vec<Piece>>,
 }
