@@ -14,7 +14,7 @@ from typing import Any
 
 import attrs
 
-from kvcore.oracle.state_like import StateLike
+from kvcore.oracle.state_like import StateLike, kept_by
 from kvcore.types.errors import InvariantViolation
 from kvcore.types.groups import skipped_blocks
 from kvcore.types.values import Appended, Hit, Refused
@@ -142,7 +142,8 @@ class Schedule:
             case "rewind":
                 fell = value if isinstance(value, tuple) else ()
                 for request_id in dict.fromkeys((*args[0], *fell)):
-                    self._cut(state, request_id, min(args[1], self._came(state, request_id)))
+                    kept = kept_by(state, request_id, *args)
+                    self._cut(state, request_id, min(kept, self._came(state, request_id)))
             case "swap_out":
                 for request_id in args[0]:
                     known = len(state.requests[request_id].tokens)

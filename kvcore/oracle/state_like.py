@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Protocols for what the schedule reads of a state, since the oracle does not import the state."""
+"""What the schedule reads of a state: protocols, since the oracle does not import the state."""
 
 from __future__ import annotations
 
@@ -42,6 +42,26 @@ class OperationLike(Protocol):
     def first_token(self) -> int: ...
 
 
+class ReporterLike(Protocol):
+    """A request that can report that a load failed, and rests on it if it counts its tokens."""
+
+    @property
+    def request_id(self) -> str: ...
+    @property
+    def counted(self) -> int: ...
+
+
+class LoadLike(Protocol):
+    """Tokens from outside that may still be missing, from the first one on."""
+
+    @property
+    def first(self) -> int: ...
+    @property
+    def end(self) -> int: ...
+    @property
+    def reporters(self) -> Sequence[ReporterLike]: ...
+
+
 class PoolLike(Protocol):
     """Device blocks: those before the first one are null blocks."""
 
@@ -64,3 +84,20 @@ class StateLike(Protocol):
     def operations(self) -> Mapping[int, OperationLike]: ...
     @property
     def epoch(self) -> int: ...
+    @property
+    def loads(self) -> Sequence[LoadLike]: ...
+
+
+def kept_by(state: StateLike, request_id: str, named: Sequence[str], num_tokens: int) -> int:
+    """Return how many tokens a rewind leaves a request. A request that it does not name keeps those
+    before the first load that it rests on and that is reported, unless the rewind also takes back
+    what stands in front of all reported loads.
+    """
+    firsts, mine = [], []
+    for load in state.loads if request_id not in named else ():
+        able = {each.request_id: each.counted for each in load.reporters}
+        if load.end > num_tokens and not able.keys().isdisjoint(named):
+            firsts.append(load.first)
+            mine += [load.first] if able.get(request_id) else []
+    is_in_front = min(firsts, default=0) > num_tokens
+    return num_tokens if is_in_front else max(num_tokens, min(mine, default=0))

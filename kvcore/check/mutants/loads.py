@@ -152,6 +152,15 @@ def m_report_passes_by_what_stands_in_front(patcher: Patcher) -> None:
         check_held(tx, dict.fromkeys(kept, 0), *args)
 
 
+@mutant("loads-fail-two", "COMPUTED-RULE", costs="what a report takes too much is computed again")
+def m_report_takes_what_stands_before_a_later_load(patcher: Patcher) -> None:
+    """A request that rests on the later of two reported loads loses its tokens before it, too."""
+
+    @patcher.around(rewind, "spoilt_requests")
+    def spoilt_from_the_count(old: Any, tx: Transaction, ids: Any, num_tokens: int) -> Any:
+        return [(name, num_tokens) for name, _ in old(tx, ids, num_tokens)]
+
+
 @mutant("loads-fail-pairs", "LOAD-FAILED")
 def m_load_is_confirmed_at_once(patcher: Patcher) -> None:
     """A load is confirmed when its own batch is taken."""

@@ -72,6 +72,22 @@ LOADS_FAIL: dict[str, Profile] = {
         backend="rust",
         shows=SHOWS,
     ),
+    "loads-fail-two": Profile(
+        "external loads of two requests in one batch, whose blocks merge",
+        world(
+            *(4, 2, 2, 2, "evict_blocks"),
+            groups=(SLOT,),
+            num_letters=1,
+            moves_per_batch=2,
+            duplicates="merge",
+            without=STAYING,
+            **FAILING,
+        ),
+        *(225, 54350),
+        backend="rust",
+        shows=SHOWS,
+        not_shown={"call allocate_slots: refused later": "a block for each token"},
+    ),
     "loads-fail-inside": Profile(
         "loads that begin inside a block, which may merge with one that was computed",
         world(

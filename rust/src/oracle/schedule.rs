@@ -10,7 +10,7 @@ pub(crate) mod resumes;
 pub mod writes;
 
 use crate::oracle::calls::{Call, Name, Sampled, Slots, Value};
-use crate::oracle::schedule::resumes::{keeps_state, resumes};
+use crate::oracle::schedule::resumes::{keeps_state, kept_by, resumes};
 use crate::oracle::schedule::writes::{Encoder, Write, each_once, encoder_of, moved_up, shorten};
 use crate::state::state::State;
 use crate::types::clone_in_place::clone_in_place;
@@ -170,7 +170,7 @@ impl Schedule {
                 let named = names.iter().filter_map(|name| name.row(state));
                 self.cut.extend(named.clone());
                 for row in each_once(named.chain(value.fell().iter().copied())) {
-                    let most = self.came(state, row).min(*num_tokens);
+                    let most = self.came(state, row).min(kept_by(state, row, names, *num_tokens));
                     self.cut_row(state, row, most);
                 }
             }
