@@ -217,13 +217,14 @@ class RequestMap(Mapping[str, RequestState]):
         return None if place is None else self.slots[place]
 
     def items(self) -> Any:
-        """Return the ids with their requests."""
+        """Return the ids with their requests, in the order of `values`."""
         slots = self.slots
         return [(request_id, slots[place]) for request_id, place in self.places.items()]
 
     def values(self) -> Any:
-        """Return the requests in the order of their rows."""
-        return list(filter(None, self.slots))
+        """Return the requests, in the order of the map's ids."""
+        slots = self.slots
+        return [slots[place] for place in self.places.values()]
 
     def __hash__(self) -> int:
         return hash(frozenset(self.items()))
