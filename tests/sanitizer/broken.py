@@ -95,6 +95,17 @@ class WaitsForEver(Scheduler):
         return batch
 
 
+class TakesTokensBack(Scheduler):
+    """A request's second new token is one too many: both are taken back and made again, forever."""
+
+    def update(self, batch: list[Request], answers: list[int]) -> None:
+        super().update(batch, answers)
+        for request in batch:
+            if len(request.tokens) == 3:
+                del request.tokens[1:]
+                request.computed = 0
+
+
 class Crashes(Scheduler):
     """The third request in a batch is one too many."""
 
@@ -273,26 +284,6 @@ class Misspells(Adapter):
     class Engine(Engine):
         def step(self) -> None:
             self.requests["nobody"].blocks.clear()
-
-
-class TakesTokensBack(Adapter):
-    """An adapter whose engine makes one token, takes it back, and does so forever."""
-
-    class Engine(Engine):
-        num_steps = 0
-
-        def step(self) -> None:
-            self.num_steps += 1
-
-        def progress(self) -> object:
-            return self.num_steps
-
-        def tokens(self) -> list[tuple[str, int, list[int]]]:
-            made = self.num_steps % 2
-            return [
-                (name, 0, [*each.tokens, self.world.token(len(each.tokens))][: 1 + made])
-                for name, each in self.requests.items()
-            ]
 
 
 class TellsRemoved(Adapter):

@@ -266,8 +266,7 @@ def test_a_run_that_does_not_end_is_a_hang_with_its_function(
 
 def test_a_token_that_is_made_again_is_no_progress() -> None:
     world = HuntWorld({"block_size": 4}, 8, 16, 4, (Arrive("r0", (1,), 3), "step"))
-    adapter: type[Adapter] = broken.TakesTokensBack
-    found = run(adapter, world).found
+    found = run(broken.adapter_of(broken.TakesTokensBack), world).found
     assert found is not None
     assert found.name == "stuck"
 

@@ -205,13 +205,6 @@ class Engine(Driven):
     def live(self) -> list[str]:
         return list(self.sessions)
 
-    def tokens(self) -> list[tuple[str, int, list[int]]]:
-        return [(name, 0, seq.valid_ids.tolist()) for name, seq in self.known.items()]
-
-    def progress(self) -> object:
-        known = self.known.values()
-        return [(s.num_all_ids, s.num_history_ids, s.num_blocks, s.status) for s in known]
-
     def free(self) -> int:
         """Count free blocks and those that only the prefix tree holds."""
         manager, trie = self.target.scheduler.block_manager, self.target.scheduler.block_trie

@@ -64,7 +64,6 @@ class Engine(Driven):
         its, size, rows = source(), world.block_size, world.max_rows
         self.world, self.num_blocks, self.its = world, world.num_blocks, its
         self.messages: list[Any] = []
-        self.reqs: dict[int, Any] = {}
         self.waiting: dict[int, None] = {}
         self.last: Any = None
         core: Any = importlib.import_module("minisgl.core")
@@ -100,7 +99,6 @@ class Engine(Driven):
         del args
         for req in batch.reqs:
             req.complete_one()
-            self.reqs[req.uid] = req
         answers = [self.world.token(req.cached_len) for req in batch.reqs]
         tokens = torch.tensor(answers, dtype=torch.int32)
         return Output(tokens, tokens, Silent())
@@ -145,13 +143,6 @@ class Engine(Driven):
     @property
     def live(self) -> list[str]:
         return [f"r{uid}" for uid in self.waiting]
-
-    def tokens(self) -> list[tuple[str, int, list[int]]]:
-        return [(f"r{uid}", 0, req.input_ids.tolist()) for uid, req in self.reqs.items()]
-
-    def progress(self) -> object:
-        lengths = [(uid, r.cached_len, r.device_len) for uid, r in self.reqs.items()]
-        return (*lengths, self.free(), len(self.target.prefill_manager.pending_list))
 
     def free(self) -> int:
         return int(self.target.cache_manager.available_size // self.world.block_size)

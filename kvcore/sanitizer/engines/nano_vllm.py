@@ -71,13 +71,6 @@ class Engine(Driven):
     def live(self) -> list[str]:
         return [name for name, each in self.sequences.items() if not each.is_finished]
 
-    def tokens(self) -> list[tuple[str, int, list[int]]]:
-        return [(name, 0, each.token_ids) for name, each in self.sequences.items()]
-
-    def progress(self) -> object:
-        parts = [(len(s), s.num_cached_tokens, *s.block_table) for s in self.sequences.values()]
-        return (*parts, self.free())
-
     def free(self) -> int:
         return len(self.target.block_manager.free_block_ids)
 

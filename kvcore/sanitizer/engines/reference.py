@@ -134,13 +134,6 @@ class Engine(Driven):
         queues = (*target.running, *target.waiting, *target.swapped)
         return [each.sequence_id for each in queues]
 
-    def tokens(self) -> list[tuple[str, int, list[int]]]:
-        return [(name, 0, each.all_tokens) for name, each in self.sequences.items()]
-
-    def progress(self) -> object:
-        lengths = [each.num_tokens for each in self.sequences.values()]
-        return (*lengths, self.free(), len(self.target.swapped), len(self.target.waiting))
-
     def free(self) -> int:
         return int(self.target.manager.num_free_blocks)
 

@@ -63,7 +63,6 @@ class Loop(Driven):
         self.peer_of: dict[int, int] = {}  # of pages whose window was not evicted
         self.waiting: list[Any] = []
         self.running: list[Any] = []
-        self.known: list[Any] = []
         self.follow: Any = lambda _: None
         self.gives: Any = lambda _: None
         self.leaves: Any = lambda _: None
@@ -78,7 +77,6 @@ class Loop(Driven):
 
     def arrive(self, arrival: Any) -> None:
         self.waiting.append(self.request(arrival))
-        self.known.append(self.waiting[-1])
 
     def step(self) -> None:
         budget = self.world.token_budget
@@ -137,17 +135,11 @@ class Loop(Driven):
         self.leaves(request)
 
     def abort(self, name: str) -> None:
-        self.leave(next(each for each in self.known if each.name == name))
+        self.leave(next(each for each in (*self.running, *self.waiting) if each.name == name))
 
     @property
     def live(self) -> list[str]:
         return [each.name for each in (*self.running, *self.waiting)]
-
-    def tokens(self) -> list[tuple[str, int, list[int]]]:
-        return [(each.name, 0, each.tokens.tolist()) for each in self.known]
-
-    def progress(self) -> object:
-        return [(len(r.tokens), r.computed, len(r.slots)) for r in self.known]
 
 
 class LoopAdapter(EngineAdapter):

@@ -56,6 +56,12 @@ class Model(torch.nn.Module):  # type: ignore[misc] # torch has no types here
         return []
 
 
+def sample_of(name: str) -> tuple[str, int]:
+    """Return the request and the number of the sample of a name."""
+    request, _, child = name.partition("__child#")
+    return request, int(child) + 1 if child else 0
+
+
 class Engine(Driven):
     """ContinuousBatchingManager without its thread, with letters instead of the model's answers."""
 
@@ -78,8 +84,7 @@ class Engine(Driven):
         self.num_blocks = self.cache.num_sectors + 2  # and two of trash
         self.target.model_runner._forward_process_and_sample = self.forward
         self.starting = self.target.use_async_batching
-        self.waiting: dict[str, tuple[str, int]] = {}  # their names: our name and the sample
-        self.ended: list[tuple[str, int, list[int]]] = []
+        self.waiting: set[str] = set()
 
     def forward(self, model: Any, data: Any, carried: Any, before: Any, answers: Any) -> None:
         del model, data, carried, before
@@ -87,7 +92,7 @@ class Engine(Driven):
         io = io.io_pairs[io.current_pair].host_io if hasattr(io, "io_pairs") else io
         new = [each.state for each in io.requests_in_batch if each.has_new_token]
         for place, state in enumerate(new):
-            sample = self.waiting.get(state.request_id, ("", 0))[1]
+            _, sample = sample_of(state.request_id)
             answers[0, place] = self.world.token(state.position_offset, sample)
 
     def names(self, name: str, samples: int = 8) -> list[str]:
@@ -95,13 +100,13 @@ class Engine(Driven):
 
     def arrive(self, arrival: Any) -> None:
         self.manager.num_return_sequences = arrival.samples
-        for sample, name in enumerate(self.names(arrival.name, arrival.samples)):
-            self.waiting[name] = arrival.name, sample
+        self.waiting.update(self.names(arrival.name, arrival.samples))
         self.manager.add_request(list(arrival.prompt), arrival.name, arrival.new)
 
     def abort(self, name: str) -> None:
         for each in self.names(name):
-            if self.waiting.pop(each, None) is not None:
+            if each in self.waiting:
+                self.waiting.remove(each)
                 self.manager.cancel_request(each)
 
     def step(self) -> None:
@@ -109,10 +114,7 @@ class Engine(Driven):
             self.starting
         )
         while not self.manager.output_router.output_queue.empty():
-            answer = self.manager.output_router.output_queue.get()
-            name = self.waiting.pop(answer.request_id, None)
-            if name is not None:
-                self.ended.append((*name, answer.prompt_ids + answer.generated_tokens))
+            self.waiting.discard(self.manager.output_router.output_queue.get().request_id)
 
     def epoch(self) -> bool:
         """End a generate_batch(persistent_manager=True) and start the next one."""
@@ -141,24 +143,7 @@ class Engine(Driven):
 
     @property
     def live(self) -> list[str]:
-        return sorted({name for name, _ in self.waiting.values()})
-
-    def states(self) -> Iterable[Any]:
-        scheduler = self.target.scheduler
-        return [*scheduler.active_requests.values(), *scheduler.waiting_requests.values()]
-
-    def tokens(self) -> list[tuple[str, int, list[int]]]:
-        known = [(self.waiting.get(each.request_id), each) for each in self.states()]
-        now = [(*n, each.initial_tokens + each.generated_tokens) for n, each in known if n]
-        ended, self.ended = self.ended, []
-        return now + ended
-
-    def progress(self) -> object:
-        states = [
-            (s.request_id, int(s.status), s.position_offset, s.generated_len())
-            for s in self.states()
-        ]
-        return (*states, self.free(), len(self.waiting))
+        return sorted({sample_of(name)[0] for name in self.waiting})
 
     def free(self) -> int:
         allocators = self.cache.cache_allocators.values()
@@ -184,6 +169,7 @@ class Adapter(EngineAdapter):
     }
     MOVES = frozenset({"abort", "epoch", "samples"})
     Engine = Engine
+    sample_of = staticmethod(sample_of)
 
     @staticmethod
     def groups(engine: Any) -> list[CacheGroup]:

@@ -60,12 +60,6 @@ class Engine(Protocol):
     def live(self) -> Iterable[str]:
         """Names of the requests that are not finished."""
 
-    def tokens(self) -> Iterable[tuple[str, int, Sequence[int]]]:
-        """Return name, sample and all tokens of each request, as the engine keeps them."""
-
-    def progress(self) -> object:
-        """Return a value that changes if a token, a block or a status changes."""
-
     # An engine that publishes events for routers has two more. `events` gives and forgets triples:
     # "stored" or "removed", a hash, and the tenant and all tokens up to its end (None if removed).
     # `hits` gives the length that a prompt of a tenant would hit now.
@@ -116,6 +110,11 @@ class EngineAdapter:
         """Return whether this error is the engine's documented refusal of a call or an option."""
         del error
         return False
+
+    @staticmethod
+    def sample_of(name: str) -> tuple[str, int]:
+        """Return the request and the number of the sample that the engine calls by a name."""
+        return name, 0
 
     @staticmethod
     def groups(engine: Any) -> list[CacheGroup]:

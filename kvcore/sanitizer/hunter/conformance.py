@@ -21,7 +21,7 @@ from kvcore.sanitizer.sanitizer import Sanitizer
 
 MOVES = frozenset({"abort", "epoch", "reset", "samples", "priority", "tenants"})
 METHODS = (
-    *("arrive", "step", "finish_batches", "close", "live", "tokens", "progress", "free", "total"),
+    *("arrive", "step", "finish_batches", "close", "live", "free", "total"),
     *("target", "num_blocks"),
 )
 STEPS_MAX = 500

@@ -91,7 +91,7 @@ class _Run:
         self.engine: Any = None
         self.watch: Watch | None = None
         self.arrivals: dict[str, Arrive] = {}
-        self.checked: dict[tuple[str, int], int] = {}
+        self.checked: dict[str, int] = {}
         self.num_moves = 0
         self.num_tokens = 0
         self.router = Router()
@@ -194,28 +194,32 @@ class _Run:
         return None
 
     def _check_tokens(self) -> None:
-        for name, sample, tokens in self.engine.tokens():
-            prompt = self.arrivals[name].prompt
-            start = self.checked.get((name, sample), 0)
+        """Check that the reported tokens are those of the prompts and of the fake model."""
+        assert self.watch is not None
+        for name, tokens in self.watch.token_lists.items():
+            request, sample = self.adapter.sample_of(name)
+            prompt = self.arrivals[request].prompt
+            start = self.checked.get(name, 0)
             for place in range(start, len(tokens)):
                 model = self.world.token(place, sample)
                 wanted = prompt[place] if place < len(prompt) else model
                 if tokens[place] != wanted:
                     raise Harness(
-                        f"the engine keeps token {tokens[place]} of {name} (sample {sample}) at "
-                        f"position {place}, the fake model gave {wanted}"
+                        f"the engine keeps token {tokens[place]} of {name} at position {place}, "
+                        f"the fake model gave {wanted}"
                     )
-            self.checked[name, sample] = max(start, len(tokens))
+            self.checked[name] = max(start, len(tokens))
             self.num_tokens += max(0, len(tokens) - start)
 
     def _drained(self) -> Found | None:
         """Make steps until no request waits."""
+        assert self.watch is not None
         still, before, tokens, since = 0, None, self.num_tokens, 0
         while set(self.engine.live):
             self.engine.step()
             if (found := self._checked()) is not None:
                 return found
-            now = self.engine.progress()
+            now = self.engine.free(), self.watch.progress()
             still = still + 1 if now == before else 0
             since = since + 1 if self.num_tokens == tokens else 0
             before, tokens = now, self.num_tokens

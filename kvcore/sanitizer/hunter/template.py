@@ -144,12 +144,6 @@ class Engine(Driven):
     def live(self) -> list[str]:
         return [each.name for each in (*self.target.running, *self.target.waiting)]
 
-    def tokens(self) -> list[tuple[str, int, list[int]]]:
-        return [(name, 0, each.tokens) for name, each in self.requests.items()]
-
-    def progress(self) -> object:
-        return [(len(each.tokens), each.computed, each.blocks) for each in self.requests.values()]
-
     def free(self) -> int:
         return len(self.target.free)
 

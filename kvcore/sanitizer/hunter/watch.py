@@ -29,7 +29,9 @@ RARE = frozenset({"chunk-preempted-in-its-step", "restore", "fork"})
 
 
 class Watch:
-    """A sanitizer that also counts. reached: the goals of this run. num_steps: steps checked."""
+    """A sanitizer that also counts. reached: the goals of this run. num_steps: steps checked.
+    token_lists: the tokens of each request, as reported.
+    """
 
     def __init__(self, sanitizer: Any) -> None:
         self.sanitizer = sanitizer
@@ -38,6 +40,8 @@ class Watch:
         self.broken: BaseException | None = None
         self.tables: dict[Any, list[tuple[int, int]]] = {}
         self.lengths: dict[Any, int] = {}
+        self.token_lists: dict[Any, Sequence[int]] = {}
+        self.ends: dict[Any, int] = {}  # of the last chunks
         self.fresh: set[Any] = set()  # begun or dropped, and not scheduled since
         self.dropped: set[Any] = set()
         self.cut_off: set[Any] = set()  # dropped in flight; preempted if it gets blocks again
@@ -52,7 +56,7 @@ class Watch:
 
     def begin(self, name: Any, tokens: Sequence[int], *args: Any, **named: Any) -> None:
         self.tables[name] = []
-        self.lengths[name] = len(tokens)
+        self.lengths[name], self.token_lists[name] = len(tokens), tokens
         if named.get("parent") is not None:
             self.reached.add("fork")
         else:
@@ -124,8 +128,12 @@ class Watch:
         if flying or self.steps:
             self.reached.add("abort-in-flight")
 
+    def progress(self) -> object:
+        """Return a value that changes if a request computes a token, or gets or loses a block."""
+        return {name: list(table) for name, table in self.tables.items()}, dict(self.ends)
+
     def _see(self, name: Any, start: int, count: int) -> None:
-        end = start + count
+        end = self.ends[name] = start + count
         if name in self.fresh:
             self.fresh.discard(name)
             if start:

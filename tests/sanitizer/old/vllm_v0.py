@@ -85,14 +85,6 @@ class Engine(Driven):
     def live(self) -> list[str]:
         return [name for name, each in self.groups.items() if not each.is_finished()]
 
-    def tokens(self) -> list[tuple[str, int, list[int]]]:
-        groups = self.groups.items()
-        return [(name, 0, list(each.get_seqs()[0].get_token_ids())) for name, each in groups]
-
-    def progress(self) -> object:
-        sequences = [each.get_seqs()[0] for each in self.groups.values()]
-        return (self.free(), *((each.status, each.get_len()) for each in sequences))
-
     def free(self) -> int:
         return int(self.target.block_manager.get_num_free_gpu_blocks())
 

@@ -73,13 +73,6 @@ class Engine(Driven):
     def live(self) -> list[str]:
         return [name for name, each in self.requests.items() if not each.is_finished()]
 
-    def tokens(self) -> list[tuple[str, int, list[int]]]:
-        return [(name, 0, each._all_token_ids) for name, each in self.requests.items()]
-
-    def progress(self) -> object:
-        each = self.requests.values()
-        return (self.free(), *((r.status, r.num_computed_tokens, r.num_tokens) for r in each))
-
     def free(self) -> int:
         return int(self.target.kv_cache_manager.free_block_queue.num_free_blocks)
 
