@@ -13,17 +13,15 @@ import time
 from typing import Any, ClassVar
 
 from kvcore.sanitizer import Chunk, UnsupportedEngine
-from kvcore.sanitizer.hunter.template import Adapter, Engine, Request, Scheduler
+from kvcore.sanitizer.hunter.template import Adapter, Engine
+from kvcore.sanitizer.hunter.template_engine import Request, Scheduler
 
 
 def adapter_of(scheduler: type[Scheduler]) -> type[Adapter]:
     """The template's adapter over another scheduler."""
 
     class Driven(Engine):
-        def make(self) -> Scheduler:
-            world = self.world
-            sizes = world.num_blocks, world.block_size, world.token_budget, world.max_rows
-            return scheduler(*sizes)
+        kind = scheduler
 
     return type(scheduler.__name__, (Adapter,), {"Engine": Driven, "NAME": scheduler.__name__})
 

@@ -15,7 +15,8 @@ from kvcore.sanitizer.hunter.isolated import outcome_of
 from kvcore.sanitizer.hunter.run import RunOutcome, run
 from kvcore.sanitizer.hunter.shrink import shrink, signature
 from kvcore.sanitizer.hunter.systematic import small_worlds
-from kvcore.sanitizer.hunter.template import Adapter, Scheduler
+from kvcore.sanitizer.hunter.template import Adapter
+from kvcore.sanitizer.hunter.template_engine import Scheduler
 from kvcore.sanitizer.hunter.watch import GOALS, Watch
 from kvcore.sanitizer.hunter.world import Abort, Arrive, Generator, HuntWorld, world_from_json
 from tests.sanitizer import broken

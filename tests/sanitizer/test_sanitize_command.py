@@ -80,16 +80,24 @@ BUGS = {
     ),
     "wrong-kv": ("self.free.remove(block)", "pass"),
 }
-"""By the name of its finding, a line of the template and what stands there instead."""
+"""By the name of its finding, a line of the template's engine and what stands there instead."""
+
+
+PARTS = ("", "_engine")
+"""Of the file names of the adapter and of its engine."""
 
 
 def mutant(name: str, folder: Path) -> str:
-    """Return the template's file with a bug, in a folder, by the name of its adapter."""
-    text = (ROOT / "kvcore" / "sanitizer" / "hunter" / "template.py").read_text()
+    """Return the template with a bug in its engine, in a folder, by the name of its adapter."""
+    template = ROOT / "kvcore" / "sanitizer" / "hunter" / "template.py"
+    engine = template.with_stem("template_engine").read_text()
     line, other = BUGS[name]
-    assert text.count(line) == 1, line
+    assert engine.count(line) == 1, line
     module = f"mutant_{name.replace('-', '_')}"
-    (folder / f"{module}.py").write_text(text.replace(line, other))
+    (folder / f"{module}_engine.py").write_text(engine.replace(line, other))
+    own = f"from {module}_engine import"
+    text = template.read_text().replace("from kvcore.sanitizer.hunter.template_engine import", own)
+    (folder / f"{module}.py").write_text(text)
     return f"{module}:Adapter"
 
 
@@ -114,12 +122,14 @@ def test_a_finding_ends_with_1_and_its_written_test_fails(
     assert "## Steps" in text
     assert "1. r" in text
     assert ("kvcore" in test.read_text()) == (name == "wrong-kv")
-    module = tmp_path / f"{engine.partition(':')[0]}.py"
+    module = engine.partition(":")[0]
     line, other = BUGS[name]
     mended = test.with_stem(f"{test.stem}_mended")
-    for file, copy in ((module, module.with_stem("mended")), (test, mended)):
-        text = file.read_text().replace(other, line).replace(module.stem, "mended")
-        copy.write_text(text)
+    for file, copy in (
+        *((tmp_path / f"{module}{part}.py", tmp_path / f"mended{part}.py") for part in PARTS),
+        (test, mended),
+    ):
+        copy.write_text(file.read_text().replace(other, line).replace(module, "mended"))
     assert failed_tests(tmp_path, test, mended) == [test.stem]
 
 

@@ -8,7 +8,11 @@ import importlib
 import inspect
 from collections.abc import Collection, Iterable
 
-DRIVEN, ENGINES = "kvcore.sanitizer.hunter.driven", "kvcore.sanitizer.engines."
+WITHOUT_KVCORE = (
+    *("kvcore.sanitizer.hunter.driven", "kvcore.sanitizer.hunter.template_engine"),
+    "kvcore.sanitizer.engines.",
+)
+"""Modules of which a written test includes what it needs."""
 
 
 def engine_source(module: str) -> str:
@@ -28,7 +32,7 @@ def _imported(module: str) -> list[str]:
     names = [module]
     for node in ast.parse(inspect.getsource(importlib.import_module(module))).body:
         source = node.module or "" if isinstance(node, ast.ImportFrom) else ""
-        if source == DRIVEN or source.startswith(ENGINES):
+        if source.startswith(WITHOUT_KVCORE):
             names = [*_imported(source), *names]
     return list(dict.fromkeys(names))
 
