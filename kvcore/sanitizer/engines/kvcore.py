@@ -15,18 +15,10 @@ from kvcore.oracle.content_oracle import Pass, Tables, set_entry
 from kvcore.oracle.contents import TierBlock
 from kvcore.sanitizer.chunks import CacheGroup, Chunk
 from kvcore.sanitizer.errors import UnsupportedEngine
+from kvcore.sanitizer.findings import Finding
+from kvcore.sanitizer.hunter.kit import BatchReporter
 from kvcore.sanitizer.sanitizer import Sanitizer
-from kvcore.types.commands import (
-    Allocate,
-    Command,
-    CopyOnWrite,
-    CutTable,
-    Load,
-    SetTable,
-    SwapIn,
-    SwapOut,
-    Zero,
-)
+from kvcore.types.commands import Allocate, Command, CutTable, Load, SetTable, Zero
 from kvcore.types.config import Config
 from kvcore.types.errors import InvariantViolation
 
@@ -50,65 +42,83 @@ def groups_of(config: Config) -> list[CacheGroup]:
 
 
 class Observer:
-    """Reports a manager's batches and their forward passes to a sanitizer."""
+    """Reports a manager's batches and their forward passes to a sanitizer.
 
-    def __init__(self, config: Config, **options: Any) -> None:
+    sanitizer: default: one of its own, with these options.
+    """
+
+    def __init__(self, config: Config, sanitizer: Any = None, **options: Any) -> None:
         num_blocks = config.num_usable_blocks + config.null_block
-        self.sanitizer = Sanitizer(groups_of(config), num_blocks, engine="kvcore", **options)
+        self.sanitizer = sanitizer or Sanitizer(
+            groups_of(config), num_blocks, engine="kvcore", **options
+        )
+        self._reporter = BatchReporter(self.sanitizer)
         self._tables: Tables = {}
         self._names: dict[int, str] = {}
-        self._tokens: dict[int, list[int]] = {}
+        self._tokens: dict[str, list[int]] = {}
         self._loads: dict[int, int] = {}
         self._arrived: dict[TierBlock, tuple[int, ...]] = {}
         self.num_steps = 0
 
     def apply(self, batch: Iterable[Command]) -> None:
         """Report the commands of the next batch."""
-        for command in batch:
-            self._follow(command)
+        changed = {row for command in batch if (row := self._follow(command)) is not None}
+        for row in changed & self._names.keys():
+            self._show(row)
 
     def forward(self, passes: Sequence[Pass]) -> None:
-        """Check the forward pass of the batch that was applied last.
+        """Check the forward pass of the batch that was applied last. Raises InvariantViolation
+        (KV-READ).
+        """
+        for finding in self.follow(passes):
+            raise InvariantViolation("KV-READ", str(finding))
+
+    def follow(self, passes: Sequence[Pass]) -> list[Finding]:
+        """Return the findings of the forward pass of the batch that was applied last.
 
         The identities of a request's prefixes stand for its tokens. A failed load is treated as if
-        it had succeeded, since the engine gives up everything that reads it. Raises
-        InvariantViolation (KV-READ).
+        it had succeeded, since the engine gives up everything that reads it.
         """
         chunks = []
         for each in passes:
             name = self._named(each)
-            self._tokens[each.row][:] = each.nodes
+            self._tokens[name][:] = each.nodes
             self._fill(each, name)
             if each.loaded > each.start:
                 self.sanitizer.load(name, each.start, each.loaded - each.start)
             drafts = [-1] * (each.num_slots - each.end)
             if each.end > each.loaded:
                 chunks.append(Chunk(name, each.loaded, each.num_slots - each.loaded, drafts))
-        step, self.num_steps = self.num_steps, self.num_steps + 1
-        self.sanitizer.issue(step, chunks)
-        for finding in self.sanitizer.complete(step):
-            raise InvariantViolation("KV-READ", str(finding))
+        self.num_steps += 1
+        return self._reporter.ran(chunks) if chunks else []
 
     def arrive(self, operation: int, nodes: Sequence[int] | None) -> None:
         """Note a completed load, if it succeeded; its first reader decides the prefix."""
-        if operation in self._loads and nodes is not None:
-            self._arrived["device", self._loads[operation]] = tuple(nodes)
-        self._loads.pop(operation, None)
+        block = self._loads.pop(operation, None)
+        if block is not None and nodes is not None:
+            self._arrived["device", block] = tuple(nodes)
+
+    def end(self, name: str) -> None:
+        """Report that a request has left, if a pass had it; else the next one of its row does."""
+        self._names = {row: held for row, held in self._names.items() if held != name}
+        self._reporter.end(name)
 
     def _named(self, each: Pass) -> str:
         """Return the request of a row; a new one begins with the row's tables."""
         name, row = each.request_id, each.row
         if self._names.get(row) != name:
-            for other in [other for other, held in self._names.items() if held == name]:
-                self.sanitizer.end(self._names.pop(other))
-            if row in self._names:
-                self.sanitizer.end(self._names[row])
-            self._names[row], self._tokens[row] = name, []
-            self.sanitizer.begin(name, self._tokens[row])
-            for (at, group_id), table in self._tables.items():
-                if at == row:
-                    self.sanitizer.extend(name, group_id, table)
+            self.end(name)
+            self.end(self._names.get(row, name))
+            self._names[row], self._tokens[name] = name, list(each.nodes)
+            self._reporter.begin(name, self._tokens[name])
+            self._show(row)
         return name
+
+    def _show(self, row: int) -> None:
+        """Report the tables of a row."""
+        groups = range(len(self.sanitizer.groups))
+        tables = [self._tables.get((row, group_id), ()) for group_id in groups]
+        self._reporter.show(self._names[row], *tables)
 
     def _fill(self, each: Pass, name: str) -> None:
         """Report the loads into blocks of a row whose prefix they hold."""
@@ -122,37 +132,27 @@ class Observer:
                     del self._arrived["device", block]
                     self.sanitizer.load(name, first, count, group_id)
 
-    def _follow(self, command: Command) -> None:
-        sanitizer = self.sanitizer
-        self._carry(command.reads(), command.writes())
+    def _follow(self, command: Command) -> int | None:
+        """Report a command; return the row whose table it changes. A loaded content that has not
+        been read yet moves along with a copy.
+        """
+        source, target = command.reads(), command.writes()
+        if target is not None:
+            self._arrived.pop(target, None)
+        if source is not None and target is not None:
+            pair = source[1], target[1]
+            self.sanitizer.copy([pair], source=source[0], target=target[0])
+            if source in self._arrived:
+                self._arrived[target] = self._arrived[source]
         match command:
-            case SetTable(row, group_id, position, block):
+            case SetTable(row) | CutTable(row):
                 set_entry(self._tables, command)
-                if row in self._names:
-                    sanitizer.extend(self._names[row], group_id, [block], position)
-            case CutTable(row, group_id, length):
-                before = len(self._tables.get((row, group_id), ()))
-                set_entry(self._tables, command)
-                if row in self._names and length < before:
-                    sanitizer.cut(self._names[row], group_id, length)
-            case CopyOnWrite(source, target):
-                sanitizer.copy([(source, target)])
-            case SwapOut(block, host_block):
-                sanitizer.copy([(block, host_block)], target="host")
-            case SwapIn(host_block, block):
-                sanitizer.copy([(host_block, block)], source="host")
+                return row
             case Zero(block):
-                sanitizer.zero([block])
+                self.sanitizer.zero([block])
             case Load(operation, _, block):
                 self._loads[operation] = block
-                sanitizer.fail([block])
+                self.sanitizer.fail([block])
             case Allocate(block):
                 self._arrived.pop(("device", block), None)
-
-    def _carry(self, source: TierBlock | None, target: TierBlock | None) -> None:
-        """Let a loaded content that has not been read yet move along with a copy."""
-        if target is not None:
-            held = None if source is None else self._arrived.get(source)
-            self._arrived.pop(target, None)
-            if held is not None:
-                self._arrived[target] = held
+        return None

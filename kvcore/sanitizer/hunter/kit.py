@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any
 
 from kvcore.sanitizer.chunks import Chunk, SlotChunk
+from kvcore.sanitizer.findings import Finding
 
 
 def around(owner: Any, name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -80,17 +81,18 @@ class BatchReporter:
         self._flying.update(names)
         self.sanitizer.issue(self._issued[-1][0], chunks)
 
-    def complete(self) -> None:
-        """Report that the oldest batch has run; its tokens are known."""
+    def complete(self) -> list[Finding]:
+        """Report that the oldest batch has run, so its tokens are known; return the findings."""
         step, names = self._issued.popleft()
-        self.sanitizer.complete(step)
+        found: list[Finding] = self.sanitizer.complete(step)
         self._flying.subtract(names)
         for name in names:
             if name in self._left and not self._flying[name]:
                 self._left.discard(name)
                 self.end(name)
+        return found
 
-    def ran(self, chunks: Sequence[Chunk]) -> None:
-        """Report a batch that has run."""
+    def ran(self, chunks: Sequence[Chunk]) -> list[Finding]:
+        """Report a batch that has run; return the findings."""
         self.issue(chunks)
-        self.complete()
+        return self.complete()
