@@ -214,11 +214,11 @@ class BeginsTwice(Adapter):
 
 
 class CountsWrong(Adapter):
-    """An adapter whose engine counts a block too many as free."""
+    """An adapter whose engine counts a block too many as free once it had a request."""
 
     class Engine(Engine):
-        def total(self) -> int:
-            return int(self.num_blocks) + 1
+        def free(self) -> int:
+            return super().free() + bool(self.requests)
 
 
 class Samples(Adapter):

@@ -13,7 +13,7 @@ FAULTS = {
     broken.TellsNoDecode: "no step reported that positions",
     broken.TellsWrongStart: "no step reported that positions [0]",
     broken.BeginsTwice: "it lives already",
-    broken.CountsWrong: "a fresh engine has 12 free blocks of a total of 13",
+    broken.CountsWrong: "13 blocks are free when all have left, 12 before",
     broken.Samples: "the fake model gave",
     broken.IsMoody: "one world gave two runs",
     broken.HasNoSize: "AXES has no values of block_size",

@@ -108,9 +108,6 @@ class Engine(Driven, Scheduler[Any]):
     def free(self) -> int:
         return int(self.manager.num_free_blocks)
 
-    def total(self) -> int:
-        return int(self.num_blocks) - 1
-
 
 class Adapter(EngineAdapter):
     NAME = "kvcore"

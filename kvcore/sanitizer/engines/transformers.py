@@ -152,9 +152,6 @@ class Engine(Driven):
             self.cache.bytes_per_sector
         )
 
-    def total(self) -> int:
-        return int(self.cache.num_sectors)
-
 
 class Adapter(EngineAdapter):
     NAME, MODULES = "transformers 5.23.0", ("transformers",)

@@ -65,12 +65,9 @@ class Engine(Protocol):
     # `hits` gives the length that a prompt of a tenant would hit now.
 
     def free(self) -> int:
-        """Return how many blocks a new request could get: free ones and those kept only for
-        hits.
+        """Return how many blocks a new request could get: free ones and those kept only for hits.
+        At the end it must be what it was at the start.
         """
-
-    def total(self) -> int:
-        """Return `free` of an engine without requests."""
 
 
 class EngineAdapter:

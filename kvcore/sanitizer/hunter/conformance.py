@@ -21,7 +21,7 @@ from kvcore.sanitizer.sanitizer import Sanitizer
 
 MOVES = frozenset({"abort", "epoch", "reset", "samples", "priority", "tenants"})
 METHODS = (
-    *("arrive", "step", "finish_batches", "close", "live", "free", "total"),
+    *("arrive", "step", "finish_batches", "close", "live", "free"),
     *("target", "num_blocks"),
 )
 STEPS_MAX = 500
@@ -71,8 +71,6 @@ def _one_request(adapter: type[EngineAdapter]) -> Iterator[str]:
     prompt = tuple(1 + place % 7 for place in range(length))
     watched = _PositionsNoted(adapter, world)
     fresh = watched.engine.free()
-    if fresh != watched.engine.total():
-        yield f"a fresh engine has {fresh} free blocks of a total of {watched.engine.total()}"
     watched.engine.arrive(Arrive("r0", prompt, new))
     for _ in range(STEPS_MAX):
         if not list(watched.engine.live):

@@ -13,11 +13,9 @@ from typing import Any, ClassVar
 
 
 class Driven:
-    """An engine that has no batch in flight between two steps, holds nothing that must be closed,
-    and reserves no block.
+    """An engine that has no batch in flight between two steps, and holds nothing that must be
+    closed.
     """
-
-    world: Any
 
     @property
     def in_flight(self) -> bool:
@@ -29,10 +27,6 @@ class Driven:
 
     def close(self) -> None:
         """Do nothing."""
-
-    def total(self) -> int:
-        """Return the number of blocks of the world."""
-        return int(self.world.num_blocks)
 
 
 class Silent:

@@ -67,7 +67,8 @@ def test_of(found: Mapping[str, Any], adapter: str) -> str:
     module, _, name = adapter.partition(":")
     steps = _calls(playable(world, getattr(importlib.import_module(module), name).MOVES))
     if found["name"] in ("stuck", "leak"):
-        steps += _drain(found["name"])
+        first = ["total = engine.free()"] if found["name"] == "leak" else []
+        steps = [*first, *steps, *_drain(found["name"])]
     else:
         steps += ["for _ in range(1000):", "    if list(engine.live):", "        engine.step()",
                   "engine.finish_batches()", "engine.step()"]  # fmt: skip
@@ -186,7 +187,7 @@ def _drain(name: str) -> list[str]:
         lines += [
             "engine.finish_batches()",
             "engine.step()",
-            "assert engine.free() == engine.total()",
+            "assert engine.free() == total",
         ]
     return lines
 

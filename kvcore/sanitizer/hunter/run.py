@@ -94,6 +94,7 @@ class _Run:
         self.checked: dict[str, int] = {}
         self.num_moves = 0
         self.num_tokens = 0
+        self.total = 0  # of blocks
         self.router = Router()
 
     def outcome(self) -> RunOutcome:
@@ -127,6 +128,7 @@ class _Run:
 
     def _all(self) -> Found | None:
         self.engine = self.adapter.Engine(self.world)
+        self.total = self.engine.free()
         sanitizer = Sanitizer(
             self.adapter.groups(self.engine),
             self.engine.num_blocks,
@@ -230,7 +232,7 @@ class _Run:
                     "stuck",
                     "",
                     f"stuck: {waits} wait; {steps} steps changed nothing; "
-                    f"{self.engine.free()} of {self.engine.total()} blocks are free",
+                    f"{self.engine.free()} of {self.total} blocks are free",
                 )
         return None
 
@@ -241,13 +243,13 @@ class _Run:
             return found
         before = self.engine.free()
         self.engine.step()
-        after, total = self.engine.free(), self.engine.total()
-        if after == total:
+        after = self.engine.free()
+        if after == self.total:
             return None
         return self._found(
             "leak",
             "",
-            f"leak: all have left, {after} of {total} blocks can be used ({before} before)",
+            f"leak: all have left, {after} of {self.total} blocks can be used ({before} before)",
         )
 
     def _found(self, name: str, where: str, text: str) -> Found:
