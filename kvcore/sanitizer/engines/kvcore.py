@@ -55,7 +55,6 @@ class Observer:
         self._reporter = BatchReporter(self.sanitizer)
         self._tables: Tables = {}
         self._names: dict[int, str] = {}
-        self._tokens: dict[str, list[int]] = {}
         self._loads: dict[int, int] = {}
         self._arrived: dict[TierBlock, tuple[int, ...]] = {}
         self.num_steps = 0
@@ -82,7 +81,7 @@ class Observer:
         chunks = []
         for each in passes:
             name = self._named(each)
-            self._tokens[name][:] = each.nodes
+            self._reporter.tokens[name][:] = each.nodes
             self._fill(each, name)
             if each.loaded > each.start:
                 self.sanitizer.load(name, each.start, each.loaded - each.start)
@@ -109,8 +108,8 @@ class Observer:
         if self._names.get(row) != name:
             self.end(name)
             self.end(self._names.get(row, name))
-            self._names[row], self._tokens[name] = name, list(each.nodes)
-            self._reporter.begin(name, self._tokens[name])
+            self._names[row] = name
+            self._reporter.begin(name, list(each.nodes))
             self._show(row)
         return name
 

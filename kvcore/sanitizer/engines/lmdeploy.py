@@ -193,10 +193,6 @@ class Engine(Driven):
     async def drained(self) -> None:
         """Stand for the wait until the main loop has drained: it has."""
 
-    def finish_batches(self) -> None:
-        while self.next[1] is not None:
-            self.step()
-
     @property
     def in_flight(self) -> bool:
         return self.next[1] is not None
@@ -224,23 +220,17 @@ class Batches(BatchReporter):
     def __init__(self, manager: Any, sanitizer: Any) -> None:
         super().__init__(sanitizer)
         self.manager = manager
-        self.tokens: dict[str, list[int]] = {}
 
     def told(self, seq: Any) -> str:
         """Report the tables of a request, and return its name."""
         name = f"r{seq.session_id}"
-        self.known(seq)
-        self.begin(name, self.tokens[name], (seq.adapter_name,))
+        self.begin(name, seq.valid_ids.tolist(), (seq.adapter_name,))
         null = [0] * (seq.num_ignored_history // seq.block_size)
         tables = [null + (self.manager.get_block_table(seq) + 1).tolist()]
         if len(self.sanitizer.groups) > 1:
             tables.append([seq.logical_state] if seq.logical_state >= 0 else [])
         self.show(name, *tables)
         return name
-
-    def known(self, seq: Any) -> None:
-        """Take over the tokens of a request that are known now."""
-        self.tokens.setdefault(f"r{seq.session_id}", [])[:] = seq.valid_ids.tolist()
 
     def copied(self, plan: Any, group_id: int) -> None:
         if plan is not None:
@@ -260,7 +250,7 @@ class Batches(BatchReporter):
 
     def answered(self, rows: Any) -> None:
         for seq, *_ in rows:
-            self.known(seq)
+            self.learn(f"r{seq.session_id}", seq.valid_ids.tolist())
         self.complete()
 
     def forgets(self) -> None:

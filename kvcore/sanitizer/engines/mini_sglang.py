@@ -4,12 +4,12 @@
 Its Scheduler runs unchanged, with and without overlap. Several GPUs are not followed.
 """
 
-import contextlib
 import importlib
 import os
 import sys
-import types
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar, NamedTuple
 
 from kvcore.sanitizer import Chunk
@@ -21,14 +21,6 @@ TESTED = "20fcd7f"
 torch: Any = importlib.import_module("torch")
 
 
-class Output(NamedTuple):
-    """The engine's output for a batch."""
-
-    next_tokens_gpu: Any
-    next_tokens_cpu: Any
-    copy_done_event: Any
-
-
 def source() -> Any:
     """Import the module of its Scheduler, with stand-ins for kernels, networks, models and pinned
     memory.
@@ -38,15 +30,12 @@ def source() -> Any:
         packages = ("minisgl", "minisgl.utils", "minisgl.kernel", "minisgl.engine")
         known: dict[str, Any] = {}
         AbsentModules(root, (), known, packages)
-        load, silent = importlib.import_module, Silent()
+        load = importlib.import_module
         known |= {**vars(load("minisgl.utils.misc")), **vars(load("minisgl.utils.registry"))}
-        known |= {"init_logger": lambda _: silent, "fast_compare_key": same_length}
-        torch.Tensor.pin_memory = lambda tensor: tensor
-        pageable = {**vars(torch)}
-        for each in ("empty", "tensor"):
-            pageable[each] = without_pins(getattr(torch, each))
-        for name in ("minisgl.scheduler.cache", "minisgl.scheduler.scheduler"):
-            vars(load(name))["torch"] = types.SimpleNamespace(**pageable)
+        known |= {"init_logger": Silent, "load_tokenizer": Silent, "Engine": Device}
+        known["fast_compare_key"] = same_length
+        without_pins(torch)
+        torch.cuda.Stream, torch.cuda.stream, torch.cuda.set_stream = Silent, nullcontext, Silent
     return importlib.import_module("minisgl.scheduler.scheduler")
 
 
@@ -57,51 +46,57 @@ def same_length(one: Any, other: Any) -> int:
     return int(differ[0]) if len(differ) else length
 
 
-class Engine(Driven):
-    """The Scheduler in its own loop, with letters instead of the model's answers."""
+class Output(NamedTuple):
+    """The engine's output for a batch."""
 
-    def __init__(self, world: Any) -> None:
-        its, size, rows = source(), world.block_size, world.max_rows
-        self.world, self.num_blocks, self.its = world, world.num_blocks, its
-        self.messages: list[Any] = []
-        self.waiting: dict[int, None] = {}
-        self.last: Any = None
-        core: Any = importlib.import_module("minisgl.core")
-        core._GLOBAL_CTX = types.SimpleNamespace(page_size=size)
-        length = world.num_blocks * size
-        table = torch.zeros((rows + 1, (length + 31) // 32 * 32), dtype=torch.int32)
-        self.target = it = its.Scheduler.__new__(its.Scheduler)
-        it.engine = Silent()
-        it.engine.max_seq_len, it.engine.page_table = length, table
-        it.engine.stream = it.engine.attn_backend = it.engine.sampler = Silent()
-        it.engine.graph_runner = types.SimpleNamespace(pad_batch=self.pad)
-        it.engine.forward_batch, it.device = self.forward, table.device
-        it.stream, it.engine_stream_ctx = None, contextlib.nullcontext()
-        it.table_manager = its.TableManager(rows, table)
-        it.cache_manager, it.decode_manager = self.managers(table)
-        it.prefill_manager = its.PrefillManager(
-            it.cache_manager, it.table_manager, it.decode_manager
-        )
-        it.finished_reqs, it.eos_token_id = set(), -1
-        it.token_pool, it.prefill_budget = it.table_manager.token_pool, world.token_budget
-        it.receive_msg, it.send_result = self.receive, self.reply
+    next_tokens_gpu: Any
+    next_tokens_cpu: Any
+    copy_done_event: Any
 
-    def managers(self, table: Any) -> tuple[Any, Any]:
-        """Make the managers of the cache and of the running requests."""
-        size, kind = self.world.block_size, self.world.axes["cache_type"]
-        cache = self.its.CacheManager(self.num_blocks, size, table, kind)
-        return cache, self.its.DecodeManager(size)
 
-    def pad(self, batch: Any) -> None:
+class Device(Silent):
+    """The stand-in for the part with the GPU: it gives letters for the model's answers."""
+
+    def __init__(self, config: Any) -> None:
+        self.world = config.world
+        self.num_pages = self.world.num_blocks
+        self.max_seq_len = self.num_pages * self.world.block_size
+        shape = self.world.max_rows + 1, (self.max_seq_len + 31) // 32 * 32
+        self.page_table = torch.zeros(shape, dtype=torch.int32)
+        self.device, self.graph_runner = self.page_table.device, self
+        self.stream = self.attn_backend = self.sampler = Silent()
+
+    def pad_batch(self, batch: Any) -> None:
         batch.padded_reqs = batch.reqs
 
-    def forward(self, batch: Any, args: Any) -> Any:
+    def forward_batch(self, batch: Any, args: Any) -> Any:
         del args
         for req in batch.reqs:
             req.complete_one()
         answers = [self.world.token(req.cached_len) for req in batch.reqs]
         tokens = torch.tensor(answers, dtype=torch.int32)
         return Output(tokens, tokens, Silent())
+
+
+class Engine(Driven):
+    """The Scheduler in its own loop."""
+
+    def __init__(self, world: Any) -> None:
+        self.its = source()
+        self.world, self.num_blocks = world, world.num_blocks
+        self.messages: list[Any] = []
+        self.live: list[str] = []
+        self.last: Any = None
+        core: Any = importlib.import_module("minisgl.core")
+        core._GLOBAL_CTX = SimpleNamespace(page_size=world.block_size)
+        self.target = self.its.Scheduler(
+            SimpleNamespace(
+                page_size=world.block_size, cache_type=world.axes["cache_type"],
+                max_running_req=world.max_rows, max_extend_tokens=world.token_budget,
+                model_path="", offline_mode=True, tp_info=None, world=world,
+            )
+        )  # fmt: skip
+        self.target.receive_msg, self.target.send_result = self.receive, self.reply
 
     def receive(self, blocking: bool = False) -> list[Any]:
         if blocking:
@@ -110,9 +105,8 @@ class Engine(Driven):
         return messages
 
     def reply(self, replies: list[Any]) -> None:
-        for each in replies:
-            if each.finished:
-                self.waiting.pop(each.uid, None)
+        ended = {f"r{each.uid}" for each in replies if each.finished}
+        self.live = [name for name in self.live if name not in ended]
 
     def arrive(self, arrival: Any) -> None:
         params = importlib.import_module("minisgl.core").SamplingParams(
@@ -120,11 +114,11 @@ class Engine(Driven):
         )
         ids = torch.tensor(arrival.prompt, dtype=torch.int32)
         self.messages.append(self.its.UserMsg(int(arrival.name[1:]), ids, params))
-        self.waiting[int(arrival.name[1:])] = None
+        self.live.append(arrival.name)
 
     def abort(self, name: str) -> None:
         self.messages.append(self.its.AbortBackendMsg(int(name[1:])))
-        del self.waiting[int(name[1:])]
+        self.live.remove(name)
 
     def step(self) -> None:
         if self.world.axes["overlap"]:
@@ -139,10 +133,6 @@ class Engine(Driven):
     @property
     def in_flight(self) -> bool:
         return self.last is not None
-
-    @property
-    def live(self) -> list[str]:
-        return [f"r{uid}" for uid in self.waiting]
 
     def free(self) -> int:
         return int(self.target.cache_manager.available_size // self.world.block_size)
@@ -162,15 +152,11 @@ class Adapter(EngineAdapter):
     def attach(target: Any, sanitizer: Any) -> None:
         """Follow a Scheduler: tables after `allocate_paged`, checks in `_process_last_data`."""
         it, size = BatchReporter(sanitizer), target.cache_manager.page_size
-        tokens: dict[int, list[int]] = {}
 
-        @around(target, "_process_one_msg")
+        @around(target.prefill_manager, "add_one_req")
         def arrived(inner: Any, msg: Any) -> None:
-            ids = getattr(msg, "input_ids", None)
             inner(msg)
-            if ids is not None and msg.uid not in tokens:
-                tokens[msg.uid] = ids.tolist()
-                it.begin(f"r{msg.uid}", tokens[msg.uid])
+            it.begin(f"r{msg.uid}", msg.input_ids.tolist())
 
         @around(target.cache_manager, "allocate_paged")
         def allocated(inner: Any, reqs: Any, *more: Any) -> None:
@@ -184,8 +170,7 @@ class Adapter(EngineAdapter):
         def completed(inner: Any, data: Any, *more: Any) -> None:
             if data is not None:
                 for req in data[0].batch.reqs:
-                    known = tokens[req.uid]
-                    known += req.input_ids[len(known) :].tolist()
+                    it.learn(f"r{req.uid}", req.input_ids.tolist())
                 it.complete()
             inner(data, *more)
 

@@ -282,8 +282,7 @@ class Engine(Loop):
 
     def finish_batches(self) -> None:
         """Let the copies end."""
-        while self.in_flight:
-            self.step()
+        super().finish_batches()
         self.cache.sanity_check()
 
     def free(self) -> int:

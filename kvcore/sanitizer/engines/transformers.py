@@ -24,7 +24,7 @@ def source() -> Any:
     package = "transformers.generation.continuous_batching."
     api = importlib.import_module(package + "continuous_api")
     if torch.Event is not Silent:
-        torch.empty = without_pins(torch.empty)
+        without_pins(torch)
         torch.Event = Silent
         api.logger.disabled = True
         for name in ("continuous_api", "input_outputs", "model_runner", "offloading_manager"):
@@ -194,7 +194,6 @@ class Batches(BatchReporter):
         self.offloading, self.kinds = target.offloading_manager, target.cache.cache_allocators
         self.chunks: list[SlotChunk] = []
         self.batches: list[list[Any]] = []
-        self.lists: dict[str, list[int]] = {}
         hooks: tuple[tuple[Any, str, Any], ...] = (
             (target.scheduler, "add_waiting_request", self.arrives),
             (target.scheduler, "finish_request", self.ends),
@@ -214,7 +213,7 @@ class Batches(BatchReporter):
         return enumerate(self.kinds.values())
 
     def begins(self, name: str, tokens: list[int], parent: str | None = None) -> None:
-        self.lists[name] = tokens
+        self.tokens[name] = tokens
         self.sanitizer.begin(name, tokens, parent=parent)
 
     def arrives(self, inner: Any, state: Any) -> None:
@@ -223,7 +222,7 @@ class Batches(BatchReporter):
 
     def ends(self, inner: Any, name: str) -> None:
         inner(name)
-        if self.lists.pop(name, None) is not None:
+        if self.tokens.pop(name, None) is not None:
             self.sanitizer.end(name)
 
     def cancels(self, inner: Any) -> Any:
@@ -235,7 +234,7 @@ class Batches(BatchReporter):
     def forks(self, inner: Any, state: Any, names: list[str], pairs: Any) -> Any:
         forked = inner(state, names, pairs)
         for name in forked:
-            self.begins(name, list(self.lists[state.request_id]), state.request_id)
+            self.begins(name, list(self.tokens[state.request_id]), state.request_id)
         return forked
 
     def slots(self, inner: Any, name: str, past: int, count: int, reads: Any, writes: Any) -> None:
@@ -258,7 +257,7 @@ class Batches(BatchReporter):
 
     def updates(self, inner: Any) -> None:
         batch = self.batches.pop(0)
-        old = [(self.lists.get(each.state.request_id), each.state) for each in batch]
+        old = [(self.tokens.get(each.state.request_id), each.state) for each in batch]
         self.complete()
         inner()
         for tokens, state in old:

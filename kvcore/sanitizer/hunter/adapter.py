@@ -51,7 +51,7 @@ class Engine(Protocol):
         """Ask the engine to empty its prefix cache."""
 
     def finish_batches(self) -> None:
-        """Run the engine's loop until no batch is in flight. No request is live then."""
+        """Make steps until no batch is in flight. No request is live then."""
 
     def close(self) -> None:
         """End the run."""

@@ -8,6 +8,7 @@ import importlib.abc
 import importlib.machinery
 import sys
 import types
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -22,8 +23,14 @@ class Driven:
         """Return whether a batch is in flight."""
         return False
 
+    def step(self) -> None:
+        """Run one turn of the engine's loop."""
+        raise NotImplementedError
+
     def finish_batches(self) -> None:
-        """Do nothing."""
+        """Make steps until no batch is in flight."""
+        while self.in_flight:
+            self.step()
 
     def close(self) -> None:
         """Do nothing."""
@@ -39,9 +46,16 @@ class Silent:
         return lambda *_, **__: None
 
 
-def without_pins(make: Any) -> Any:
-    """Wrap a function that makes tensors, so that their memory is not pinned."""
-    return lambda *args, pin_memory=False, **named: make(*args, **named)  # noqa: ARG005 - as theirs
+def without_pins(torch: Any) -> None:
+    """Let torch pin no memory, which needs a GPU."""
+    torch.Tensor.pin_memory = lambda tensor: tensor
+    for name in ("empty", "tensor"):
+        setattr(torch, name, partial(_pageable, getattr(torch, name)))
+
+
+def _pageable(make: Any, *args: Any, pin_memory: bool = False, **named: Any) -> Any:
+    del pin_memory
+    return make(*args, **named)
 
 
 class Absent(type):

@@ -29,22 +29,30 @@ class BatchReporter:
     """Reports to a sanitizer: tables as they are, batches in their order, and the end of a request
     not before that of its batches.
 
-    tables: those reported of each request, one per group.
+    tables: those reported of each request, one per group. tokens: the list of each.
     """
 
     def __init__(self, sanitizer: Any) -> None:
         self.sanitizer = sanitizer
         self.tables: dict[str, list[list[int]]] = {}
+        self.tokens: dict[str, Any] = {}
         self._issued: deque[tuple[int, list[str]]] = deque()
         self._flying: Counter[str] = Counter()
         self._left: set[str] = set()
         self._numbers = itertools.count(1)
 
     def begin(self, name: str, tokens: Sequence[int], namespace: Collection[Any] = ()) -> None:
-        """Report a request, unless it is known. tokens: the list that will grow."""
+        """Report a request, unless it is known. tokens: the list that will grow, by `learn` if not
+        by itself.
+        """
         if name not in self.tables:
-            self.tables[name] = [[] for _ in self.sanitizer.groups]
+            self.tables[name], self.tokens[name] = [[] for _ in self.sanitizer.groups], tokens
             self.sanitizer.begin(name, tokens, namespace)
+
+    def learn(self, name: str, tokens: Sequence[int]) -> None:
+        """Add those of a request's tokens that are new."""
+        known = self.tokens[name]
+        known += tokens[len(known) :]
 
     def show(self, name: str, *tables: Sequence[int]) -> None:
         """Report what is new in the tables of a request, or all of them if blocks have changed."""
@@ -71,7 +79,7 @@ class BatchReporter:
             self.drop(name)
             self._left.add(name)
         else:
-            del self.tables[name]
+            del self.tables[name], self.tokens[name]
             self.sanitizer.end(name)
 
     def issue(self, chunks: Sequence[Chunk | SlotChunk]) -> None:

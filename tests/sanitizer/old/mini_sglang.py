@@ -13,6 +13,7 @@ import types
 from typing import Any, ClassVar
 
 from kvcore.sanitizer.engines import mini_sglang
+from kvcore.sanitizer.hunter.driven import Silent
 from tests.sanitizer.old.versions import head
 
 PAGED = head("mini-sglang") in ("fa1e139", "dae78f6")
@@ -22,14 +23,11 @@ class Engine(mini_sglang.Engine):
     """The Scheduler of those commits, with the methods by which the newer one is followed."""
 
     def __init__(self, world: Any) -> None:
-        tokenizers: Any = types.SimpleNamespace(AutoTokenizer=None)
+        tokenizer = types.SimpleNamespace(from_pretrained=Silent)
+        tokenizers: Any = types.SimpleNamespace(AutoTokenizer=tokenizer)
         sys.modules.setdefault("transformers", tokenizers)
         super().__init__(world)
-        it = self.target
-        it.page_table, it.page_size = it.engine.page_table, world.block_size
-        it.engine.dummy_req = types.SimpleNamespace(table_idx=world.max_rows)
-        it.engine.dummy_page = 0
-        it.dummy_write_2d_pos = (world.max_rows, 1, 2)
+        self.target.engine.dummy_page = 0
         if not PAGED:
             self.rename()
 
@@ -54,12 +52,6 @@ class Engine(mini_sglang.Engine):
         requests: Any = importlib.import_module("minisgl.core").Req
         if not hasattr(requests, "__dataclass_fields__"):
             requests.input_ids = property(lambda req: req.host_ids)
-
-    def managers(self, table: Any) -> tuple[Any, Any]:
-        size = (self.world.block_size,) if PAGED else ()
-        kind = self.world.axes["cache_type"]
-        cache = self.its.CacheManager(table.device, self.num_blocks, *size, kind)
-        return cache, self.its.DecodeManager(*size)
 
     def reply(self, replies: Any) -> None:
         super().reply(getattr(replies, "data", replies))
