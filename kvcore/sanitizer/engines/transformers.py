@@ -186,28 +186,23 @@ class Adapter(EngineAdapter):
 
 
 class Batches(BatchReporter):
-    """The hooks, each around a method of the engine."""
+    """The hooks, each around the engine's method of that name."""
 
     def __init__(self, target: Any, sanitizer: Any) -> None:
         super().__init__(sanitizer)
         self.target = target
         self.offloading, self.kinds = target.offloading_manager, target.cache.cache_allocators
         self.chunks: list[SlotChunk] = []
-        self.batches: list[list[Any]] = []
-        hooks: tuple[tuple[Any, str, Any], ...] = (
-            (target.scheduler, "add_waiting_request", self.arrives),
-            (target.scheduler, "finish_request", self.ends),
-            (target.scheduler, "clear_cancelled_requests", self.cancels),
-            (target.cache, "prepare_fork_request", self.forks),
-            (target.cache, "extend_read_and_write_indices", self.slots),
-            (target, "_generation_step", self.steps),
-            (target, "update_batch", self.updates),
-            (self.offloading, "_offload_to_cpu", self.offloads),
-            (self.offloading, "restore_scheduled_requests", self.restores),
-            *((its, "copy_blocks", partial(self.copies, i)) for i, its in self.allocators()),
-        )
-        for owner, name, hook in hooks:
-            around(owner, name)(hook)
+        for owner, *names in (
+            (target, "_generation_step", "update_batch"),
+            (target.scheduler, "add_waiting_request", "finish_request", "clear_cancelled_requests"),
+            (target.cache, "prepare_fork_request", "extend_read_and_write_indices"),
+            (self.offloading, "_offload_to_cpu", "restore_scheduled_requests"),
+        ):
+            for name in names:
+                around(owner, name)(getattr(self, name))
+        for group_id, its in self.allocators():
+            around(its, "copy_blocks")(partial(self.copy_blocks, group_id))
 
     def allocators(self) -> Iterable[tuple[int, Any]]:
         return enumerate(self.kinds.values())
@@ -216,28 +211,33 @@ class Batches(BatchReporter):
         self.tokens[name] = tokens
         self.sanitizer.begin(name, tokens, parent=parent)
 
-    def arrives(self, inner: Any, state: Any) -> None:
-        inner(state)
-        self.begins(state.request_id, state.initial_tokens + state.generated_tokens)
-
-    def ends(self, inner: Any, name: str) -> None:
-        inner(name)
+    def ends(self, name: str) -> None:
         if self.tokens.pop(name, None) is not None:
             self.sanitizer.end(name)
 
-    def cancels(self, inner: Any) -> Any:
+    def add_waiting_request(self, inner: Any, state: Any) -> None:
+        inner(state)
+        self.begins(state.request_id, state.initial_tokens + state.generated_tokens)
+
+    def finish_request(self, inner: Any, name: str) -> None:
+        inner(name)
+        self.ends(name)
+
+    def clear_cancelled_requests(self, inner: Any) -> Any:
         states = inner()
         for state in states:
-            self.ends(lambda _: None, state.request_id)
+            self.ends(state.request_id)
         return states
 
-    def forks(self, inner: Any, state: Any, names: list[str], pairs: Any) -> Any:
+    def prepare_fork_request(self, inner: Any, state: Any, names: list[str], pairs: Any) -> Any:
         forked = inner(state, names, pairs)
         for name in forked:
             self.begins(name, list(self.tokens[state.request_id]), state.request_id)
         return forked
 
-    def slots(self, inner: Any, name: str, past: int, count: int, reads: Any, writes: Any) -> None:
+    def extend_read_and_write_indices(
+        self, inner: Any, name: str, past: int, count: int, reads: Any, writes: Any
+    ) -> None:
         starts = [(len(reads[i]) if reads else 0, len(writes[i])) for i in range(len(writes))]
         inner(name, past, count, reads, writes)
         for group_id, its in self.allocators():
@@ -247,28 +247,22 @@ class Batches(BatchReporter):
             old = [each for each in old if each >= 0]
             self.chunks.append(SlotChunk(name, group_id, past, count, new, old))
 
-    def steps(self, inner: Any, model: Any) -> None:
-        io = self.target.inputs_and_outputs
-        io = io.io_pairs[io.current_pair].host_io if hasattr(io, "io_pairs") else io
-        self.batches.append(list(io.requests_in_batch))
+    def _generation_step(self, inner: Any, model: Any) -> None:
         self.issue(self.chunks[:])
         self.chunks.clear()
         inner(model)
 
-    def updates(self, inner: Any) -> None:
-        batch = self.batches.pop(0)
-        old = [(self.tokens.get(each.state.request_id), each.state) for each in batch]
+    def update_batch(self, inner: Any) -> None:
         self.complete()
         inner()
-        for tokens, state in old:
-            if tokens is not None:
-                tokens += (state.initial_tokens + state.generated_tokens)[len(tokens) :]
+        for name, state in self.target.scheduler.active_requests.items():
+            self.learn(name, state.initial_tokens + state.generated_tokens)
 
-    def copies(self, group_id: int, inner: Any, sources: Any, targets: Any) -> None:
+    def copy_blocks(self, group_id: int, inner: Any, sources: Any, targets: Any) -> None:
         inner(sources, targets)
         self.sanitizer.copy(list(zip(sources, targets, strict=True)), group_id)
 
-    def offloads(self, inner: Any, victims: Any, tables: Any) -> Any:
+    def _offload_to_cpu(self, inner: Any, victims: Any, tables: Any) -> Any:
         names = inner(victims, tables)
         for name in names:
             swapped = self.offloading._request_id_to_cpu_blocks[name]
@@ -277,7 +271,7 @@ class Batches(BatchReporter):
                 self.sanitizer.copy(list(pairs), group_id, target="cpu")
         return names
 
-    def restores(self, inner: Any, batch: Any) -> None:
+    def restore_scheduled_requests(self, inner: Any, batch: Any) -> None:
         swapped = dict(self.offloading._request_id_to_cpu_blocks)
         names = [each.state.request_id for each in batch if each.state.is_cpu_offloaded]
         inner(batch)
