@@ -88,7 +88,10 @@ class EngineAdapter:
 
     @staticmethod
     def attach(target: Any, sanitizer: Any) -> None:
-        """Report to the sanitizer what the engine does from now on."""
+        """Report to the sanitizer what the engine does from now on.
+
+        In a hunt it is a `Watch`, whose `reached` takes the goals that only the engine shows.
+        """
         raise NotImplementedError
 
     @classmethod

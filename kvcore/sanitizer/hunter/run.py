@@ -115,8 +115,7 @@ class _Run:
             self._close()
         if self.watch is None:
             return RunOutcome(found)
-        reached = self.watch.reached | getattr(self.engine, "reached", set())
-        return RunOutcome(found, frozenset(reached), self.watch.num_steps)
+        return RunOutcome(found, frozenset(self.watch.reached), self.watch.num_steps)
 
     def _close(self) -> None:
         """End the engine; an error raised then is not a finding."""

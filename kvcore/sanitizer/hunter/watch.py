@@ -90,19 +90,6 @@ class Watch:
     def __contains__(self, name: Any) -> bool:
         return name in self.tables
 
-    def step(
-        self,
-        step: Any,
-        names: Sequence[Any],
-        starts: Sequence[int],
-        counts: Sequence[int],
-        *more: Any,
-    ) -> Any:
-        self.num_steps += 1
-        for name, start, count in zip(names, starts, counts, strict=True):
-            self._see(name, start, count)
-        return self._guarded(self.sanitizer.step)(step, names, starts, counts, *more)
-
     def issue(self, step: Any, chunks: Sequence[Any]) -> None:
         self.num_steps += 1
         self.steps[step] = {chunk.name for chunk in chunks}

@@ -77,29 +77,6 @@ class Engine(Driven):
         self.requests: dict[str, Any] = {}
         self.known: dict[str, int] = {}  # request: tokens known to its worker
         self.queue: list[Any] = []
-        self.reached: set[str] = set()
-        self.planned: set[str] = set()
-        allocate, preempt = (
-            self.target.kv_cache_manager.allocate_slots,
-            self.target._preempt_request,
-        )
-
-        def allocated(request: Any, *args: Any, **named: Any) -> Any:
-            blocks = allocate(request, *args, **named)
-            if blocks is not None:  # else it will be preempted, and nothing of it was scheduled
-                self.planned.add(request.request_id)
-            return blocks
-
-        def preempted(request: Any, *args: Any, **named: Any) -> None:
-            if request.request_id in self.planned:
-                chunk = request.num_computed_tokens < request.num_prompt_tokens
-                self.reached.add(
-                    "chunk-preempted-in-its-step" if chunk else "preempted-in-its-step"
-                )
-            preempt(request, *args, **named)
-
-        self.target.kv_cache_manager.allocate_slots = allocated
-        self.target._preempt_request = preempted
 
     def config(self) -> Any:
         """Make a VllmConfig without the files of a model."""
@@ -154,7 +131,6 @@ class Engine(Driven):
         planned = None
         if self.target.has_requests():
             planned = self.target.schedule()
-            self.planned.clear()  # a reset preempts too, but between two steps
             self.queue.append((planned, self.answers(planned)))
             more = planned.total_num_scheduled_tokens > 0 or self.target.has_requests()
             if len(self.queue) < self.depth and more:
@@ -237,27 +213,25 @@ class Adapter(EngineAdapter):
     @staticmethod
     def attach(target: Any, sanitizer: Any) -> None:
         """Follow a scheduler as the attached mode does, but from the planning of a step on."""
-        attached = "kvcore.sanitizer.engines.vllm.scheduler"
-        follow = importlib.import_module(attached).follow
+        its = importlib.import_module("kvcore.sanitizer.engines.vllm.scheduler")
         arrived: dict[str, Any] = {}
         it = BatchReporter(sanitizer)
+        scheduled: set[str] = set()  # in this step
 
-        class Issued:
-            """The sanitizer, with steps that are only issued."""
+        @around(target.kv_cache_manager, "allocate_slots")
+        def allocated(inner: Any, request: Any, *args: Any, **named: Any) -> Any:
+            blocks = inner(request, *args, **named)
+            if blocks is not None:  # else it will be preempted, and nothing of it was scheduled
+                scheduled.add(request.request_id)
+            return blocks
 
-            def __getattr__(self, name: str) -> Any:
-                return getattr(sanitizer, name)
-
-            def __contains__(self, name: str) -> bool:
-                return name in sanitizer
-
-            def step(self, _: int, names: Any, starts: Any, counts: Any, *more: Any) -> Any:
-                for at, lists in more[1].items():
-                    for group_id, blocks in enumerate(lists):
-                        if blocks:
-                            sanitizer.extend(names[at], group_id, list(blocks))
-                it.issue(list(map(Chunk, names, starts, counts)))
-                return []
+        @around(target, "_preempt_request")
+        def preempted(inner: Any, request: Any, *args: Any, **named: Any) -> None:
+            if request.request_id in scheduled:
+                chunk = request.num_computed_tokens < request.num_prompt_tokens
+                goal = "chunk-preempted-in-its-step" if chunk else "preempted-in-its-step"
+                sanitizer.reached.add(goal)
+            inner(request, *args, **named)
 
         @around(target, "add_request")
         def added(inner: Any, request: Any) -> None:
@@ -267,7 +241,13 @@ class Adapter(EngineAdapter):
         @around(target, "schedule")
         def planned(inner: Any, *args: Any) -> Any:
             output = inner(*args)
-            follow(Issued(), 0, arrived, output, None)
+            scheduled.clear()  # a reset preempts too, but between two steps
+            names, starts, counts, tables = its.work_of(sanitizer, arrived, output)
+            for at, lists in tables.items():
+                for group_id, blocks in enumerate(lists):
+                    if blocks:
+                        sanitizer.extend(names[at], group_id, blocks)
+            it.issue(list(map(Chunk, names, starts, counts)))
             return output
 
         @around(target, "update_from_output")

@@ -27,6 +27,10 @@ from kvcore.sanitizer.media import Item, MediaTokens
 from kvcore.sanitizer.sanitizer import Sanitizer
 
 TESTED = ("0.33.0",)
+Work = tuple[list[str], list[int], list[int], dict[int, Any]]
+"""Names of the requests of a step, their first positions and numbers of tokens, and the blocks that
+are appended to the tables of some of them, by their place.
+"""
 
 
 def attach(scheduler: Any, **options: Any) -> Sanitizer:
@@ -81,6 +85,18 @@ def follow(
     """Check the work that a scheduler's output gives to the workers. requests: new ones, by
     name.
     """
+    names, starts, counts, tables = work_of(sanitizer, requests, planned)
+    drafts = {}
+    if planned.scheduled_spec_decode_tokens:
+        for at, name in enumerate(names):
+            given = planned.scheduled_spec_decode_tokens.get(name)
+            if given:
+                drafts[at] = _drafts(given, result.sampled_token_ids[result.req_id_to_index[name]])
+    return sanitizer.step(step, names, starts, counts, drafts, tables)
+
+
+def work_of(sanitizer: Sanitizer, requests: dict[str, Any], planned: Any) -> Work:
+    """Report what a scheduler's output gives up, zeroes and copies; return the work of its step."""
     for name in planned.finished_req_ids:
         if name in sanitizer:
             sanitizer.end(name)
@@ -110,13 +126,7 @@ def follow(
     names += cached.req_ids
     starts += cached.num_computed_tokens
     counts = list(map(planned.num_scheduled_tokens.__getitem__, names))
-    drafts = {}
-    if planned.scheduled_spec_decode_tokens:
-        for at, name in enumerate(names):
-            given = planned.scheduled_spec_decode_tokens.get(name)
-            if given:
-                drafts[at] = _drafts(given, result.sampled_token_ids[result.req_id_to_index[name]])
-    return sanitizer.step(step, names, starts, counts, drafts, tables)
+    return names, starts, counts, tables
 
 
 def _drafts(given: list[int], sampled: list[int]) -> list[int]:
