@@ -78,13 +78,6 @@ class Executor:
         del tags
 
 
-class Adapters(Silent):
-    """A stand-in for the manager of LoRA adapters."""
-
-    def num_adapters(self) -> int:
-        return 1
-
-
 class Engine(Driven):
     """The engine in its own loop, with letters instead of the model's answers."""
 
@@ -111,7 +104,9 @@ class Engine(Driven):
         strategy = source("strategies.ar.sequence").ARSequenceStrategy()
         meta = source("messages").SequenceMeta(size, strategy=strategy)
         self.num_blocks = max(world.num_blocks + 1, num_states)  # block 0 is behind the window
-        self.executor, silent = Executor(self), Adapters()
+        self.executor = Executor(self)
+        silent: Any = Silent()
+        silent.num_adapters = lambda: 1
         self.target = it = object.__new__(source("engine.engine").Engine)
         it.scheduler = source("paging").Scheduler(schedule, self.cache, seq_meta=meta)
         its_config = makers.InputsMakerConfig(
@@ -140,18 +135,16 @@ class Engine(Driven):
 
         self.maker._make_forward_inputs = made
         self.next: tuple[Any, Any] = (None, None)
-        self.known: dict[str, Any] = {}
-        self.sessions: dict[str, int] = {}
+        self.requests: dict[str, Any] = {}
         it.follow = it.ran = it.gone = it.forgets = lambda *_: None
 
     def arrive(self, arrival: Any) -> None:
-        number = int(arrival.name[1:])
-        session = self.target.scheduler.add_session(number)
+        session = self.target.scheduler.add_session(int(arrival.name[1:]))
         params = source("messages").SamplingParam(max_new_tokens=arrival.new)
         adapter = f"tenant {arrival.tenant}" if arrival.tenant else None
         seq = session.add_sequence(torch.tensor(arrival.prompt), params, adapter_name=adapter)
         seq.resp = types.SimpleNamespace(data=None, _input_logprobs=None, is_done=False)
-        self.known[arrival.name], self.sessions[arrival.name] = seq, number
+        self.requests[arrival.name] = seq
 
     def step(self) -> None:
         """Run one turn of EngineLoop.main_loop; a batch is in flight after it."""
@@ -163,16 +156,16 @@ class Engine(Driven):
         self.target.scheduler.activate_seqs(running)
         self.next = finished(self.loop._main_loop_get_outputs(running, inputs))
         self.maker.preempt_invalid_decode_seqs()
-        for name in list(self.sessions):
-            if self.known[name].status.name == "STOPPED":
+        for name, seq in list(self.requests.items()):
+            if seq.status.name == "STOPPED":
                 self.leave(name)
 
     def leave(self, name: str) -> None:
-        self.target.scheduler.end_session(self.sessions.pop(name))
+        self.target.scheduler.end_session(self.requests.pop(name).session_id)
         self.target.gone(name)
 
     def abort(self, name: str) -> None:
-        self.target.scheduler.stop_session(self.sessions[name])
+        self.target.scheduler.stop_session(self.requests[name].session_id)
         self.leave(name)
 
     def epoch(self) -> bool:
@@ -185,9 +178,9 @@ class Engine(Driven):
         self.executor.sent.clear()
         finished(self.target.sleep())
         self.target.wakeup()
-        for name in self.sessions:
+        for name in self.requests:
             self.target.gone(name)
-        self.sessions.clear()
+        self.requests.clear()
         return True
 
     async def drained(self) -> None:
@@ -199,7 +192,7 @@ class Engine(Driven):
 
     @property
     def live(self) -> list[str]:
-        return list(self.sessions)
+        return list(self.requests)
 
     def free(self) -> int:
         """Count free blocks and those that only the prefix tree holds."""
