@@ -216,7 +216,6 @@ RUN_AHEAD: dict[str, Profile] = {
         slow=True,
         backend="rust",
         shows=SHOWS,
-        not_shown=NEVER_REFUSED,
     ),
     "ahead-groups-full": Profile(
         "two requests in a full and a windowed group, what is overwritten unread forgotten",

@@ -325,7 +325,6 @@ TAILS: dict[str, Profile] = {
         *(84615, 292758),
         backend="rust",
         shows=(*SHOWS, "call rewind: done"),
-        not_shown={"goal sharing": ALONE_THERE},
     ),
     "tails-two": Profile(
         "hits inside blocks, two batches in flight",
