@@ -66,7 +66,7 @@ class EventIndex:
         self._held_max = held_max
         self._feeds: dict[Worker, _Feed] = {}
         self._by_bit: dict[int, Worker] = {}
-        self._owners: dict[int, dict[int, int]] = {}
+        self._owners: dict[int, dict[Name, int]] = {}
         self._all = 0
         self._windowed = 0  # the bits of workers with a sliding window, or with several groups
         self.unknown_events = 0
@@ -123,7 +123,7 @@ class EventIndex:
         return feed.expected if feed else 0
 
     def keys(self, worker: str, rank: int) -> set[tuple[int, Name]]:
-        """Return group and hash of each block of a worker."""
+        """Return group and hash, as 64 bits, of each block of a worker."""
         feed = self._feeds.get((worker, rank))
         return feed.index.keys() if feed else set()
 
@@ -146,7 +146,10 @@ class EventIndex:
 
     def _follow(self, feed: _Feed, events: Iterable[EventMap]) -> None:
         for event in events:
-            if event["type"] not in ("BlockStored", "BlockRemoved", "AllBlocksCleared"):
+            if event["type"] in ("BlockStored", "BlockRemoved"):
+                # One block may be named in both ways, by its events of different media.
+                event = event | {"block_hashes": [*map(short_name, event["block_hashes"])]}
+            elif not is_cleared(event):
                 self.unknown_events += 1
             self._change(feed, *feed.index.apply(event))
         windows = feed.index.comparable_groups()
@@ -156,12 +159,12 @@ class EventIndex:
     def _change(self, feed: _Feed, appeared: Changed, gone: Changed) -> None:
         for group, name in appeared:
             owners = self._owners.setdefault(group, {})
-            owners[short_name(name)] = owners.get(short_name(name), 0) | feed.bit
+            owners[name] = owners.get(name, 0) | feed.bit
         for group, name in gone:
             owners = self._owners[group]
-            owners[short_name(name)] &= ~feed.bit
-            if not owners[short_name(name)]:
-                del owners[short_name(name)]
+            owners[name] &= ~feed.bit
+            if not owners[name]:
+                del owners[name]
 
     def _leading(self, names: Sequence[int]) -> dict[int, int]:
         """Return how many leading blocks of the first group each worker has, by the worker's bit.

@@ -93,6 +93,19 @@ def test_a_block_stays_until_its_last_medium_lost_it() -> None:
     assert index.find([1]) == {}
 
 
+def test_a_block_named_in_two_ways_stays_until_its_last_medium_lost_it() -> None:
+    """vLLM names a block of the GPU by 64 bits, and of an offloading connector by all bytes."""
+    whole = bytes(31) + b"\x01"
+    index = EventIndex()
+    index.apply("a", 0, 0, stored(1, medium="GPU"))
+    index.apply("a", 0, 1, stored(1, block_hashes=[whole], medium="CPU"))
+    index.apply("a", 0, 2, removed(1, medium="GPU"))
+    assert index.find([1]) == {("a", 0): 1}
+    index.apply("a", 0, 3, removed(1, block_hashes=[whole], medium="CPU"))
+    assert index.find([1]) == {}
+    assert index.keys("a", 0) == set()
+
+
 def test_ranks_are_workers_of_their_own_and_leave_with_their_engine() -> None:
     index = EventIndex()
     for worker, rank in (("a", 0), ("a", 1), ("b", 0)):
