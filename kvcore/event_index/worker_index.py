@@ -66,7 +66,9 @@ class WorkerIndex:
                 return [], self._remove(event)
             case "AllBlocksCleared":
                 gone = list(self.keys())
-                self._places.clear()
+                # The events behind it may be of an engine that restarted with other groups.
+                for known in (self._places, self.windows, self._block_sizes):
+                    known.clear()
                 return [], gone
         return [], []
 

@@ -201,3 +201,13 @@ def test_a_window_is_hit_without_the_first_blocks_until_its_engine_is_dropped() 
     assert index.find([1, 2, 3]) == {}
     assert index.find([]) == {}
     assert index.find([3]) == {("full", 0): 1}
+
+
+def test_an_engine_that_restarts_without_a_group_is_found_by_the_groups_it_has() -> None:
+    index = EventIndex()
+    index.apply("a", 0, 0, stored(1, 2))
+    index.apply("a", 0, 1, stored(1, 2, group_idx=1, kv_cache_spec_sliding_window=3))
+    assert index.find([1, 2]) == {("a", 0): 2}
+    index.apply("a", 0, 9, encode_maps([{"type": "AllBlocksCleared"}], 0.0, 0, "map"))
+    index.apply("a", 0, 10, stored(1, 2))
+    assert index.find([1, 2]) == {("a", 0): 2}
