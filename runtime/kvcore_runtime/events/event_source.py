@@ -91,13 +91,12 @@ class EventSource:
         """
         count = 0
         for socket, _ in self._poller.poll(int(1000 * timeout_s)):
-            line = self._by_socket[socket]
-            while socket.poll(0):
+            while (line := self._by_socket.get(socket)) and socket.poll(0):  # else it was replaced
                 frames = socket.recv_multipart()
                 if socket is line.sub:
                     self._read(line, frames)
                 elif self._read_answer(line, frames):
-                    break  # the socket may have been replaced
+                    break
                 count += 1
         for line in self._lines:
             self._look_after(line)

@@ -17,7 +17,7 @@ from kvcore_runtime.events.event_source import EventSource
 from kvcore_runtime.events.publisher import EventPublisher
 
 from kvcore import Config, KVCacheManager
-from kvcore.codec.event_msgpack import event_maps
+from kvcore.codec.event_msgpack import EventMap, encode_maps, event_maps
 from tests.event_index.fleet import SIZE, Engine
 
 zmq = pytest.importorskip("zmq", reason="pyzmq is not installed")
@@ -161,6 +161,57 @@ def test_a_damaged_message_is_counted_and_asked_for_again(tmp_path: object) -> N
 
             follow(source, is_read)
             assert source.index.expected("a", 0) == 0
+    finally:
+        context.destroy(linger=0)
+
+
+class Plain:
+    """A publisher that counts from 0, as vLLM's does. blocks: of each batch, by number."""
+
+    def __init__(self, context: Any, path: str, *blocks: int) -> None:
+        self.pub, self.router = context.socket(zmq.PUB), context.socket(zmq.ROUTER)
+        self.pub.bind(f"ipc://{path}/events")
+        self.router.bind(f"ipc://{path}/replay")
+        self.payloads = [encode_maps([stored(each)], 0.0, 0, "map") for each in blocks]
+
+    def answer(self) -> None:
+        """Answer the requests that have come."""
+        while self.router.poll(0):
+            name, _, start = self.router.recv_multipart()
+            for number in range(int.from_bytes(start, "big"), len(self.payloads)):
+                self.send(self.router, name, b"", number=number)
+            self.router.send_multipart((name, b"", b"", END, b""))
+
+    def send(self, socket: Any, *first: bytes, number: int) -> None:
+        frames = (b"", number.to_bytes(8, "big"), self.payloads[number])
+        socket.send_multipart((*first, *frames))
+
+    def close(self) -> None:
+        self.pub.close(linger=0)
+        self.router.close(linger=0)
+
+
+def stored(block: int) -> EventMap:
+    fields = {"parent_block_hash": None, "token_ids": [1], "block_size": 1}
+    return {"type": "BlockStored", "block_hashes": [block], **fields}
+
+
+def test_an_answer_behind_its_end_is_no_error(tmp_path: object) -> None:
+    """The source asks anew while it reads from the socket of the old request."""
+    context = zmq.Context()
+    try:
+        sender = Plain(context, str(tmp_path), 1, 2)
+        with EventSource() as source:
+            source.connect("a", f"ipc://{tmp_path}/events", f"ipc://{tmp_path}/replay")
+            (line,) = source._lines
+            assert sender.router.poll(1000 * WAIT_S)
+            name, _, _ = sender.router.recv_multipart()
+            sender.router.send_multipart((name, b"", b"", END, b""))
+            follow(source, lambda: not line.is_asking)
+            line.request_at = 0.0
+            sender.send(sender.router, name, b"", number=1)
+            follow(source, lambda: line.is_asking)
+            assert source.index.is_partial("a", 0)
     finally:
         context.destroy(linger=0)
 
