@@ -127,9 +127,9 @@ class EventIndex:
         feed = self._feeds.get((worker, rank))
         return feed.index.keys() if feed else set()
 
-    def drop(self, worker: str) -> None:
-        """Forget an engine with all its ranks. If it sends again, it starts from nothing."""
-        for each in [each for each in self._feeds if each[0] == worker]:
+    def drop(self, worker: str, rank: int | None = None) -> None:
+        """Forget one rank of an engine, or all. If it sends again, it starts from nothing."""
+        for each in [each for each in self._feeds if each[0] == worker and rank in (None, each[1])]:
             feed = self._feeds.pop(each)
             self._change(feed, [], list(feed.index.keys()))
             del self._by_bit[feed.bit]

@@ -27,6 +27,8 @@ class _Line:
         self.replay_endpoint = replay_endpoint
         self.sub: Any = None
         self.dealer: Any = None
+        self.newest = -1
+        """The number of the last batch that was not an answer."""
         self.is_asking = False
         self.request_at = 0.0
         """When to ask next, or to give up waiting for an answer."""
@@ -94,7 +96,7 @@ class EventSource:
             while (line := self._by_socket.get(socket)) and socket.poll(0):  # else it was replaced
                 frames = socket.recv_multipart()
                 if socket is line.sub:
-                    self._read(line, frames)
+                    self._read(line, frames, is_live=True)
                 elif self._read_answer(line, frames):
                     break
                 count += 1
@@ -136,12 +138,20 @@ class EventSource:
             del self._by_socket[socket]
             socket.close(linger=0)
 
-    def _read(self, line: _Line, frames: list[bytes]) -> None:
-        """Process one batch, and request a replay if earlier ones are missing."""
+    def _read(self, line: _Line, frames: list[bytes], *, is_live: bool = False) -> None:
+        """Process one batch, and request a replay if earlier ones are missing.
+
+        is_live: it is no answer. Numbers of such batches rise until the publisher restarts: vLLM's
+        then counts from 0 again, and what is known of the dead engine goes.
+        """
         try:
             if len(frames) != 3 or len(frames[1]) != 8:
                 raise DamagedEvents(reason=f"{len(frames)} frames")
             number = int.from_bytes(frames[1], "big")
+            if is_live:
+                if number <= line.newest:
+                    self.index.drop(line.worker, line.rank)
+                line.newest = number
             applied = self.index.apply(line.worker, line.rank, number, frames[2])
         except DamagedEvents as error:
             self.num_damaged += 1

@@ -196,6 +196,28 @@ def stored(block: int) -> EventMap:
     return {"type": "BlockStored", "block_hashes": [block], **fields}
 
 
+def test_a_publisher_that_counts_from_0_again_takes_the_place_of_the_dead_one(
+    tmp_path: object,
+) -> None:
+    context = zmq.Context()
+    try:
+        with EventSource() as source:
+            source.connect("a", f"ipc://{tmp_path}/events", f"ipc://{tmp_path}/replay")
+            for old, new in (((1, 2, 3), ()), ((4, 5), (1, 2, 3))):
+                sender = Plain(context, str(tmp_path), *old)
+
+                def is_whole(sender: Plain = sender, names: tuple[int, ...] = old) -> bool:
+                    sender.answer()
+                    sender.send(sender.pub, number=len(names) - 1)
+                    return source.index.keys("a", 0) == {(0, each) for each in names}
+
+                follow(source, is_whole)
+                assert all(source.index.find([each]) == {} for each in new)
+                sender.close()
+    finally:
+        context.destroy(linger=0)
+
+
 def test_an_answer_behind_its_end_is_no_error(tmp_path: object) -> None:
     """The source asks anew while it reads from the socket of the old request."""
     context = zmq.Context()
