@@ -35,6 +35,7 @@ from kvcore_runtime.engine.batch_executor import BatchExecutor, Executed, runs_i
 from kvcore_runtime.engine.drafts import Drafter
 from kvcore_runtime.engine.errors import EngineStuck, InvalidOption, NeverFits, RequestInProgress
 from kvcore_runtime.engine.exchange import Exchange
+from kvcore_runtime.engine.failure import Failure
 from kvcore_runtime.engine.forward import Computed, Forward, make_runtime
 from kvcore_runtime.engine.metrics import Metrics, timed
 from kvcore_runtime.engine.sample_step import Draw, plan_draws, split_tokens, take_tokens
@@ -128,11 +129,10 @@ class Engine:
             shared=config.max_in_flight > 0 and runs_in_fork(model.device),
         )
         self.forward = Forward(model, self.runtime, groups, keep_logits=self.options.keep_logits)
-        self._executor = (
-            BatchExecutor(self.runtime, self.forward, self.options.executor_core)
-            if config.max_in_flight
-            else None
-        )
+        self._executor: BatchExecutor | None = None
+        if config.max_in_flight:
+            self._executor = BatchExecutor(self.runtime, self.forward, self.options.executor_core)
+        self._failure = Failure()
         self._flights: collections.deque[Flight] = collections.deque()
         self.open_number = 0
         self.finished: list[Finished] = []
@@ -183,17 +183,18 @@ class Engine:
     def step(self) -> list[Completion]:
         """Compute one step; return the requests that finished in it. Does nothing if idle.
 
-        Raises EngineStuck, ExecutorNotStarted, and what a batch or its forward pass raised; with
-        batches in flight the engine can continue then, since the batch was cancelled.
+        Raises EngineStuck, ExecutorNotStarted, and what a batch or its pass raised: again in each
+        later call, unless it was a batch in flight, which is cancelled and repeated (failure.py).
         """
         if self.is_idle:
             return []
         with self.spans.step(self.metrics):
             self._take_in()
-            if self._executor is None:
-                self._step_in_order()
-            else:
-                self._step_ahead(self._executor)
+            with self._failure.watch():
+                if self._executor is None:
+                    self._step_in_order()
+                else:
+                    self._step_ahead(self._executor)
         completions, self._completions = self._completions, []
         return completions
 
@@ -294,12 +295,12 @@ class Engine:
 
     def _complete(self, executor: BatchExecutor) -> tuple[Flight, Executed]:
         """Wait for the oldest batch in flight and complete it. Raises as `step` does."""
-        flight = self._flights[0]
-        started = time.perf_counter()
+        flight, started = self._flights[0], time.perf_counter()
         try:
             done = executor.wait()
         except Exception:
             self._take_back(flight.number)
+            self._failure.is_undone = True
             raise
         finally:
             self.metrics.wait_seconds += time.perf_counter() - started
@@ -328,10 +329,8 @@ class Engine:
             self.scheduler.loaded(sequence)
 
     def _raise_stuck(self) -> None:
-        raise EngineStuck(
-            num_unfinished=len(self.scheduler.unfinished()),
-            num_free_blocks=self.manager.num_free_blocks,
-        )
+        num_unfinished, num_free = len(self.scheduler.unfinished()), self.manager.num_free_blocks
+        raise EngineStuck(num_unfinished=num_unfinished, num_free_blocks=num_free)
 
     def _sample(self, flight: Flight, computed: Computed) -> None:
         """Give each sequence the tokens that a step sampled for it, unless they are stale."""
