@@ -96,6 +96,12 @@ class InvalidSampling(KvcoreRuntimeError):
     message = "{name} is {value!r}, expected {expected}"
 
 
+class InvalidRequest(KvcoreRuntimeError):
+    """The prompt or the salt of a request is none."""
+
+    message = "the {name} of request {request!r} is {value!r}, expected {expected}"
+
+
 class InvalidMessages(KvcoreRuntimeError):
     """The chat template cannot render the conversation."""
 

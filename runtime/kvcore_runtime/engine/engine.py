@@ -220,6 +220,7 @@ class Engine:
             # The last token is sampled, never computed, so it takes no slot.
             "blocks": (config.blocks_for(num_tokens - 1), num_blocks),
             "sequences": (request.num_samples, self.options.max_sequences),
+            "token ids": (1 + max(request.prompt + request.answered), self.model.config.vocab_size),
         }
         for what, (needed, available) in limits.items():
             if needed > available:

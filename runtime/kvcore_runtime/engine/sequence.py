@@ -5,11 +5,14 @@ A request asks for one or more samples of an answer; each sample is a separate s
 manager knows which tokens of a sequence are computed, and where they are.
 """
 
+from numbers import Integral
+from typing import NoReturn
+
 import attrs
 from torch import Tensor
 
 from kvcore import Request
-from kvcore_runtime.errors import InvalidSampling
+from kvcore_runtime.errors import InvalidRequest, InvalidSampling
 from kvcore_runtime.model.sampling import FinishReason, Sampling, derive_seed
 
 
@@ -20,17 +23,26 @@ class GenerationRequest:
     num_samples: how many answers; each draws from a stream of its own (`derive_seed`). cache_salt:
     only requests of the same salt share blocks, wherever these are kept. answered: tokens of the
     one answer that another engine has sampled; they come first among its tokens. Raises
-    InvalidSampling.
+    InvalidRequest, InvalidSampling.
     """
 
     request_id: str
-    prompt: tuple[int, ...]
+    prompt: tuple[int, ...] = attrs.field(converter=tuple[int, ...])
     sampling: Sampling = attrs.field(factory=Sampling)
     num_samples: int = 1
     cache_salt: str | None = None
-    answered: tuple[int, ...] = ()
+    answered: tuple[int, ...] = attrs.field(default=(), converter=tuple[int, ...])
 
     def __attrs_post_init__(self) -> None:
+        if not self.prompt:
+            self._refuse("prompt", self.prompt, "at least one token")
+        for token in (*self.prompt, *self.answered):
+            if not isinstance(token, Integral) or token < 0:
+                self._refuse("token", token, "an integer of at least 0")
+        if self.cache_salt is not None and not (self.cache_salt and type(self.cache_salt) is str):
+            self._refuse("cache_salt", self.cache_salt, "None or a text that is not empty")
+        if self.num_samples < 1:
+            raise InvalidSampling(name="num_samples", value=self.num_samples, expected="1 or more")
         if self.answered and self.num_samples > 1:
             expected = "1, since tokens of one answer are given"
             raise InvalidSampling(name="num_samples", value=self.num_samples, expected=expected)
@@ -39,6 +51,9 @@ class GenerationRequest:
             raise InvalidSampling(
                 name="max_tokens", value=self.sampling.max_tokens, expected=expected
             )
+
+    def _refuse(self, name: str, value: object, expected: str) -> NoReturn:
+        raise InvalidRequest(name=name, request=self.request_id, value=value, expected=expected)
 
 
 @attrs.frozen(kw_only=True, eq=False)

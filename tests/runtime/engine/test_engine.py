@@ -3,6 +3,7 @@
 
 from collections.abc import Sequence
 from functools import cache
+from typing import Any
 
 import attrs
 import pytest
@@ -11,6 +12,7 @@ from kvcore_runtime.engine.engine import Engine, EngineOptions
 from kvcore_runtime.engine.errors import EngineStuck, InvalidOption, NeverFits, RequestInProgress
 from kvcore_runtime.engine.scheduler import Preemption
 from kvcore_runtime.engine.sequence import GenerationRequest
+from kvcore_runtime.errors import InvalidRequest, InvalidSampling
 from kvcore_runtime.model.model import Llama, tiny_model
 from kvcore_runtime.model.sampling import FinishReason, Sampling
 
@@ -199,6 +201,24 @@ def test_what_the_watermark_never_admits_is_refused_too(backend: Backend) -> Non
     assert_drained(engine)
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"prompt": ()},
+        {"prompt": (1, -1)},
+        {"prompt": (1, 1.5)},
+        {"answered": (-1,)},
+        {"cache_salt": ""},
+        {"cache_salt": 5},
+        {"num_samples": 0},
+    ],
+    ids=str,
+)
+def test_what_is_no_request_is_refused_before_any_step(wrong: dict[str, Any]) -> None:
+    with pytest.raises((InvalidRequest, InvalidSampling), match="expected"):
+        GenerationRequest(**{"request_id": "r", "prompt": (1, 2)} | wrong)
+
+
 def test_limits_of_model_and_engine_are_refused_with_their_numbers(backend: Backend) -> None:
     engine = make_engine(Config(200), backend, max_sequences=2)
     long = GenerationRequest(request_id="long", prompt=(1,) * 2000, sampling=Sampling())
@@ -207,6 +227,11 @@ def test_limits_of_model_and_engine_are_refused_with_their_numbers(backend: Back
     many = GenerationRequest(request_id="many", prompt=(1,), num_samples=3)
     with pytest.raises(NeverFits, match="'many' needs 3 sequences, there are 2"):
         engine.add_request(many)
+    other = GenerationRequest(request_id="other", prompt=(1, 260), answered=(7,))
+    with pytest.raises(NeverFits, match="'other' needs 261 token ids, there are 260"):
+        engine.add_request(other)
+    with pytest.raises(NeverFits, match="'other' needs 301 token ids, there are 260"):
+        engine.add_request(attrs.evolve(other, prompt=(1,), answered=(300,)))
     engine.add_request(attrs.evolve(many, num_samples=2))
     with pytest.raises(RequestInProgress, match="'many'"):
         engine.add_request(attrs.evolve(many, num_samples=1))
