@@ -20,12 +20,14 @@ import os
 import pickle
 import select
 import signal
+import stat
 import threading
 import time
 import traceback
 import warnings
 import weakref
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
@@ -247,12 +249,23 @@ def _run(
     """Run the fork: serve calls until there are no more."""
     try:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
+        _close_sockets()
         gc.freeze()  # a garbage collection would copy the pages of all the caller's objects
         thread = threading.Thread(target=_serve, args=(target, calls, replies, bell))
         thread.start()
         thread.join()
     finally:
         os._exit(0)
+
+
+def _close_sockets() -> None:
+    """Close the fork's copies of sockets: with them, a port or a connection that the caller closes
+    stays open, and whoever is at its other end waits for ever. Standard output stays.
+    """
+    for each in [int(file.name) for file in Path("/proc/self/fd").iterdir()]:
+        with contextlib.suppress(OSError):  # of the listing itself
+            if each > 2 and stat.S_ISSOCK(os.fstat(each).st_mode):
+                os.close(each)
 
 
 @torch.inference_mode()

@@ -5,6 +5,7 @@ import errno
 import mmap
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -87,6 +88,22 @@ def is_gone(process_id: int) -> bool:
     except ProcessLookupError:
         return True
     return False
+
+
+def test_a_socket_that_the_caller_closes_is_closed() -> None:
+    desk = Desk()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = server.getsockname()
+        near = socket.create_connection(address)
+        far, _ = server.accept()
+        worker = ForkedWorker(desk)
+        assert worker.submit(desk.send, 1).result() == [1]
+        far.close()
+    with near:
+        near.settimeout(20.0)
+        assert near.recv(1) == b""
+    socket.create_server(address).close()
+    assert worker.submit(desk.send, 2).result() == [1, 2]
 
 
 def test_calls_run_in_order_on_a_copy_of_the_object() -> None:
