@@ -29,10 +29,12 @@ if TYPE_CHECKING:
 class Parcel:
     """Keys and values of the first num_tokens tokens of a prompt.
 
-    layouts: of the blocks of each group. pages: for each group, by position in the table, a copied
-    block [*page_shape]; positions that had left a window are missing.
+    prompt: all its tokens, since an id may be that of an earlier request. layouts: of the blocks of
+    each group. pages: for each group, by position in the table, a copied block [*page_shape];
+    positions that had left a window are missing.
     """
 
+    prompt: tuple[int, ...]
     num_tokens: int
     layouts: tuple[CacheLayout, ...]
     pages: tuple[dict[int, Tensor], ...]
@@ -82,7 +84,8 @@ class Sender(Exchange):
 
     def prompt_computed(self, sequence: Sequence) -> None:
         """See `Exchange`."""
-        runtime, num_tokens = self._engine.runtime, len(sequence.request.prompt)
+        runtime, prompt = self._engine.runtime, sequence.request.prompt
+        num_tokens = len(prompt)
         pages = []
         for index, group in enumerate(runtime.cache.groups):
             blocks = runtime.tables.row_blocks(sequence.row, index)
@@ -95,7 +98,7 @@ class Sender(Exchange):
                 }
             )
         layouts = tuple(group.layout for group in runtime.cache.groups)
-        parcel = Parcel(num_tokens=num_tokens, layouts=layouts, pages=tuple(pages))
+        parcel = Parcel(prompt=prompt, num_tokens=num_tokens, layouts=layouts, pages=tuple(pages))
         self._channel.send(sequence.request.request_id, parcel)
 
 
@@ -131,7 +134,7 @@ class Receiver(Exchange):
             return 0
         self._check_layouts(parcel)
         end = min(parcel.num_tokens, sequence.num_tokens - 1)
-        if end <= hit.num_tokens:
+        if end <= hit.num_tokens or sequence.tokens(0, end) != list(parcel.prompt[:end]):
             return 0
         got = self._engine.manager.allocate_slots(
             sequence.sequence_id,

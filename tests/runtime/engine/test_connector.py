@@ -235,6 +235,17 @@ def test_an_abort_while_a_load_is_on_its_way_leaks_nothing(
     assert_drained(decode)
 
 
+def test_a_parcel_of_an_earlier_request_of_the_same_id_is_not_loaded(backend: Backend) -> None:
+    first, second = requests()[0], requests()[2]
+    channel = Channel()
+    prefill = make_engine("full", backend, channel, Sender)
+    decode = make_engine("full", backend, channel, Receiver)
+    answer(prefill, only_prompts()[:1])
+    second = attrs.evolve(second, request_id=first.request_id)
+    (done,) = answer(decode, [second]).values()
+    assert done.tokens == references(model("full"))["r2#0"].tokens
+
+
 def test_blocks_of_another_shape_are_refused(backend: Backend) -> None:
     channel = Channel()
     prefill = make_engine("full", backend, channel, Sender, block_size=8)
