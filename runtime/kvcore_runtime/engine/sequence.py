@@ -134,9 +134,13 @@ class Sequence:
 
 
 def name_sequence(request: GenerationRequest, sample: int = 0) -> str:
-    """Return the manager's request id for a sample: the request's own if it has only one."""
-    single = request.num_samples == 1
-    return request.request_id if single else f"{request.request_id}#{sample}"
+    """Return the manager's request id for a sample, which no other request's sample has: the
+    request's own if it has only one sample, and no `#` in it.
+    """
+    name = request.request_id
+    if request.num_samples > 1:
+        return f"{name}#{sample}"
+    return f"{name}#" if "#" in name else name
 
 
 def derive_sampling(request: GenerationRequest, sample: int) -> Sampling:

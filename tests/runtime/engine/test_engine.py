@@ -219,6 +219,21 @@ def test_what_is_no_request_is_refused_before_any_step(wrong: dict[str, Any]) ->
         GenerationRequest(**{"request_id": "r", "prompt": (1, 2)} | wrong)
 
 
+def test_an_id_that_reads_like_a_sample_of_another_request_is_its_own(backend: Backend) -> None:
+    engine = make_engine(LARGE, backend)
+    named = [attrs.evolve(requests()[0], request_id=f"r1#{number}") for number in (0, 1)]
+    asked = [*named, requests()[1]]
+    assert asked[-1].num_samples == 3
+    for request in asked:
+        engine.add_request(request)
+    done = {(each.request_id, each.sample): each.tokens for each in engine.run()}
+    expected = references(model())
+    assert done == {(f"r1#{number}", 0): expected["r0#0"].tokens for number in (0, 1)} | {
+        ("r1", sample): expected[f"r1#{sample}"].tokens for sample in range(3)
+    }
+    assert_drained(engine)
+
+
 def test_limits_of_model_and_engine_are_refused_with_their_numbers(backend: Backend) -> None:
     engine = make_engine(Config(200), backend, max_sequences=2)
     long = GenerationRequest(request_id="long", prompt=(1,) * 2000, sampling=Sampling())
