@@ -37,8 +37,9 @@ def make_private(path: Path) -> None:
     """
     try:
         for missing in (each for each in reversed(path.parents) if not each.exists()):
-            missing.mkdir(mode=DIRECTORY_MODE)
-            missing.chmod(DIRECTORY_MODE)
+            with contextlib.suppress(FileExistsError):  # another process was faster
+                missing.mkdir(mode=DIRECTORY_MODE)
+                missing.chmod(DIRECTORY_MODE)
         path.mkdir(mode=DIRECTORY_MODE)
         path.chmod(DIRECTORY_MODE)
     except OSError as error:

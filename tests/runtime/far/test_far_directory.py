@@ -131,6 +131,22 @@ def test_a_directory_that_cannot_be_had_is_said(
         DirectoryStore(tmp_path)
 
 
+def test_processes_may_make_a_directory_at_the_same_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process makes a directory above just after this one has seen that there is none."""
+    exists = Path.exists
+
+    def exists_soon(path: Path) -> bool:
+        found = exists(path)
+        path.mkdir(mode=0o700, exist_ok=True)
+        return found
+
+    monkeypatch.setattr(Path, "exists", exists_soon)
+    store = DirectoryStore(tmp_path / "above" / "pages")
+    assert store.put([name()], [page()]) == [FarStatus.OK]
+
+
 def put_fifo(place: Path) -> None:
     os.mkfifo(place)
 
