@@ -79,8 +79,9 @@ class WorkerIndex:
         ]
         blocks = self._places.setdefault((medium, group_id), {})
         window, size = event.get("kv_cache_spec_sliding_window"), event["block_size"]
-        self._block_sizes[group_id] = size
-        self.windows[group_id] = None if window is None else -(-(window - 1) // size)
+        if size:  # otherwise a placeholder, which names blocks alone
+            self._block_sizes[group_id] = size
+            self.windows[group_id] = None if window is None else -(-(window - 1) // size)
         if self._with_contents:
             for name, content in _contents(event):
                 blocks.setdefault(name, content)

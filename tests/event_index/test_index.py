@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from kvcore import Group
@@ -94,7 +96,7 @@ def test_a_block_stays_until_its_last_medium_lost_it() -> None:
 
 
 def test_a_block_named_in_two_ways_stays_until_its_last_medium_lost_it() -> None:
-    """vLLM names a block of the GPU by 64 bits, and of an offloading connector by all bytes."""
+    """Older releases of vLLM name blocks of an offloading connector by all bytes."""
     whole = bytes(31) + b"\x01"
     index = EventIndex()
     index.apply("a", 0, 0, stored(1, medium="GPU"))
@@ -104,6 +106,20 @@ def test_a_block_named_in_two_ways_stays_until_its_last_medium_lost_it() -> None
     index.apply("a", 0, 3, removed(1, block_hashes=[whole], medium="CPU"))
     assert index.find([1]) == {}
     assert index.keys("a", 0) == set()
+
+
+@pytest.mark.parametrize("window", [None, 3])
+def test_a_placeholder_names_a_block_and_says_nothing_of_its_group(window: int | None) -> None:
+    """So vLLM's offloading connector names what it stored, unless it is told to say more."""
+    index = EventIndex()
+    index.apply("a", 0, 0, stored(1, 2, 3, kv_cache_spec_sliding_window=3))
+    placeholder: dict[str, Any] = {"token_ids": [], "block_size": 0, "medium": "CPU"}
+    named = stored(3, kv_cache_spec_sliding_window=window, **placeholder)
+    assert index.apply("a", 0, 1, named) == Applied(1)
+    index.apply("a", 0, 2, removed(1, 3, medium="GPU"))
+    assert index.find([1, 2, 3]) == {("a", 0): 3}  # a window of 3 tokens needs the last two
+    index.apply("a", 0, 3, removed(3, medium="CPU"))
+    assert index.find([1, 2, 3]) == {}
 
 
 def test_ranks_are_workers_of_their_own_and_leave_with_their_engine() -> None:
