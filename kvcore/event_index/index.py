@@ -88,10 +88,20 @@ class EventIndex:
         self._follow(feed, events)
         feed.expected = number + 1
         feed.held = {at: held for at, held in feed.held.items() if at > number}
-        while feed.expected in feed.held:
-            self._follow(feed, feed.held.pop(feed.expected))
-            feed.expected += 1
-        return Gap(feed.expected) if feed.held else Applied(feed.expected - 1)
+        return self._go_on(feed)
+
+    def skip(self, worker: str, rank: int) -> None:
+        """Forget a worker's blocks, and go on with the first batch that is held.
+
+        For batches that are lost for good: the index then has none of the worker's blocks that it
+        does not have, but not all that it has.
+        """
+        feed = self._feeds.get((worker, rank))
+        if feed is not None and feed.held:
+            self.drop(worker, rank)
+            held, feed = feed.held, self._feed((worker, rank))
+            feed.expected, feed.held = min(held), held
+            self._go_on(feed)
 
     def find(self, hashes: Sequence[Name]) -> dict[Worker, int]:
         """Return how many leading blocks each worker can hit, without workers that have none.
@@ -143,6 +153,13 @@ class EventIndex:
             self._by_bit[bit] = worker
             self._feeds[worker] = _Feed(bit)
         return self._feeds[worker]
+
+    def _go_on(self, feed: _Feed) -> Applied | Gap:
+        """Apply the held batches that are next."""
+        while feed.expected in feed.held:
+            self._follow(feed, feed.held.pop(feed.expected))
+            feed.expected += 1
+        return Gap(feed.expected) if feed.held else Applied(feed.expected - 1)
 
     def _follow(self, feed: _Feed, events: Iterable[EventMap]) -> None:
         for event in events:

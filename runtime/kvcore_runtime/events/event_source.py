@@ -29,6 +29,8 @@ class _Line:
         self.dealer: Any = None
         self.newest = -1
         """The number of the last batch that was not an answer."""
+        self.start, self.first = 0, -1
+        """The first number that was requested last, and that of the answer; -1 if there is none."""
         self.is_asking = False
         self.request_at = 0.0
         """When to ask next, or to give up waiting for an answer."""
@@ -152,6 +154,8 @@ class EventSource:
                 if number <= line.newest:
                     self.index.drop(line.worker, line.rank)
                 line.newest = number
+            elif line.first < 0:
+                line.first = number
             applied = self.index.apply(line.worker, line.rank, number, frames[2])
         except DamagedEvents as error:
             self.num_damaged += 1
@@ -164,6 +168,8 @@ class EventSource:
         """Process one message of a replay. Returns whether it was the last."""
         if len(frames) == 4 and frames[2] == END:
             line.is_asking = False
+            if line.first > line.start and self.index.is_partial(line.worker, line.rank):
+                self.index.skip(line.worker, line.rank)  # the publisher has not kept the others
             if self.index.is_partial(line.worker, line.rank):
                 line.request_at = time.monotonic() + line.pause_s
                 line.pause_s = min(2 * line.pause_s, RETRY_S_MAX)
@@ -191,7 +197,7 @@ class EventSource:
         self._forget(line.dealer)
         line.dealer = self._socket(self._zmq.DEALER)
         self._open(line, line.dealer, line.replay_endpoint)
-        start = self.index.expected(line.worker, line.rank)
-        line.dealer.send_multipart((b"", start.to_bytes(8, "big")))
+        line.start, line.first = self.index.expected(line.worker, line.rank), -1
+        line.dealer.send_multipart((b"", line.start.to_bytes(8, "big")))
         line.is_asking = True
         line.request_at = time.monotonic() + ANSWER_S_MAX

@@ -166,7 +166,12 @@ def test_a_damaged_message_is_counted_and_asked_for_again(tmp_path: object) -> N
 
 
 class Plain:
-    """A publisher that counts from 0, as vLLM's does. blocks: of each batch, by number."""
+    """A publisher that counts from 0, as vLLM's does. blocks: of each batch, by number.
+
+    first_kept: earlier batches are not repeated.
+    """
+
+    first_kept = 0
 
     def __init__(self, context: Any, path: str, *blocks: int) -> None:
         self.pub, self.router = context.socket(zmq.PUB), context.socket(zmq.ROUTER)
@@ -178,7 +183,8 @@ class Plain:
         """Answer the requests that have come."""
         while self.router.poll(0):
             name, _, start = self.router.recv_multipart()
-            for number in range(int.from_bytes(start, "big"), len(self.payloads)):
+            first = max(self.first_kept, int.from_bytes(start, "big"))
+            for number in range(first, len(self.payloads)):
                 self.send(self.router, name, b"", number=number)
             self.router.send_multipart((name, b"", b"", END, b""))
 
@@ -214,6 +220,32 @@ def test_a_publisher_that_counts_from_0_again_takes_the_place_of_the_dead_one(
                 follow(source, is_whole)
                 assert all(source.index.find([each]) == {} for each in new)
                 sender.close()
+    finally:
+        context.destroy(linger=0)
+
+
+def test_batches_that_are_lost_for_good_are_skipped_with_what_was_known_before(
+    tmp_path: object,
+) -> None:
+    """It may have removed the blocks that were known; what comes from then on can be followed."""
+    context = zmq.Context()
+    try:
+        sender = Plain(context, str(tmp_path), 1, 2, 3, 4, 5, 6)
+        sender.payloads, later = sender.payloads[:4], sender.payloads[4:]
+        sender.first_kept = 2
+        with EventSource() as source:
+            source.connect("a", f"ipc://{tmp_path}/events", f"ipc://{tmp_path}/replay")
+
+            def has(*blocks: int) -> bool:
+                sender.answer()
+                return source.index.keys("a", 0) == {(0, each) for each in blocks}
+
+            follow(source, lambda: has(3, 4))
+            sender.payloads += later
+            sender.first_kept = 5
+            source._request_missing(source._lines[0])
+            follow(source, lambda: has(6))
+            assert not source.index.is_partial("a", 0)
     finally:
         context.destroy(linger=0)
 
