@@ -90,7 +90,10 @@ class FarExchange(FarClient, Exchange):
         self._link.set_place(None if weights is None else self._owner(weights, self._options.rank))
 
     def flush(self, timeout_s: float) -> bool:
-        """See `Exchange`: wait until the tier has answered all stores."""
+        """See `Exchange`: wait until the tier has answered all stores.
+
+        Returns False, too, if a step is still to copy blocks, which nothing here can wait for.
+        """
         end = self._clock.monotonic() + timeout_s
         self._hear()
         while self._link.num_stores:
@@ -98,7 +101,7 @@ class FarExchange(FarClient, Exchange):
                 return False
             self._nap()
             self._hear()
-        return True
+        return not self._stores.is_copying
 
     def close(self, timeout_s: float = CLOSE_S) -> None:
         """Close the tier; tickets that it has not answered within timeout_s are given up."""

@@ -84,8 +84,10 @@ def hand_over(
 ) -> Handover | None:
     """Wait until the prompt's blocks are stored. Returns None if the answer is complete already.
 
-    request: the original one. completion: of `as_prefill(request)`. timeout_s: the longest wait;
-    the blocks that are stored by then must do. Raises BadHandover if the engine has no far tier.
+    The step after the one that gave the completion copies the last blocks, so let the engine do it
+    before. request: the original one. completion: of `as_prefill(request)`. timeout_s: the longest
+    wait; the blocks that are stored by then must do. Raises BadHandover if the engine has no far
+    tier.
     """
     if completion.reason is not FinishReason.LENGTH or request.sampling.max_tokens == 1:
         return None

@@ -261,6 +261,24 @@ def test_a_page_that_the_tier_lost_is_stored_again(
     assert set(tier.entries) == stored
 
 
+def test_what_a_step_is_still_to_copy_is_not_stored_yet(
+    backend: Backend, tier: ManualTier, clock: HandClock
+) -> None:
+    engine = make_engine("full", backend, tier, clock)
+    sampling = attrs.evolve(one().sampling, max_tokens=1)
+    engine.add_request(attrs.evolve(one(), sampling=sampling))
+    done = engine.step()
+    tier.answer_all()  # it has no pages
+    while not done:
+        done = engine.step()
+        tier.answer_all()
+    assert not far(engine).flush(0.0)
+    assert engine.run() == []
+    tier.answer_all()
+    assert far(engine).flush(0.0)
+    assert far(engine).counts.num_stored == 5
+
+
 def test_three_slots_are_enough(backend: Backend, tier: ManualTier, clock: HandClock) -> None:
     options = FarOptions(staging_pages=3, min_fetch_tokens=16, weights="tiny")
     answers(make_engine("windowed", backend, tier, clock), tier, [one()])
