@@ -195,6 +195,25 @@ def test_without_time_nothing_is_left_out(tmp_path: Path, backend: Backend) -> N
     assert (len(done.calls), done.first_at, done.num_calls) == (5, 4, 8)
 
 
+def test_the_small_record_has_the_calls_of_the_trace(tmp_path: Path, backend: Backend) -> None:
+    large = [Call("add_request", (Request("large", list(range(20))),))]
+    large += [Call("allocate_slots", ("large", 20))]
+    record(tmp_path / "record", CONFIG, [*again("x"), *large], backend)
+    words = [str(tmp_path / "record"), "--backend", backend, "--keep", "refused:never"]
+    assert main([*words, "--out", str(tmp_path / "small")]) == 0
+    _, items = read_items(tmp_path / "small", backend)
+    assert [item.name for item in items] == ["add_request", "allocate_slots"]
+
+
+def test_a_folder_with_a_record_is_refused_before_the_search(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record(tmp_path / "record", CONFIG, story(), "python")
+    assert main([str(tmp_path / "record"), "--out", str(tmp_path / "record")]) == 2
+    refused = capsys.readouterr().err
+    assert refused.startswith(f"kvcore shrink: folder {tmp_path / 'record'} has a record already")
+
+
 def test_what_does_not_fail_is_said(
     tmp_path: Path, backend: Backend, capsys: pytest.CaptureFixture[str]
 ) -> None:

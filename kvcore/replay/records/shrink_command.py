@@ -36,6 +36,7 @@ def main(arguments: Sequence[str]) -> int:
     given = parse(_parser(), arguments)
     backends: list[Backend] = ["python", "rust"] if given.backend == "both" else [given.backend]
     try:
+        recorder = None if given.out is None else Recorder(given.out)
         done = shrink(
             given.record,
             backends,
@@ -44,8 +45,8 @@ def main(arguments: Sequence[str]) -> int:
             seconds=given.seconds,
             report_line=_report,
         )
-        if done is not None and given.out is not None:
-            write_record(done, given.out, backends[-1])
+        if done is not None and recorder is not None:
+            write_record(done, recorder, backends[-1])
     except (KvcoreError, OSError) as error:
         print(f"kvcore shrink: {error}", file=sys.stderr)
         return USAGE_ERROR
@@ -69,12 +70,12 @@ def to_trace(done: Shrunk, command: str) -> str:
     return trace_text(failure, done.config, calls, command)
 
 
-def write_record(done: Shrunk, folder: Path, backend: Backend) -> None:
-    """Record the run on a backend. Raises AlreadyRecording, OSError."""
+def write_record(done: Shrunk, recorder: Recorder, backend: Backend) -> None:
+    """Record the run on a backend, in a child process: a forked process leaves its parent's."""
     manager = KVCacheManager(done.config, backend)
-    manager.start_recording(Recorder(folder))
 
     def work(going: Going) -> None:
+        manager.start_recording(recorder)
         for place, call in enumerate(done.calls):
             going(place, CALL_SECONDS)
             try:
