@@ -11,7 +11,7 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 MOST = 2**31 - 1
 COMPLETING = "_ARGCOMPLETE"
@@ -19,8 +19,8 @@ COMPLETING = "_ARGCOMPLETE"
 
 
 class CommandParser(argparse.ArgumentParser):
-    """A parser whose help and version end as any other output if they cannot be written: argparse
-    ignores that.
+    """A parser whose help and version end as any other output if they cannot be written, which
+    argparse ignores; a wrong call gets one line, above which argparse would print every option.
     """
 
     def _print_message(self, message: str, file: Any = None) -> None:
@@ -28,6 +28,10 @@ class CommandParser(argparse.ArgumentParser):
             file.write(message)
         else:
             super()._print_message(message, file)
+
+    def error(self, message: str) -> NoReturn:
+        """End with one line and code 2."""
+        self.exit(2, f"{self.prog}: {message}; --help shows all options\n")
 
 
 def parse(

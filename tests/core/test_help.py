@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the commands print for `--help`: no phrase twice in a row, no code instead of its value."""
+"""What the commands print for `--help`: no phrase twice in a row, no code instead of its value;
+and one line for a wrong call.
+"""
 
 from __future__ import annotations
 
@@ -24,3 +26,12 @@ def test_the_help_of_a_command_says_each_thing_once(
     text = capsys.readouterr().out
     assert not SAID_TWICE.findall(text)
     assert not re.findall(r"\{[^}]*[(.\]'\"][^}]*\}", text), "code instead of its value"
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_wrong_call_gets_one_line(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        cli.main([name, "--no-such-option"])
+    reported = capsys.readouterr()
+    assert re.fullmatch(rf"kvcore {name}: .+; --help shows all options\n", reported.err)
+    assert not reported.out

@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import os
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from kvcore import _twin
 from kvcore.check.profiles.profile import SWAPS, Profile, world
@@ -41,17 +41,9 @@ class BadOptions(ValueError):
     """The options cannot be combined; the message says why in one sentence."""
 
 
-class Parser(CommandParser):
-    """A parser that reports errors in one sentence."""
-
-    def error(self, message: str) -> NoReturn:
-        """Exit with an error message."""
-        self.exit(2, f"{self.prog}: {message}; --help shows all options\n")
-
-
 def make_parser() -> argparse.ArgumentParser:
     """Build the parser of the command."""
-    parser = Parser(
+    parser = CommandParser(
         prog="kvcore check",
         description="Explore every state of a small world, and check every property at each step.",
         epilog="Exit code: 0 no violation, 1 a violation, 2 bad arguments, 3 a named world did "

@@ -23,12 +23,12 @@ from typing import Any
 import attrs
 
 from kvcore import _twin
-from kvcore.check.cli.options import BadOptions, Parser
+from kvcore.check.cli.options import BadOptions
 from kvcore.check.simulate.as_trace import trace_text
 from kvcore.check.simulate.runs import BackendName, Failure, MakeDevices, Run, again, simulate
 from kvcore.check.simulate.setting import Fixed
 from kvcore.check.simulate.shrink import shrink
-from kvcore.cli.arguments import count, natural, parse, positive
+from kvcore.cli.arguments import CommandParser, count, natural, parse, positive
 from kvcore.cli.pipes import ends_cleanly
 from kvcore.oracle.device import find_device
 from kvcore.types.errors import KvcoreError
@@ -239,7 +239,7 @@ def _check(options: argparse.Namespace) -> MakeDevices:
 
 
 def _make_parser() -> argparse.ArgumentParser:
-    parser = Parser(
+    parser = CommandParser(
         prog="kvcore simulate",
         description="Random engines at real sizes over the core: scheduler, late device, failures; "
         "groups of any kinds, recurrent states too, whose checkpoints calls choose; hits inside "
