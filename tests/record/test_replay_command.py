@@ -41,6 +41,24 @@ def test_a_record_is_made_again(
         assert capsys.readouterr().out.endswith("every outcome equals the recorded one\n")
 
 
+def test_a_range_without_a_call_is_refused(
+    tmp_path: Path, backend: Backend, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record(tmp_path / "record", CONFIG, story(), backend)
+    assert main([str(tmp_path / "record")]) == 0
+    num_calls = int(capsys.readouterr().out.split()[0])
+    last = str(num_calls - 1)
+    assert main([str(tmp_path / "record"), "--from", last, "--to", last]) == 0
+    assert (
+        capsys.readouterr().out
+        == f"{num_calls} calls in 1 file\nevery outcome equals the recorded one\n"
+    )
+    for words in (["--from", str(num_calls)], ["--from", "9", "--to", "8"]):
+        assert main([str(tmp_path / "record"), *words]) == 2
+        said = f"kvcore replay: no call of {tmp_path / 'record'} is in this range\n"
+        assert capsys.readouterr() == ("", said)
+
+
 def test_a_different_outcome_is_named_with_both(
     tmp_path: Path, backend: Backend, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -49,6 +49,10 @@ def main(arguments: Sequence[str]) -> int:
     except (KvcoreError, OSError) as error:
         print(f"kvcore replay: {error}", file=sys.stderr)
         return USAGE_ERROR
+    none = not (done.num_compared or done.died_in or done.difference)
+    if none and (given.first or given.last is not None):
+        print(f"kvcore replay: no call of {given.record} is in this range", file=sys.stderr)
+        return USAGE_ERROR
     print(to_text(done))
     return EQUAL if done.difference is None else DIFFERENT
 
@@ -115,7 +119,7 @@ def _left_out(done: WhatIf) -> list[str]:
 
 def to_text(done: Rerun) -> str:
     """Format the result as text."""
-    lines = [f"{done.num_calls:,} calls in {done.num_segments:,} files"]
+    lines = [f"{counted(done.num_calls, 'call')} in {counted(done.num_segments, 'file')}"]
     if done.has_tail:
         lines.append("the last step was not closed: its calls have no checksum")
     if done.died_in is not None:

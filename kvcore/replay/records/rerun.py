@@ -56,13 +56,15 @@ class Difference:
 class Rerun:
     """The result of a replay.
 
-    has_tail: the last step has no checksum, since it was not closed. dropped_bytes: those after
-    damage in a segment. missing_calls: lost between segments, by damage or missing files. died_in:
-    the call in which the process died, which is not made again.
+    num_compared: the calls from `first` on. has_tail: the last step has no checksum, since it was
+    not closed. dropped_bytes: those after damage in a segment. missing_calls: lost between
+    segments, by damage or missing files. died_in: the call in which the process died, which is not
+    made again.
     """
 
     num_segments: int = 0
     num_calls: int = 0
+    num_compared: int = 0
     has_tail: bool = False
     dropped_bytes: int = 0
     missing_calls: int = 0
@@ -154,6 +156,7 @@ def rerun(
                 return attrs.evolve(done, died_in=describe(call))
             outcomes = [player.make(call) for player in players]
             done.num_calls, follows = done.num_calls + 1, call.number + 1
+            done.num_compared += call.number >= first
             if call.number >= first and any(each != call.outcome for each in outcomes):
                 return attrs.evolve(done, difference=_difference(players, call, outcomes))
         if difference:
