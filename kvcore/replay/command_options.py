@@ -71,8 +71,14 @@ def make_parser() -> argparse.ArgumentParser:
         "trace, 130 interrupted, with a report of what was done.",
     )
     parser.add_argument("trace", metavar="TRACE", help=TRACES)
-    add_pool(parser.add_argument_group("the pool"))
-    add_loop(parser.add_argument_group("the loop"))
+    add_pool(pool := parser.add_argument_group("the pool"))
+    _add_variants(pool)
+    add_loop(loop := parser.add_argument_group("the loop"))
+    loop.add_argument(
+        "--apply",
+        metavar="DEVICE",
+        help="apply each batch to real memory and check every read: torch",
+    )
     _add_result(parser.add_argument_group("output"))
     return parser
 
@@ -99,6 +105,11 @@ def add_pool(group: argparse._ArgumentGroup) -> None:
         default=DEFAULTS.policy,
         help=f"the policy: which free block leaves first ({DEFAULTS.policy})",
     )
+    add("--backend", choices=("rust", "python"), help="the core (rust, if compiled)")
+
+
+def _add_variants(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
     add(
         "--policies",
         type=policies,
@@ -106,7 +117,6 @@ def add_pool(group: argparse._ArgumentGroup) -> None:
         default=(),
         help="also replay under each of these, on all cores; all: those that need no wishes",
     )
-    add("--backend", choices=("rust", "python"), help="the core (rust, if compiled)")
     add(
         "--sweep",
         type=counts,
@@ -159,11 +169,6 @@ def add_loop(group: argparse._ArgumentGroup) -> None:
     )
     add("--skip-bad", action="store_true", help="skip bad lines, and count them")
     add_rate(group)
-    add(
-        "--apply",
-        metavar="DEVICE",
-        help="apply each batch to real memory and check every read: torch",
-    )
 
 
 def add_rate(group: argparse._ActionsContainer) -> None:

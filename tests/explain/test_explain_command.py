@@ -78,7 +78,6 @@ def test_the_first_of_a_list_are_those_with_most(
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--sweep", "2048"], "--sweep belongs to `kvcore replay`: omit it"),
         (["--optimum", "--preempt", "swap"], "--optimum needs --preempt recompute"),
         (["--request", "nobody"], "no request 'nobody' was admitted"),
     ],
@@ -90,3 +89,12 @@ def test_what_cannot_be_explained_is_refused_in_a_sentence(
     captured = capsys.readouterr()
     assert said in captured.err
     assert captured.out == ""
+
+
+@pytest.mark.parametrize("words", [["--sweep", "9"], ["--policies", "all"], ["--apply", "torch"]])
+def test_options_of_replay_alone_are_not_taken(
+    words: list[str], trace: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        explain_command.main([trace, "--blocks", "2048", *words])
+    assert f"unrecognized arguments: {' '.join(words)}" in capsys.readouterr().err

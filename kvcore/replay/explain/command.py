@@ -86,7 +86,7 @@ def make_parser() -> argparse.ArgumentParser:
     group.add_argument(
         "--optimum", action="store_true", help="split evicted tokens into policy and capacity"
     )
-    parser.set_defaults(html=None, no_bounds=True, explain=True)
+    parser.set_defaults(html=None, no_bounds=True, explain=True, sweep=(), policies=(), apply=None)
     return parser
 
 
@@ -118,12 +118,7 @@ def _add_report(group: argparse._ArgumentGroup, what: str) -> None:
 
 
 def _read(given: argparse.Namespace) -> Arguments:
-    """Read the options, without those that only `kvcore replay` has. Raises what reading them
-    raises.
-    """
-    for name in ("sweep", "apply"):
-        if getattr(given, name):
-            raise BadOptions(reason=f"--{name} belongs to `kvcore replay`: omit it")
+    """Read the options. Raises what reading them raises."""
     if given.optimum and given.preempt == "swap":
         raise BadOptions(reason="--optimum needs --preempt recompute: it does not follow swaps")
     return read_arguments(given)
