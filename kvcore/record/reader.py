@@ -40,13 +40,13 @@ class RecordedCall(Struct, frozen=True, gc=False):
 
 
 def is_record(path: str | os.PathLike[str]) -> bool:
-    """Return whether the path is a segment, or a folder with one."""
+    """Return whether the path is a segment, even a damaged one, or a folder with one."""
     found = Path(path)
     try:
         if found.is_dir():
             return any(found.glob(f"*{SUFFIX}"))
         with found.open("rb") as file:
-            return file.read(len(MAGIC)) == MAGIC
+            return found.suffix == SUFFIX or file.read(len(MAGIC)) == MAGIC
     except (OSError, ValueError):
         return False
 

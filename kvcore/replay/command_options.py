@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 TRACES = "JSONL of Mooncake or Bailian, or another form (docs/replay.md); - for standard input"
+OR_RECORD = "; or a record, for which `%(prog)s RECORD --help` shows the options"
 DEFAULTS = Options(num_blocks=1)
 WITHOUT_WISHES = tuple(each for each in EVICTIONS if each != "retention")
 """Traces have no retention wishes, so `retention` equals `uncached_first` there."""
@@ -70,7 +71,7 @@ def make_parser() -> argparse.ArgumentParser:
         epilog="Exit code: 0 replayed, 1 --apply found wrong content, 2 bad arguments or a bad "
         "trace, 130 interrupted, with a report of what was done.",
     )
-    parser.add_argument("trace", metavar="TRACE", help=TRACES)
+    parser.add_argument("trace", metavar="TRACE", help=TRACES + OR_RECORD)
     add_pool(pool := parser.add_argument_group("the pool"))
     _add_variants(pool)
     add_loop(loop := parser.add_argument_group("the loop"))

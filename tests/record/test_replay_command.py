@@ -26,6 +26,8 @@ def test_a_record_is_known_by_what_it_is(tmp_path: Path, backend: Backend) -> No
     record(tmp_path / "record", CONFIG, story(), backend)
     assert is_record(tmp_path / "record")
     assert is_record(tmp_path / "record" / FIRST)
+    (tmp_path / "record" / "1.kvcrec").write_bytes(b"")
+    assert is_record(tmp_path / "record" / "1.kvcrec")
     (tmp_path / "trace.jsonl").write_text("{}")
     for name in ("", "trace.jsonl", "no", "\0"):
         assert not is_record(tmp_path / name)

@@ -21,6 +21,7 @@ from kvcore.explain.explanation import Explanation
 from kvcore.record.reader import is_record
 from kvcore.replay.command import FINE, STOPPED, USAGE_ERROR
 from kvcore.replay.command_options import (
+    OR_RECORD,
     TRACES,
     Arguments,
     BadOptions,
@@ -78,7 +79,7 @@ def make_parser() -> argparse.ArgumentParser:
         "cache would have had.",
         epilog="Exit code: 0 explained, 2 bad arguments or a bad trace, 130 interrupted.",
     )
-    parser.add_argument("trace", metavar="TRACE", help=TRACES)
+    parser.add_argument("trace", metavar="TRACE", help=TRACES + OR_RECORD)
     add_pool(parser.add_argument_group("the pool"))
     add_loop(parser.add_argument_group("the loop"))
     group = parser.add_argument_group("output")
