@@ -19,6 +19,7 @@ from kvcore.record.reader import segment_files
 from kvcore.record.recorder import Recorder
 from kvcore.replay.records import attempt as attempts
 from kvcore.replay.records.attempt import Attempt, attempt, read_items
+from kvcore.replay.records.guarded import Killed, in_child
 from kvcore.replay.records.rerun import rerun
 from kvcore.replay.records.shrink import shrink
 from kvcore.replay.records.shrink_command import main
@@ -212,6 +213,15 @@ def test_a_folder_with_a_record_is_refused_before_the_search(
     assert main([str(tmp_path / "record"), "--out", str(tmp_path / "record")]) == 2
     refused = capsys.readouterr().err
     assert refused.startswith(f"kvcore shrink: folder {tmp_path / 'record'} has a record already")
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="attempts are made in this process")
+def test_an_interrupted_attempt_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+    def work(_: object) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+
+    assert in_child(work) == Killed(signal.SIGINT, 0)
+    assert capfd.readouterr() == ("", "")
 
 
 def test_what_does_not_fail_is_said(

@@ -141,7 +141,8 @@ def _be_child(work: Callable[[Going], object], place: mmap, writes: int) -> None
     code = 1
     try:
         gc.disable()
-        signal.signal(signal.SIGPROF, signal.SIG_DFL)
+        for number in (signal.SIGPROF, signal.SIGINT, signal.SIGPIPE):  # ends without a traceback
+            signal.signal(number, signal.SIG_DFL)
 
         def going(step: int, seconds: float) -> None:
             struct.pack_into("q", place, 0, step)
