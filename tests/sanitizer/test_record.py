@@ -4,12 +4,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from kvcore.sanitizer.hunter import session
 from kvcore.sanitizer.hunter.command import main
 from kvcore.sanitizer.hunter.record import sentence, totals
 
@@ -129,3 +130,16 @@ def test_all_goals_may_be_reached() -> None:
     total = {**json.loads(part(seconds=59.7)), "seeds": [1], "missing": []}
     assert sentence(total).startswith("it 1 in all: 0 h 1 min 0 s")
     assert sentence(total).endswith("not reached: none")
+
+
+def test_an_interrupted_part_without_a_finding_is_not_a_clean_one(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def process(_: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        yield {"event": "start"}
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(session, "_one_process", process)
+    record = tmp_path / "record"
+    assert main([TEMPLATE, "--record", str(record)]) == 130
+    assert json.loads(record.read_text())["interrupted"]

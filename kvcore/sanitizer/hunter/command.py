@@ -2,7 +2,7 @@
 """The command `kvcore sanitize`: hunts for bugs in the scheduler and cache manager of an engine.
 
 Exit code 0: nothing was found; 1: a finding; 2: the engine is missing, or has a version that was
-not tested; 3: the harness itself failed.
+not tested; 3: the harness itself failed; 130: interrupted before anything was found.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 import attrs
 
 from kvcore.cli.arguments import CommandParser, count, natural, parse, positive
-from kvcore.cli.pipes import ends_cleanly
+from kvcore.cli.pipes import INTERRUPTED, ends_cleanly
 from kvcore.sanitizer.hunter import record
 from kvcore.sanitizer.hunter.adapter import KNOWN, NotInstalled
 from kvcore.sanitizer.hunter.hunt import SKIPPED_SHARE_MAX, Tally
@@ -59,7 +59,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="kvcore sanitize",
         description="Drive an engine's own scheduler with a fake model and check what it reads.",
         epilog="Exit code: 0 nothing was found, 1 a finding, 2 the engine is missing or has an "
-        "untested version, 3 the adapter is wrong.",
+        "untested version, 3 the adapter is wrong, 130 interrupted before a finding.",
     )
     known = ", ".join(KNOWN)
     parser.add_argument("engine", help=f"{known}, or your own module:Adapter")
@@ -166,7 +166,7 @@ class _Session:
         names = {event["name"] for event in self.found.values()}
         if "harness" in names or self._skips_too_much():
             return HARNESS
-        return FOUND if names else CLEAN
+        return FOUND if names else INTERRUPTED if stopped else CLEAN
 
     def _on_start(self, event: Event) -> None:
         self.engine = event
