@@ -273,9 +273,7 @@ def _check_page(path: str, trace: str) -> None:
         raise BadOptions(reason=reason)
     if path == STDIN:
         raise BadOptions(reason="--html - is not a file, and standard output is for the report")
-    if trace != STDIN and Path(path).resolve() == Path(trace).resolve():
-        raise BadOptions(reason=f"--html {path} would replace the trace")
-    check_writable(path)
+    check_writable(path, () if trace == STDIN else [Path(trace)])
 
 
 def _number(group: argparse._ArgumentGroup, name: str, unit: str, default: int, what: str) -> None:

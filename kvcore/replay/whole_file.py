@@ -21,9 +21,14 @@ class CannotWrite(KvcoreError):
     message = "{file!r} cannot be written: {reason}"
 
 
-def check_writable(path: str) -> None:
-    """Raise CannotWrite unless a file can be written there. Leaves nothing behind."""
+def check_writable(path: str, sources: Iterable[Path] = ()) -> None:
+    """Raise CannotWrite unless a file can be written there. Leaves nothing behind.
+
+    sources: files that are read, which must not be replaced.
+    """
     place = Path(path).resolve()
+    if place in (each.resolve() for each in sources):
+        raise CannotWrite(file=path, reason="it would replace what is read")
     if not path or place.is_dir():
         raise CannotWrite(file=path, reason="it is not a file name" if not path else "a folder")
     if place.exists() and not place.is_file():

@@ -15,6 +15,7 @@ from pathlib import Path
 from kvcore import _twin
 from kvcore.cli.arguments import CommandParser, natural, parse
 from kvcore.cli.pipes import ends_cleanly
+from kvcore.record.reader import segment_files
 from kvcore.replay.records.command import DIFFERENT, EQUAL, USAGE_ERROR, to_text
 from kvcore.replay.report_text import counted
 from kvcore.replay.whole_file import check_writable, write_whole
@@ -31,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     given = parse(make_parser(), arguments)
     try:
-        check_writable(given.html)
+        check_writable(given.html, segment_files(given.record))
         viewed = watch(given.record, given.backend, given.first, given.last)
         lines = to_text(viewed.done).splitlines()
         name = f"Record {Path(given.record).resolve().name}"

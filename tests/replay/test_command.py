@@ -131,7 +131,7 @@ def test_standard_input_is_a_trace_too(
         (("--host-blocks", "5"), "--host-blocks needs --preempt swap"),
         (("--apply", "abacus"), "--apply abacus names no installed device"),
         (("--html", "-"), "--html - is not a file, and standard output is for the report"),
-        (("--html", "{trace}"), "--html {trace} would replace the trace"),
+        (("--html", "{trace}"), "'{trace}' cannot be written: it would replace what is read"),
         (("--html", "{folder}"), "cannot be written: a folder"),
         (("--html", "{folder}/none/page.html"), "cannot be written: no such file or directory"),
         (("--html", "{trace}/page.html"), "cannot be written: not a directory"),

@@ -12,6 +12,7 @@ import pytest
 from kvcore import KVCacheManager, Request
 from kvcore.record.recorder import Recorder
 from kvcore.record.segment import read_segment
+from kvcore.replay.command import main as replay
 from kvcore.view.command import main
 from tests.conftest import Backend
 from tests.record.records import CONFIG, record, story
@@ -53,6 +54,18 @@ def test_what_is_no_record_is_said_in_a_line(
     assert main([str(tmp_path / "record"), "--html", str(tmp_path)]) == 2
     assert "a folder" in capsys.readouterr().err
     assert not Path(page).exists()
+
+
+def test_a_page_never_replaces_the_record(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record(tmp_path / "record", CONFIG, story(), "python")
+    file = tmp_path / "record" / FIRST
+    before = file.read_bytes()
+    for given, make in (([], main), (["--what-if", "num_blocks=9"], replay)):
+        assert make([str(tmp_path / "record"), "--html", str(file), *given]) == 2
+        assert "it would replace what is read" in capsys.readouterr().err
+        assert file.read_bytes() == before
 
 
 def test_a_record_without_a_call_shows_its_state(

@@ -60,10 +60,11 @@ def main(arguments: Sequence[str]) -> int:
 def _run_variants(given: argparse.Namespace) -> int:
     """Run each variant; return the exit code."""
     try:
-        config = decode(read_segment(segment_files(given.record)[0]).state).config
+        files = segment_files(given.record)
+        config = decode(read_segment(files[0]).state).config
         variants = {words: changed(config, words) for words in given.what_if}
         if given.html is not None:
-            check_writable(given.html)
+            check_writable(given.html, files)
         done = what_if(given.record, variants, given.backend)
         if given.html is not None:
             write_whole(given.html, to_html(done, str(given.record)))
