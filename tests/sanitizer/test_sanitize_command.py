@@ -309,12 +309,6 @@ def test_an_engine_that_refuses_its_options_is_no_hunt(capsys: pytest.CaptureFix
     assert "worlds refused" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("text", ["block_size", "=4", ""])
-def test_an_axis_without_a_value_is_refused(text: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["kvcore.sanitizer.hunter.template:Adapter", "--axis", text]) == 2
-    assert "--axis takes NAME=VALUE" in capsys.readouterr().err
-
-
 def test_the_engine_of_a_report_is_the_adapters_file_without_kvcore() -> None:
     source = engine_source("kvcore.sanitizer.hunter.template")
     assert "kvcore" not in source

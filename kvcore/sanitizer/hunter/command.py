@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, cast
 
 import attrs
 
@@ -27,6 +27,7 @@ from kvcore.sanitizer.hunter.adapter import KNOWN, NotInstalled
 from kvcore.sanitizer.hunter.hunt import SKIPPED_SHARE_MAX, Tally
 from kvcore.sanitizer.hunter.report import write
 from kvcore.sanitizer.hunter.session import Event, events
+from kvcore.sanitizer.hunter.world import world_from_json
 
 CLEAN, FOUND, UNSUPPORTED, HARNESS = range(4)
 
@@ -40,9 +41,13 @@ def main(arguments: list[str] | None = None) -> int:
         if options.sum:
             return _sum_up(options)
         job = _job(options)
+        _make_room(options)
         return _Session(options).follow(job)
     except (NotInstalled, ValueError) as error:
         print(f"kvcore sanitize: {error}", file=sys.stderr)
+        return UNSUPPORTED
+    except OSError as error:
+        print(f"kvcore sanitize: {error.filename}: {error.strerror}", file=sys.stderr)
         return UNSUPPORTED
     finally:
         signal.signal(signal.SIGTERM, before)
@@ -88,7 +93,7 @@ def _parser() -> argparse.ArgumentParser:
 def _job(options: argparse.Namespace) -> dict[str, Any]:
     job: dict[str, Any] = {"do": "hunt", "engine": options.engine, "seconds": options.seconds}
     if options.replay is not None:
-        found = json.loads(options.replay.read_text())
+        found = _finding(options.replay)
         world = found.get("world", found)
         return {**job, "do": "again", "world": world, "muted": found.get("muted", [])}
     return {
@@ -98,6 +103,25 @@ def _job(options: argparse.Namespace) -> dict[str, Any]:
         "only": options.only,
         "fixed": _fixed(options.axis),
     }
+
+
+def _finding(path: Path) -> Event:
+    """Read a finding, or its world."""
+    try:
+        found = json.loads(path.read_text())
+        world_from_json(found.get("world", found))
+    except (ValueError, TypeError, LookupError, AttributeError) as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise ValueError(f"{path} is no finding of kvcore sanitize ({reason})") from error
+    return cast(Event, found)
+
+
+def _make_room(options: argparse.Namespace) -> None:
+    """Fail before the hunt if its findings or its record could not be written after it."""
+    if options.write is not None:
+        options.write.mkdir(parents=True, exist_ok=True)
+    if options.record is not None:
+        options.record.open("a").close()
 
 
 def _fixed(texts: list[str]) -> dict[str, Any]:

@@ -16,7 +16,15 @@ def parts(record: Path | None) -> list[dict[str, Any]]:
     """Read the parts of a record; none if there is no file yet."""
     if record is None or not record.exists():
         return []
-    return [json.loads(line) for line in record.read_text().splitlines()]
+    found = []
+    for number, line in enumerate(record.read_text().splitlines(), 1):
+        try:
+            part = json.loads(line)
+            found.append({**part, "seed": int(part["seed"])})
+        except (ValueError, TypeError, KeyError) as error:
+            text = f"{record}, line {number}: not a hunt of kvcore sanitize"
+            raise ValueError(text) from error
+    return found
 
 
 def next_seed(record: Path | None) -> int:

@@ -50,6 +50,11 @@ def main(job: dict[str, Any]) -> int:
             text = unusable(job["engine"], f"{type(error).__name__}: {error}")
         send({"event": "unsupported", "text": text})
         return 2
+    if unknown := sorted(job.get("fixed", {}).keys() - adapter.AXES.keys()):
+        known = ", ".join(adapter.AXES)
+        text = f"--axis {unknown[0]}: {adapter.NAME} has no such option, but {known}"
+        send({"event": "unsupported", "text": text})
+        return 2
     send({"event": "start", "engine": adapter.NAME, "version": adapter.version()})
     if job["do"] == "hunt":
         _hunt(adapter, job, send)
