@@ -123,6 +123,17 @@ def test_a_difference_between_the_languages_is_shrunk(
     trace_file.outcomes(trace, "python")
 
 
+def test_a_failure_that_cannot_be_is_refused_with_those_that_can(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([str(tmp_path), "--keep", "CASHED-COUNT"])
+    assert ended.value.code == 2
+    said = capsys.readouterr().err
+    assert "'CASHED-COUNT' is no failure, but difference, exception" in said
+    assert "CACHED-COUNT" in said
+
+
 @pytest.mark.usefixtures("_in_one_process")
 def test_a_refusal_is_shrunk_to_its_request(
     tmp_path: Path, backend: Backend, capsys: pytest.CaptureFixture[str]

@@ -17,6 +17,7 @@ from kvcore import _twin
 from kvcore.check.simulate.as_trace import trace_text
 from kvcore.check.simulate.runs import Failure
 from kvcore.cli.arguments import CommandParser, natural, parse
+from kvcore.invariants.pool_and_state import PROPERTIES
 from kvcore.manager import KVCacheManager
 from kvcore.record.recorder import Recorder
 from kvcore.replay.records.attempt import CALL_SECONDS, LOOK_UP, Going
@@ -28,6 +29,7 @@ from kvcore.types.errors import KvcoreError
 from kvcore.types.values import Hit
 
 SHRUNK, NOTHING_FAILS, USAGE_ERROR = 0, 1, 2
+FAILURES = ("difference", "exception", "hang", "crash", "refused:later", "refused:never")
 ANYTHING = "no difference, exception, hang, crash or invariant"
 
 
@@ -100,6 +102,13 @@ def _report(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
+def _failure(text: str) -> str:
+    """Return the name of a failure."""
+    if text not in (known := [*FAILURES, *PROPERTIES, "REFINE"]):
+        raise argparse.ArgumentTypeError(f"{text!r} is no failure, but {', '.join(known)}")
+    return text
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = CommandParser(
         prog="kvcore shrink",
@@ -118,6 +127,7 @@ def _parser() -> argparse.ArgumentParser:
     kept = parser.add_mutually_exclusive_group()
     kept.add_argument(
         "--keep",
+        type=_failure,
         metavar="NAME",
         help="the failure to keep: difference, exception, hang (a call that does not end), "
         "crash (one that ends the process), refused:later, refused:never, or an invariant's name; "
