@@ -53,7 +53,8 @@ class KeyMap(Mapping[bytes, int]):
         """Open a transaction that changes the map in place."""
         return KeyMapTransaction(self.slots, self.length)
 
-    def get(self, key: bytes) -> int | None:  # type: ignore[override]
+    # Mapping's own raises and catches an error for each key that is unknown, as most are.
+    def get(self, key: bytes) -> int | None:  # type: ignore[override]  # no default
         """Return the block of a key, None if it is unknown."""
         entry = find(self.slots, key)
         return None if entry is None else entry.block

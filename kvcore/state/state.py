@@ -186,14 +186,10 @@ class RequestMap(Mapping[str, RequestState]):
     @classmethod
     def of(cls, requests: Mapping[str, RequestState]) -> RequestMap:
         """Build a map of these requests."""
-        tx = RequestMap().mutate()
+        tx = RequestMapTransaction(Map(), pvector().evolver())
         for request_id, request in requests.items():
             tx.add(request_id, request)
-        return tx.finish()
-
-    def mutate(self) -> RequestMapTransaction:
-        """Open a transaction that changes the map in place."""
-        return RequestMapTransaction(self.places, self.slots.evolver())
+        return RequestMap(tx.places, tx.slots.persistent())
 
     def set(self, request_id: str, request: RequestState) -> RequestMap:
         """Return a map in which a known id has this request."""
@@ -211,7 +207,8 @@ class RequestMap(Mapping[str, RequestState]):
     def __getitem__(self, request_id: str) -> RequestState:
         return cast(RequestState, self.slots[self.places[request_id]])
 
-    def get(self, request_id: str) -> RequestState | None:  # type: ignore[override]
+    # Mapping's own three look up one id after another, and raise and catch an error if it is new.
+    def get(self, request_id: str) -> RequestState | None:  # type: ignore[override]  # no default
         """Return a request, None if it is unknown."""
         place = self.places.get(request_id)
         return None if place is None else self.slots[place]
@@ -231,7 +228,9 @@ class RequestMap(Mapping[str, RequestState]):
 
 
 class RequestMapTransaction(Struct, gc=False):
-    """A map inside a transition: changed in place, then finished."""
+    """A map inside a transition, changed in place. `Transaction` opens, reads and closes it without
+    a call, since each transition does.
+    """
 
     places: Map[str, int]
     slots: Any
@@ -260,10 +259,6 @@ class RequestMapTransaction(Struct, gc=False):
         """Remove a request."""
         self.slots[self.places[request_id]] = None
         self.places = self.places.delete(request_id)
-
-    def finish(self) -> RequestMap:
-        """Return the map as an immutable value."""
-        return RequestMap(self.places, self.slots.persistent())
 
 
 class Operation(Struct, frozen=True, gc=False):

@@ -40,7 +40,7 @@ PINS_OF_BLOCKS = ("pin", "unpin", "check_block", "check_pins", "check_unpins", "
 GROWTH = ("measure", "plan_growth", "preallocate")
 KEYS_OF_BLOCKS = ("unpublish", "unpublish_full")
 TAILS_OF_BLOCKS = ("has_key", "tail_keys", "first_tail", "publish_tail", "withdraw_tails")
-METHODS_OF_MAPS = ("add", "finish", "get", "items", "mutate", "of", "remove", "set", "values")
+METHODS_OF_MAPS = ("add", "get", "items", "of", "remove", "set", "values")
 PYTHON_ONLY = {
     ("pool/block_pool", "PoolTransaction"): TRANSACTION,
     ("pool/block_pool", "freeze"): TRANSACTION,

@@ -42,8 +42,7 @@ def m_leaving_keeps_count(patcher: Patcher) -> None:
     """A request that is cut in mid-step still counts what the step will not write."""
 
     def leave_counted(tx: Transaction, request: RequestState) -> None:
-        if tx.scheduled[request.row] is not None:
-            tx.scheduled = tx.scheduled.set(request.row, None)
+        tx.scheduled = tx.scheduled.set(request.row, None)
 
     patcher.replace(truncate, "leave_open_batch", leave_counted)
 
