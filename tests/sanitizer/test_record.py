@@ -88,9 +88,11 @@ def test_a_hunt_whose_engine_does_not_start_again_keeps_what_it_had(
 def test_one_crash_is_told_once_and_written_once_by_all_parts_of_a_hunt(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    version = "it 1"
+
     def found(where: str, *needs: str) -> dict[str, Any]:
         world = {"num_blocks": 2, "block_size": 1, "axes": {}, "moves": [], "seed": 1}
-        about = {"event": "found", "name": "crash", "text": "", "muted": [], "engine": "it 1"}
+        about = {"event": "found", "name": "crash", "text": "", "muted": [], "engine": version}
         return {**about, "where": where, "needs": [*needs], "world": world}
 
     def events(_: Any) -> Iterator[dict[str, Any]]:
@@ -102,8 +104,9 @@ def test_one_crash_is_told_once_and_written_once_by_all_parts_of_a_hunt(
     monkeypatch.setattr("kvcore.sanitizer.hunter.command.events", events)
     written: list[str] = []
 
-    def write(event: dict[str, Any], _adapter: str, _folder: Path) -> list[Path]:
+    def write(event: dict[str, Any], _adapter: str, folder: Path) -> list[Path]:
         written.append(f"{event['where']}: {' '.join(event['needs'])}")
+        (folder / f"{len(written)}.json").write_text(json.dumps(event))
         return []
 
     monkeypatch.setattr("kvcore.sanitizer.hunter.command.write", write)
@@ -113,9 +116,13 @@ def test_one_crash_is_told_once_and_written_once_by_all_parts_of_a_hunt(
         assert main([TEMPLATE, *options]) == 1
     told = ["in free: abort", "in take: fork", ": abort fork", ": abort"]
     assert written == told
+    (tmp_path / "findings" / "other.json").write_text("[]")
+    version = "it 2"
+    assert main([TEMPLATE, *options]) == 1
+    assert written == told + told, "another version has reports of its own"
     parts = [json.loads(line) for line in record.read_text().splitlines()]
     brief = ["crash in free abort", "crash in take fork", "crash  abort fork", "crash  abort"]
-    assert [part["findings"] for part in parts] == [brief, brief]
+    assert [part["findings"] for part in parts] == [brief, brief, brief]
 
 
 def test_a_record_without_a_file_has_no_sum(

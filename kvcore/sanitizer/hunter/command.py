@@ -13,7 +13,7 @@ import signal
 import sys
 import time
 from collections.abc import Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any, cast
@@ -231,10 +231,10 @@ class _Session:
     def _end(self, job: Mapping[str, Any], interrupted: bool) -> None:
         brief = {_brief(event): event for event in self.found.values()}
         if self.options.write is not None:
-            written = record.findings(self.options.record) if "seed" in job else set()
+            written = _written(self.options.write)
             for text, event in brief.items():
                 # An error of the adapter is no report for the engine's project.
-                if event["name"] == "harness" or text in written:
+                if event["name"] == "harness" or (event["engine"], text) in written:
                     continue
                 for path in write(event, _adapter(self.options.engine), self.options.write):
                     self._print(f"wrote {path}")
@@ -273,6 +273,16 @@ class _Session:
 
 def _brief(event: Event) -> str:
     return f"{event['name']} {event['where']} {' '.join(event['needs'])}"
+
+
+def _written(folder: Path) -> set[tuple[str, str]]:
+    """Return the engine and in short the finding of each report in a folder."""
+    found = set()
+    for path in folder.glob("*.json"):
+        with suppress(ValueError, TypeError, KeyError):  # of files that are no reports
+            event = json.loads(path.read_text())
+            found.add((event["engine"], _brief(event)))
+    return found
 
 
 def _is_part(event: Event, other: Event) -> bool:

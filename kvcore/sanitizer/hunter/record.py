@@ -32,11 +32,6 @@ def next_seed(record: Path | None) -> int:
     return 1 + max((each["seed"] for each in parts(record)), default=0)
 
 
-def findings(record: Path | None) -> set[str]:
-    """Return what the parts of a record found, in short."""
-    return {text for part in parts(record) for text in part.get("findings", ())}
-
-
 def totals(record: Path | None) -> list[dict[str, Any]]:
     """Add up the parts of a record, for each version of an engine in it."""
     tallies: dict[str, Tally] = {}
