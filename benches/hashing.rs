@@ -36,6 +36,7 @@ fn main() {
         case("sha256_cbor", &tokens, &none, Hashing::Sha256Cbor),
         Case { name: "sha256_cbor, a call per block", run: Box::new(|| block_by_block(&tokens)) },
         case("sha256", &tokens, &none, Hashing::Sha256),
+        case("siphash", &tokens, &none, Hashing::Siphash),
         case("xxh3", &tokens, &none, Hashing::Xxh3),
         case("sha256_cbor, LoRA and media", &tokens, &some, Hashing::Sha256Cbor),
     ];

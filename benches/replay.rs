@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Measure a whole list of an engine's operations, by phase.
 //!
-//! Run: `cargo bench --bench replay -- [--hash sha256_cbor|sha256|xxh3] [--rounds N] [--blocks N]
-//! [--policy lru|uncached_first] [--events] [FILE]...`. A file is one that `python -m
+//! Run: `cargo bench --bench replay -- [--hash sha256_cbor|sha256|siphash|xxh3] [--rounds N]
+//! [--blocks N] [--policy lru|uncached_first] [--events] [FILE]...`. A file is one that `python -m
 //! benches.record` wrote; `make bench` writes the default one. The figures are CPU time of the
 //! thread, minus the clock's own, the least over rounds per phase. `--events`: events are made, and
 //! drained once per step. `--test` runs one round.
@@ -90,6 +90,7 @@ fn hashing_of(name: &str) -> Hashing {
     match name {
         "sha256_cbor" => Hashing::Sha256Cbor,
         "sha256" => Hashing::Sha256,
+        "siphash" => Hashing::Siphash,
         "xxh3" => Hashing::Xxh3,
         _ => panic!("no hashing is called {name}"),
     }

@@ -32,7 +32,7 @@ from kvcore.types.errors import (
     InvalidConfig,
     InvariantViolation,
 )
-from kvcore.types.keys import fold_key
+from kvcore.types.keys import ONE_WAY, fold_key
 from kvcore.types.policy import EvictionPolicy
 from kvcore.types.values import Hit, Outcome
 
@@ -287,7 +287,7 @@ class Recordable:
         check_kind("recorder", recorder, Recorder)
         if self._core.is_recording:
             raise AlreadyRecording(what="the manager", reason="stop_recording ends that")
-        recorder.start(self, self._core, one_way=self.config.hashing != "xxh3")
+        recorder.start(self, self._core, one_way=self.config.hashing in ONE_WAY)
         self._core.start_recording(recorder)
 
     def stop_recording(self) -> None:

@@ -106,6 +106,7 @@ def buffer(prompt: array.array[int]) -> array.array[int]:
 MAKERS = {
     "kvcore-calls": Maker(Calls),
     "kvcore-batched": Maker(Batched, buffer),
+    "kvcore-batched-siphash": Maker(lambda work: Batched(work, hashing="siphash"), buffer),
     "kvcore-batched-xxh3": Maker(lambda work: Batched(work, hashing="xxh3"), buffer),
     "kvcore-python": Maker(lambda work: Calls(work, backend="python", hashing="sha256")),
     "kvcore-python-batched": Maker(

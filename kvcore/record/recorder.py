@@ -177,7 +177,7 @@ class Recorder:
     def _check_hashing(self, one_way: bool) -> None:
         """Raise InvalidRecorder if tokens could be found from the hashes of a record by keys."""
         if self.by_keys and not one_way:
-            reason = "the hashing xxh3 is not cryptographic: tokens can be found from its hashes"
+            reason = "tokens can be found from hashes of siphash and xxh3, not from those of sha256"
             raise InvalidRecorder(name="tokens", value="keys", reason=reason)
 
     def _allocate(self, size: int) -> mmap:

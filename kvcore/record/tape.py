@@ -26,6 +26,7 @@ from kvcore.record.segment import FRAME_BYTES, FRAME_SIZE, HEADER_SIZE, OPEN, pa
 from kvcore.state.state import State
 from kvcore.transitions import QUERIES, TRANSITIONS, arguments
 from kvcore.types.arguments import read_once
+from kvcore.types.keys import ONE_WAY
 from kvcore.types.tokens import read_named
 from kvcore.types.values import Hit, Outcome, Request
 
@@ -134,7 +135,7 @@ class Tape:
         data = encode(state if self.names is None else keys_form(state, self.names))
         self.state = state
         self._hits.clear()
-        one_way = state.config.hashing != "xxh3"
+        one_way = state.config.hashing in ONE_WAY
         self.buffer = self.files.open_segment(data, self.num_calls, continues, one_way)
         self._frame = padded(HEADER_SIZE + FRAME_SIZE + len(data))
         self._at = self._frame + FRAME_SIZE

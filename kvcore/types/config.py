@@ -55,27 +55,27 @@ class Config:
     """Sizes and options of one manager.
 
     num_blocks: blocks of the device pool, the null block included. block_size: tokens per block, of
-    the default group or of the first one given. num_host_blocks: blocks of the host tier, 0 for
-    none. max_model_len: longest request in tokens, None for no limit; the pool must hold one such
-    request. max_num_batched_tokens: most tokens that one step computes of a request, None for
-    max_model_len; it bounds what a windowed group holds. eviction: the name of the policy that
-    decides which freed block leaves first, or an `EvictionPolicy` of your own (Python backend
-    only). duplicates: whether a second block with the same content is kept. num_preallocate_tokens:
-    slots allocated ahead when a request grows. watermark_blocks: blocks that an admission leaves
-    free. use_eagle: a hit leaves its last matched block to be computed, in the groups flagged
-    `eagle`, or in all but state groups if none is flagged. record_new_blocks: keep the ids that
-    `take_new_block_ids` returns. hashing: "sha256", vLLM's "sha256_cbor", or the fast "xxh3", for
-    which an attacker can construct collisions. hash_seed: root of the key chains; default: random
-    per process; UTF-8 text for sha256_cbor. max_in_flight: taken batches that may be in flight at a
-    time; 0: taking a batch completes it. publish: whether full blocks become findable with the call
-    that schedules their last token, or when the batch that writes it is completed. hide_salts:
+    the default group or of the first given. num_host_blocks: blocks of the host tier, 0 for none.
+    max_model_len: longest request in tokens, None for no limit; the pool must hold it.
+    max_num_batched_tokens: most tokens that one step computes of a request, None for max_model_len;
+    it bounds what a windowed group holds. eviction: the name of the policy that decides which freed
+    block leaves first, or your own `EvictionPolicy` (Python backend only). duplicates: whether a
+    second block with the same content is kept. num_preallocate_tokens: slots allocated ahead when a
+    request grows. watermark_blocks: blocks that an admission leaves free. use_eagle: a hit leaves
+    its last matched block to be computed, in the groups flagged `eagle`, or in all but state groups
+    if none is flagged. record_new_blocks: keep the ids that `take_new_block_ids` returns. hashing:
+    "sha256", vLLM's "sha256_cbor", the faster "siphash", for which only who sees hashes can
+    construct collisions, or "xxh3", for which anyone can. hash_seed: root of the key chains, a
+    secret; default: random per process; UTF-8 text for sha256_cbor. max_in_flight: taken batches
+    that may be in flight at a time; 0: taking a batch completes it. publish: whether full blocks
+    become findable when their last token is scheduled, or when its batch is completed. hide_salts:
     events contain a digest of a request's salt instead of the salt. epoch: number of the weights at
     the start; `advance_epoch` raises it. max_pinned_blocks: most blocks that pins of prefixes hold,
-    None for a quarter of the pool, or what a request of max_model_len leaves if that is less; a
-    number needs max_model_len. floors: for requests of a cache salt, how many blocks of their
-    content requests of other salts leave cached; needs max_model_len. hash_block_size: tokens per
-    block hash, a divisor of every block size; if it is less than their greatest common divisor, the
-    default, hits may end inside blocks, at its multiples. Raises InvalidConfig, GroupsDoNotFit.
+    None for a quarter of the pool, or what one of max_model_len leaves if that is less; a number
+    needs max_model_len. floors: for requests of a cache salt, how many blocks of their content
+    requests of other salts leave cached; needs max_model_len. hash_block_size: tokens per hash, a
+    divisor of every block size; below their greatest common divisor, the default, hits may end
+    inside blocks, at its multiples. Raises InvalidConfig, GroupsDoNotFit.
     """
 
     num_blocks: int

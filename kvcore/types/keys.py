@@ -10,9 +10,11 @@ from __future__ import annotations
 import struct
 from typing import Literal, get_args
 
-Hashing = Literal["sha256", "sha256_cbor", "xxh3"]
+Hashing = Literal["sha256", "sha256_cbor", "xxh3", "siphash"]
 
 HASHINGS: tuple[Hashing, ...] = get_args(Hashing)
+ONE_WAY: tuple[Hashing, ...] = ("sha256", "sha256_cbor")
+"""Those whose hashes may leave the process: nobody finds tokens from them, or two that collide."""
 HASH_SIZE = 32
 KEY_SIZE = 36
 MAX_GROUPS = 64

@@ -18,6 +18,7 @@ from kvcore.replay.explain.command import main
 from kvcore.replay.explain.explained import Explained
 from kvcore.replay.explain.records import explain_record
 from kvcore.trace.calls import Call
+from kvcore.types.keys import ONE_WAY
 from tests.conftest import Backend
 from tests.explain.watched import check
 from tests.helpers.amount import examples
@@ -52,7 +53,7 @@ class ExplainedByKeys(Machine):
         if not hasattr(self, "run"):
             return
         config, calls = self.run.state.config, self.run.calls
-        if config.hashing == "xxh3" or not config.enable_caching:
+        if config.hashing not in ONE_WAY or not config.enable_caching:
             return
         told = []
         for tokens in ("text", "keys"):

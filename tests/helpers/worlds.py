@@ -24,7 +24,7 @@ from tests.helpers.lockstep import Lockstep
 EVICTIONS: list[Eviction] = [*POLICIES]
 DUPLICATES: list[Duplicates] = ["keep", "merge"]
 PUBLISHES: list[Publish] = ["scheduled", "scheduled", "completed"]
-HASHINGS: list[Hashing] = ["sha256", "sha256", "sha256_cbor", "xxh3"]
+HASHINGS: list[Hashing] = ["sha256", "sha256", "sha256_cbor", "xxh3", "siphash"]
 NAMES = ("a", "b", "c", "d", "e")
 KINDS: list[Kind] = [
     *("full_attention", "full_attention", "mla"),

@@ -46,7 +46,7 @@ def _draw(rng: Random) -> Config:
         use_eagle=eagle,
         enable_events=rng.random() < 0.95,
         record_new_blocks=rng.random() < 0.3,
-        hashing=rng.choice(("sha256", "sha256", "sha256_cbor", "xxh3")),
+        hashing=rng.choice(("sha256", "sha256", "sha256_cbor", "xxh3", "siphash")),
         hash_seed=b"oracle",
         max_in_flight=rng.choice((0, 0, 0, 1, 2, 3)),
         publish=rng.choice(("scheduled", "scheduled", "completed")),

@@ -23,6 +23,7 @@ from kvcore.replay.records.command import main as replay
 from kvcore.replay.records.rerun import rerun
 from kvcore.trace.calls import Call, perform_on
 from kvcore.types.config import Publish
+from kvcore.types.keys import ONE_WAY, Hashing
 from kvcore.view.command import main as view
 from tests.conftest import Backend, need_twin
 from tests.helpers.amount import examples
@@ -52,7 +53,7 @@ class RunsByKeys(Machine):
 
     def teardown(self) -> None:
         super().teardown()
-        if not hasattr(self, "run") or self.run.state.config.hashing == "xxh3":
+        if not hasattr(self, "run") or self.run.state.config.hashing not in ONE_WAY:
             return
         config, calls = self.run.state.config, self.run.calls
         start = len(calls) // 2 if len(calls) % 3 == 0 else 0
@@ -228,18 +229,21 @@ def test_misuse_by_content_is_not_made_again(tmp_path: Path, backend: Backend) -
     assert rerun(tmp_path / "record", [backend]).difference is None
 
 
-def test_hashes_that_are_not_one_way_are_refused(tmp_path: Path, backend: Backend) -> None:
-    weak = KVCacheManager(Config(8, 2, hashing="xxh3"), backend)
+@pytest.mark.parametrize("hashing", ["xxh3", "siphash"])
+def test_hashes_that_are_not_one_way_are_refused(
+    tmp_path: Path, backend: Backend, hashing: Hashing
+) -> None:
+    weak = KVCacheManager(Config(8, 2, hashing=hashing), backend)
     weak.add_request(Request("a", [1, 2, 3]))
     before = weak.encode()
-    with pytest.raises(InvalidRecorder, match="xxh3 is not cryptographic"):
+    with pytest.raises(InvalidRecorder, match="hashes of siphash and xxh3"):
         weak.start_recording(Recorder(tmp_path / "refused", tokens="keys"))
     assert weak.encode() == before
     assert list((tmp_path / "refused").iterdir()) == []
     recorder = Recorder(tmp_path / "ended", tokens="keys")
     manager = KVCacheManager(CONFIG, backend)
     manager.start_recording(recorder)
-    with pytest.warns(RuntimeWarning, match="xxh3"):
+    with pytest.warns(RuntimeWarning, match="siphash and xxh3"):
         manager.restore(before)
     manager.add_request(Request("b", [1]))
     assert isinstance(recorder.error, InvalidRecorder)

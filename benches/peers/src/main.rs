@@ -63,9 +63,11 @@ fn make(name: &str, list: &List) -> Box<dyn Peer> {
         "kvcore-rust" => Box::new(Twin::new(list, Hashing::Sha256Cbor, UncachedFirst)),
         "kvcore-rust-lru" => Box::new(Twin::new(list, Hashing::Sha256Cbor, Lru)),
         "kvcore-rust-sha" => Box::new(Twin::new(list, Hashing::Sha256, UncachedFirst)),
+        "kvcore-rust-siphash" => Box::new(Twin::new(list, Hashing::Siphash, UncachedFirst)),
         "kvcore-rust-xxh3" => Box::new(Twin::new(list, Hashing::Xxh3, UncachedFirst)),
         "hashes-cbor" => Box::new(Floor::new(list, Hashing::Sha256Cbor)),
         "hashes-sha" => Box::new(Floor::new(list, Hashing::Sha256)),
+        "hashes-siphash" => Box::new(Floor::new(list, Hashing::Siphash)),
         "hashes-xxh3" => Box::new(Floor::new(list, Hashing::Xxh3)),
         #[cfg(feature = "kvbm")]
         "kvbm" => Box::new(Kvbm::new(list, false)),

@@ -388,13 +388,8 @@ fn publish(name: Borrowed<'_, '_, PyAny>) -> PyResult<Publish> {
 
 /// A hashing by its name. Raises InvalidConfig.
 pub(crate) fn hashing(py: Python<'_>, name: &str) -> PyResult<Hashing> {
-    match name {
-        "sha256" => Ok(Hashing::Sha256),
-        "sha256_cbor" => Ok(Hashing::Sha256Cbor),
-        "xxh3" => Ok(Hashing::Xxh3),
-        _ => {
-            let reason = "must be one of sha256, sha256_cbor, xxh3".to_owned();
-            Err(raise(py, Error::InvalidConfig { field: "hashing", value: name.into(), reason }))
-        }
-    }
+    Hashing::named(name).ok_or_else(|| {
+        let reason = "must be one of sha256, sha256_cbor, xxh3, siphash".to_owned();
+        raise(py, Error::InvalidConfig { field: "hashing", value: name.into(), reason })
+    })
 }

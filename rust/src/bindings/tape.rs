@@ -19,7 +19,6 @@ use crate::record::calls::{
 use crate::record::names::{Known, Names, keys_form};
 use crate::record::outcomes::{Named, Outcome, put_error};
 use crate::state::state::State;
-use crate::types::keys::Hashing;
 use crate::types::values::Hit;
 
 const HEADER_SIZE: usize = 64;
@@ -264,7 +263,7 @@ fn open_segment(
     first_call: u64,
     go_on: bool,
 ) -> PyResult<Option<Mapped>> {
-    let one_way = state.config.hashing != Hashing::Xxh3;
+    let one_way = state.config.hashing.is_one_way();
     let arguments = (PyBytes::new(files.py(), data), first_call, go_on, one_way);
     Mapped::of(&files.call_method1("open_segment", arguments)?)
 }

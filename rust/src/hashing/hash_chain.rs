@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The chains of hashes of blocks without extra keys, which are laid out without a call for each.
 
+use siphasher::sip128::SipHasher13;
 use smallvec::{SmallVec, smallvec};
 use twox_hash::XxHash3_128;
 
@@ -10,22 +11,43 @@ use crate::hashing::hash_message::{
 #[cfg(target_arch = "x86_64")]
 use crate::hashing::sha_ni::ShaNi;
 
-/// Tokens of a block of the usual size, and the bytes of its default encoding behind a digest.
+/// Tokens of a block of the usual size.
 pub(crate) const USUAL_TOKENS: usize = 16;
-const USUAL_BYTES: usize = 16 + 4 + 4 * USUAL_TOKENS + 1;
+/// Room for a digest, and the default encoding of a block of the usual size without extra keys.
+type Usual = [u8; 16 + 4 + 4 * USUAL_TOKENS + 1];
 
-/// Call with the XXH3-128 digest of each block of the usual size without extra keys, in order.
+pub(crate) fn xxh3(bytes: &[u8]) -> [u8; 16] {
+    XxHash3_128::oneshot(bytes).to_be_bytes()
+}
+
+pub(crate) fn siphash(key: &[u8; 16], bytes: &[u8]) -> [u8; 16] {
+    SipHasher13::new_with_key(key).hash(bytes).as_bytes()
+}
+
+/// A step of `usual_chain` for `Xxh3`.
+pub(crate) fn xxh3_usual(parent: &[u8; 16], block: &mut Usual) -> [u8; 16] {
+    block[..16].copy_from_slice(parent);
+    xxh3(block)
+}
+
+/// A step of `usual_chain` for `Siphash`.
+pub(crate) fn siphash_usual(parent: &[u8; 16], block: &mut Usual) -> [u8; 16] {
+    siphash(parent, &block[16..])
+}
+
+/// Call with the digest of each block of the usual size without extra keys, in order.
 ///
 /// The same digests as those of the default encoding. The size is known when it is compiled, and
 /// the next block is laid out before the last one's digest is there: its bytes are stored by then.
-pub(crate) fn xxh3_chain(
+pub(crate) fn usual_chain(
     mut digest: [u8; 16],
     tokens: &[[u32; USUAL_TOKENS]],
+    hash: impl Fn(&[u8; 16], &mut Usual) -> [u8; 16],
     mut found: impl FnMut([u8; 16]),
 ) {
-    let mut room = [[0; USUAL_BYTES]; 2];
+    let mut room = [[0; size_of::<Usual>()]; 2];
     room.iter_mut().for_each(|message| message[16..20].copy_from_slice(&16_u32.to_le_bytes()));
-    let lay_out = |message: &mut [u8; USUAL_BYTES], tokens: &[u32; USUAL_TOKENS]| {
+    let lay_out = |message: &mut Usual, tokens: &[u32; USUAL_TOKENS]| {
         for (place, token) in message[20..].as_chunks_mut().0.iter_mut().zip(tokens) {
             *place = token.to_le_bytes();
         }
@@ -36,9 +58,7 @@ pub(crate) fn xxh3_chain(
         if let Some(next) = tokens.get(number + 1) {
             lay_out(&mut room[(number + 1) % 2], next);
         }
-        let message = &mut room[number % 2];
-        message[..16].copy_from_slice(&digest);
-        digest = XxHash3_128::oneshot(message).to_be_bytes();
+        digest = hash(&digest, &mut room[number % 2]);
         found(digest);
     }
 }

@@ -160,9 +160,9 @@ fn parse_config(words: impl Iterator<Item = String>) -> Result<Config, String> {
             ("max_in_flight", _) => config.max_in_flight = count()?,
             ("publish", "scheduled") => config.publish = Publish::Scheduled,
             ("publish", "completed") => config.publish = Publish::Completed,
-            ("hashing", "sha256") => config.hashing = Hashing::Sha256,
-            ("hashing", "sha256_cbor") => config.hashing = Hashing::Sha256Cbor,
-            ("hashing", "xxh3") => config.hashing = Hashing::Xxh3,
+            ("hashing", name) if let Some(hashing) = Hashing::named(name) => {
+                config.hashing = hashing;
+            }
             _ => return Err(format!("the config takes no '{word}'")),
         }
     }

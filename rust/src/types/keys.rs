@@ -80,10 +80,33 @@ pub enum Hashing {
     Sha256Cbor,
     /// XXH3-128 of the default encoding.
     Xxh3,
+    /// SipHash-1-3 with 128 bits of the default encoding, under the parent's digest as its key.
+    Siphash,
 }
 
 /// All hashings, in the order of their codes.
-pub const HASHINGS: [Hashing; 3] = [Hashing::Sha256, Hashing::Sha256Cbor, Hashing::Xxh3];
+pub const HASHINGS: [Hashing; 4] =
+    [Hashing::Sha256, Hashing::Sha256Cbor, Hashing::Xxh3, Hashing::Siphash];
+
+impl Hashing {
+    /// The hashing of this name in a configuration.
+    #[must_use]
+    pub fn named(name: &str) -> Option<Hashing> {
+        Some(match name {
+            "sha256" => Hashing::Sha256,
+            "sha256_cbor" => Hashing::Sha256Cbor,
+            "xxh3" => Hashing::Xxh3,
+            "siphash" => Hashing::Siphash,
+            _ => return None,
+        })
+    }
+
+    /// Whether nobody finds tokens from its hashes, or two that collide.
+    #[must_use]
+    pub fn is_one_way(self) -> bool {
+        matches!(self, Hashing::Sha256 | Hashing::Sha256Cbor)
+    }
+}
 
 /// Return the key of a block of this content and group.
 #[must_use]

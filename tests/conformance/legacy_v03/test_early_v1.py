@@ -21,6 +21,7 @@ from kvcore.manager import KVCacheManager as Core
 from kvcore.types.commands import Allocate, Evict, Free, Touch
 from kvcore.types.config import Config
 from kvcore.types.errors import InvalidConfig, InvalidCount, InvalidToken, KvcoreError, StaleHits
+from kvcore.types.keys import HASHINGS
 from kvcore.types.values import Request as CoreRequest
 from tests.conformance.legacy_v03.stories import columns
 from tests.conftest import Backend
@@ -376,7 +377,7 @@ def test_sizes_that_are_none_are_refused(backend: Backend, sizes: Any) -> None:
 
 
 @pytest.mark.seed("S004-13", "X-12")
-@pytest.mark.parametrize("hashing", ["sha256", "sha256_cbor", "xxh3"])
+@pytest.mark.parametrize("hashing", HASHINGS)
 def test_keys_are_the_core_s_and_have_one_root_a_process(backend: Backend, hashing: Any) -> None:
     seeded = {"hash_seed": b"shared", "hashing": hashing, "backend": backend}
     managers = [KVCacheManager(2, 4, **seeded) for _ in range(2)]

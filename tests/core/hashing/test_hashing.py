@@ -21,13 +21,24 @@ from kvcore.hashing.block_hash import hash_block, root_hash
 from kvcore.types.extra_inputs import LoRA, MediaItem
 from kvcore.types.keys import HASHINGS, Hashing, make_key
 from tests.conftest import Backend
-from tests.helpers.hand_hashes import Key, block_hash, cbor, chain, little, root, sha, xxh3
+from tests.helpers.hand_hashes import (
+    Key,
+    block_hash,
+    cbor,
+    chain,
+    little,
+    root,
+    sha,
+    sip_marked,
+    xxh3,
+)
 from tests.helpers.stories import add, admit, blocks, keyed, make, serve, step
 
 ROOTS = {
     "sha256": root(b"unit"),
     "sha256_cbor": sha(cbor("unit")),
     "xxh3": xxh3(b"kvcore root\0unit"),
+    "siphash": sip_marked(root(b"unit")),
 }
 
 

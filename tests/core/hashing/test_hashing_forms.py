@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The three hashings, byte by byte, in both languages.
+"""The four hashings, byte by byte, in both languages.
 
 CBOR is written here from the rules of RFC 8949 (`hand_hashes.py`), and once as hexadecimal digits,
 so that neither the library nor the twin's encoder checks itself.
@@ -44,6 +44,7 @@ from tests.helpers.hand_hashes import (
     plain,
     root_of,
     sha,
+    siphash,
 )
 
 PARENT = bytes(range(100, 132))
@@ -146,11 +147,28 @@ def test_a_hash_of_zeros_is_a_parent_like_any_other(backend: Backend) -> None:
 @pytest.mark.seed("S001-44")
 def test_the_hashings_never_give_each_others_hashes(backend: Backend) -> None:
     found = [hashes_of(backend, FULL, PARENT, 4, kind) for kind in HASHINGS]
-    assert len({each for hashes in found for each in hashes}) == 12
+    assert len({each for hashes in found for each in hashes}) == 16
     roots = [root_of(backend, b"seed", kind) for kind in HASHINGS]
-    assert len(set(roots)) == 3
-    for each in [*found[2], roots[2]]:
-        assert each[8:24] == b"xxh3-128: no SHA"
+    assert len(set(roots)) == 4
+    for number, mark in ((2, b"xxh3-128: no SHA"), (3, b"siphash:  no SHA")):
+        for each in [*found[number], roots[number]]:
+            assert each[8:24] == mark
+
+
+def test_the_siphash_by_hand_is_the_published_one() -> None:
+    # The first, second and last of the vectors for SipHash-2-4 that its authors publish.
+    key = bytes(range(16))
+    assert siphash(key, b"", 2, 4).hex() == "a3817f04ba25a8e66df67214c7550293"
+    assert siphash(key, b"\0", 2, 4).hex() == "da87c1d86b99af44347659119b22fc45"
+    assert siphash(key, bytes(range(63)), 2, 4).hex() == "5150d1772f50834a503e069a973fbd7c"
+
+
+def test_a_keyed_hash_has_another_key_for_each_parent(backend: Backend) -> None:
+    # Two seeds give two functions: what collides under one says nothing about the other.
+    tokens = Request("a", [1, 2, 3, 4])
+    roots = [root_of(backend, seed, "siphash") for seed in (b"one", b"other")]
+    found = [hashes_of(backend, tokens, each, 2, "siphash") for each in roots]
+    assert len({each[:8] for hashes in found for each in hashes}) == 4
 
 
 def test_the_64_bit_form_is_the_end_of_the_hash(backend: Backend) -> None:
@@ -304,7 +322,7 @@ def test_one_word_in_different_places_is_different_keys(backend: Backend) -> Non
             for kind in HASHINGS:
                 found.update(hashes_of(backend, request, PARENT, 4, kind))
     # Of the words, "aa" is "a" twice: LoRA("a" + "a") is LoRA("aa").
-    assert len(found) == 3 * (len(words) * 8 - 1)
+    assert len(found) == 4 * (len(words) * 8 - 1)
 
 
 def test_no_message_of_one_hashing_is_one_of_another() -> None:

@@ -48,7 +48,7 @@ OPTIONS: list[tuple[str, Any, str]] = [
     ("use_eagle", 1, "must be True or False"),
     ("record_new_blocks", "no", "must be True or False"),
     ("hide_salts", 1, "must be True or False"),
-    ("hashing", "md5", "must be one of sha256, sha256_cbor, xxh3"),
+    ("hashing", "md5", "must be one of sha256, sha256_cbor, xxh3, siphash"),
     ("eviction", "mru", f"must be one of {POLICIES}"),
     ("eviction", None, f"must be one of {POLICIES}"),
     ("duplicates", "drop", "must be one of keep, merge"),
