@@ -23,7 +23,7 @@ from kvcore.state.open_batch import Merge, make_open_batch
 from kvcore.state.state import State
 from kvcore.state.table_edit import TableEdit
 from kvcore.state.transaction import Transaction, transition
-from kvcore.transitions.in_flight import lower_restored, note_published_key, num_finished
+from kvcore.transitions.in_flight import lower_restored, note_written_key, num_finished
 from kvcore.transitions.publish import publish_blocks, stored
 from kvcore.transitions.tails.keys import complete_tails, move_tails, settle_tails
 from kvcore.transitions.unconfirmed_loads import confirm_loads, note_keyed, note_owner
@@ -199,8 +199,8 @@ def _merge(tx: Transaction, merge: Merge) -> None:
         tx.device.publish(merge.block, merge.key)
         if tx.loads:
             note_keyed(tx, merge.request_id, [(merge.block, end)])
-        if tx.config.publish == "scheduled" and end > num_finished(tx, request):
-            note_published_key(tx, merge.block, merge.key)
+        if tx.config.publish == "scheduled":
+            note_written_key(tx, merge.request_id, end, merge.block, merge.key)
         tx.effects.announce(stored(tx, request, merge.group_id, merge.position, merge.position + 1))
         return
     tx.device.touch(older)

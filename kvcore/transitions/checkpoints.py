@@ -22,7 +22,7 @@ from kvcore.state.batch_records import BatchInFlight, OwedCheckpoint, PublishedK
 from kvcore.state.open_batch import OpenBatch
 from kvcore.state.state import RequestState
 from kvcore.state.transaction import Transaction
-from kvcore.transitions.in_flight import give_back, note_published_key, num_finished
+from kvcore.transitions.in_flight import give_back, note_written_key, num_finished
 from kvcore.transitions.unconfirmed_loads import note_keyed
 from kvcore.types.events import BlockStored
 
@@ -82,7 +82,7 @@ def cache_state(tx: Transaction, request: RequestState, num_tokens: int, stored:
     elif tx.config.publish == "scheduled" or num_finished(tx, request) == num_tokens:
         found = checkpoints(tx, request, num_tokens, stored)
         for block, key in publish_states(tx, request, num_tokens, found):
-            note_published_key(tx, block, key)
+            note_written_key(tx, request.request_id, num_tokens, block, key)
 
 
 def publish_reached(tx: Transaction, request: RequestState, num_known: int, stored: Stored) -> None:
@@ -102,7 +102,7 @@ def publish_reached(tx: Transaction, request: RequestState, num_known: int, stor
             _owe(tx, request, count, last, found)
             continue
         for block, key in publish_states(tx, request, count, found):
-            note_published_key(tx, block, key)
+            note_written_key(tx, name, count, block, key)
 
 
 def checkpoints(

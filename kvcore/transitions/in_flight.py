@@ -63,6 +63,27 @@ def note_published_key(tx: Transaction, block: int, key: bytes) -> None:
         tx.published_keys = tx.published_keys.append((block, key))
 
 
+def note_written_key(
+    tx: Transaction, request_id: str, num_tokens: int, block: int, key: bytes
+) -> None:
+    """Note the key of a content that ends after a request's first `num_tokens` tokens in the last
+    batch whose cancel loses some of them. Without one, no cancel withdraws it.
+    """
+    if not tx.config.max_in_flight:
+        return
+    known = tx.entries.get(request_id)
+    if known is not None and known.restore < num_tokens:
+        note_published_key(tx, block, key)
+        return
+    for index in reversed(range(len(tx.in_flight))):
+        batch = tx.in_flight[index]
+        known = batch.entries.get(request_id)
+        if known is not None and known.restore < num_tokens:
+            keys = batch.published_keys.append((block, key))
+            tx.in_flight[index] = replace(batch, published_keys=keys)
+            return
+
+
 def note_left_batch(tx: Transaction, request_id: str) -> None:
     """Note that a request left the open batch: its entry stays, but publishes nothing."""
     known = tx.entries.get(request_id)

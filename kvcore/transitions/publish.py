@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from kvcore.state.open_batch import Merge, UnwrittenBlock
 from kvcore.state.state import RequestState, State
 from kvcore.state.transaction import Transaction, transition
-from kvcore.transitions.in_flight import note_published_key, note_request, num_finished
+from kvcore.transitions.in_flight import note_request, note_written_key, num_finished
 from kvcore.transitions.tails.keys import cache_tails, drop_delay
 from kvcore.transitions.unconfirmed_loads import note_keyed
 from kvcore.types.arguments import read_count, read_ints
@@ -141,7 +141,8 @@ def _publish_block(
         return False
     tx.device.publish(block, key, position)
     if tx.config.max_in_flight and not final:
-        note_published_key(tx, block, key)
+        end = (position + 1) * tx.config.groups[group_id].block_size
+        note_written_key(tx, request.request_id, end, block, key)
     return True
 
 

@@ -22,7 +22,7 @@ WORLDS = {
         5020,
     ),
     "truncate": (world(2, 1, 3, "truncate", max_in_flight=1), 3950, 13373),
-    "running ahead": (PROFILES["ahead-leave"].world, 1230, 3823),
+    "running ahead": (PROFILES["ahead-leave"].world, 1107, 3458),
 }
 TWIN_WORLDS = {
     "two requests": (world(2, 2, 2, max_in_flight=1, without=NO_FORK), 32400, 116465),

@@ -200,3 +200,11 @@ def test_a_prefix_has_one_hash_in_a_world(kinds: Any) -> None:
     """Names of states do not tell an engine's hash of a prefix from that of the core."""
     with pytest.raises(ValueError, match=r"block_hashes is \(\) in each"):
         world(2, 2, 2, kinds_of_requests=kinds)
+
+
+def test_two_prefixes_have_two_hashes_in_a_world() -> None:
+    own: dict[str, Any] = {"block_hashes": ()}
+    with pytest.raises(ValueError, match="give 126 prefixes: there are hashes for 62"):
+        world(2, 2, 6, num_letters=2, kinds_of_requests=(own,))
+    with pytest.raises(ValueError, match="kinds_of_requests has extra keys"):
+        world(2, 2, 2, kinds_of_requests=(own, {**own, "cache_salt": "s"}))

@@ -127,6 +127,16 @@ def m_cancel_keeps_keys(patcher: Patcher) -> None:
         take_back(tx, [replace(each, published_keys=()) for each in cancelled], number)
 
 
+@mutant("ahead-drafts", "PUBLISHED", costs="what was written is not found again")
+def m_cancel_withdraws_older_keys(patcher: Patcher) -> None:
+    """A cancel takes the key of a block that an older batch wrote, if it was given later."""
+
+    def note_in_open(tx: Transaction, *noted: Any) -> None:
+        in_flight.note_published_key(tx, *noted[-2:])
+
+    patcher.replace(publish, "note_written_key", note_in_open)
+
+
 @mutant("flight-two-completed", "CACHE-KV", shows=COMPLETED)
 def m_completion_publishes_what_is_in_flight(patcher: Patcher) -> None:
     """A batch's completion publishes what later batches have yet to write, too."""

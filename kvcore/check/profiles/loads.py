@@ -207,8 +207,8 @@ LOADS_FAIL: dict[str, Profile] = {
     "flight-loads-again": Profile(
         "an external load that fails while its request loads again; two batches in flight",
         world(3, 1, 2, 2, "load", without=STAYING, **AGAIN),
-        341574,
-        2007134,
+        281884,
+        1631537,
         slow=True,
         backend="rust",
         shows=("call rewind: done", "command Load", "call complete_operation: done"),
@@ -216,8 +216,8 @@ LOADS_FAIL: dict[str, Profile] = {
     "flight-loads-leave": Profile(
         "external loads in flight that fail; two requests, every way to leave",
         world(*LEAVING, num_host_blocks=2, without=SHARING[-1:], **IN_FLIGHT),
-        303231,
-        1169150,
+        239203,
+        920640,
         slow=True,
         backend="rust",
         shows=SHOWS,

@@ -175,8 +175,8 @@ PROFILES: dict[str, Profile] = {
     "flight-loads": Profile(
         "loads and stores in flight, that fail",
         world(2, 2, 2, 2, "load", "store", without=STAYING, **FLYING_SLOTS),
-        24229,
-        89590,
+        18780,
+        68066,
     ),
     "flight-swap": Profile(
         "a batch in flight with a host tier",
@@ -235,7 +235,7 @@ PROFILES: dict[str, Profile] = {
             moves="calls",
             without=("fork", "append", "free", "remove_request", "reset_prefix_cache"),
         ),
-        *(1905, 5968),
+        *(1611, 5169),
         shows=("goal merge",),
         not_shown={
             "call allocate_slots: refused later": "a block for each token",

@@ -2,9 +2,7 @@
 """Named worlds of drafts beside recurrent states: each draft has a state of its own until it is
 accepted or dropped.
 
-They follow registry.py. Those with batches in flight list `cancel`, which is tried in any case: it
-withdraws keys that `accept` gave, so a block may be cached without its parent, and PREFIX-CLOSED
-and EVICT-ORDER are not checked.
+They follow registry.py.
 """
 
 from __future__ import annotations
@@ -139,22 +137,22 @@ STATE_DRAFTS: dict[str, Profile] = {
     ),
     "states-drafts-flight": Profile(
         "recurrent states after drafts, a batch in flight",
-        world(4, 1, 4, 3, "cancel", **FLYING),
-        *(4903, 12959),
+        world(4, 1, 4, 3, **FLYING),
+        *(4483, 11887),
         backend="rust",
         not_shown={"call append: refused later": ROOMY},
     ),
     "states-drafts-completed": Profile(
         "recurrent states after drafts, a batch in flight that publishes at its end",
-        world(5, 1, 3, 3, "cancel", publish="completed", **FLYING),
-        *(7932, 20530),
+        world(5, 1, 3, 3, publish="completed", **FLYING),
+        *(7880, 20383),
         backend="rust",
         not_shown=NEVER_REFUSED,
     ),
     "states-drafts-two": Profile(
         "recurrent states after drafts, two batches in flight; a larger one",
-        world(5, 1, 3, 2, "cancel", **{**FLYING, "max_in_flight": 2}),
-        *(86461, 340497),
+        world(5, 1, 3, 2, **{**FLYING, "max_in_flight": 2}),
+        *(80228, 312525),
         slow=True,
         backend="rust",
     ),

@@ -151,7 +151,7 @@ STATES: dict[str, Profile] = {
     "states-loads-completed": Profile(
         "recurrent states behind loads that fail, findable when their batch is completed",
         world(
-            *(3, 1, 3, 3, "cancel"),
+            *(3, 1, 3, 3),
             num_external=1,
             loads_fail=True,
             moves="calls",
@@ -201,7 +201,7 @@ STATES: dict[str, Profile] = {
     "states-marks-flight": Profile(
         "recurrent states that calls keep inside a block, a batch in flight",
         world(
-            *(4, 1, 3, 3, "cancel"),
+            *(4, 1, 3, 3),
             max_in_flight=1,
             publish="completed",
             without=("append", "fork", *LEFT),
@@ -261,7 +261,7 @@ STATES: dict[str, Profile] = {
     "states-ahead-slots": Profile(
         "a recurrent state of each token to come, two batches in flight",
         world(4, 1, 3, 1, **{**FLYING, **SLOTS}),
-        *(2196, 6239),
+        *(2232, 6362),
         backend="rust",
         shows=SHOWS,
         not_shown={
@@ -279,16 +279,16 @@ STATES: dict[str, Profile] = {
     ),
     "states-ahead-flight": Profile(
         "recurrent states of tokens to come, a batch in flight",
-        world(4, 1, 4, 1, "truncate", "cancel", **FLYING),
-        *(12506, 36447),
+        world(4, 1, 4, 1, "truncate", **FLYING),
+        *(9301, 27303),
         backend="rust",
         shows=SHOWS,
         not_shown=NEVER_REFUSED,
     ),
     "states-ahead-two": Profile(
         "recurrent states of tokens to come, two batches in flight",
-        world(4, 1, 3, 1, "cancel", **{**FLYING, "max_in_flight": 2}),
-        *(10927, 43762),
+        world(4, 1, 3, 1, **{**FLYING, "max_in_flight": 2}),
+        *(7067, 26944),
         backend="rust",
         shows=SHOWS,
     ),
@@ -302,8 +302,8 @@ STATES: dict[str, Profile] = {
     ),
     "states-ahead-completed": Profile(
         "recurrent states of tokens to come, findable when their batch is completed",
-        world(4, 1, 3, 2, "truncate", "cancel", publish="completed", **FLYING),
-        *(6607, 18818),
+        world(4, 1, 3, 2, "truncate", publish="completed", **FLYING),
+        *(6211, 17713),
         backend="rust",
         shows=SHOWS,
         not_shown=NEVER_REFUSED,
@@ -318,13 +318,13 @@ STATES: dict[str, Profile] = {
     "states-ahead-swap": Profile(
         "recurrent states, swapped while output is to come, findable on completion",
         world(
-            *(4, 1, 3, 1, "cancel", *SWAPS),
+            *(4, 1, 3, 1, *SWAPS),
             num_host_blocks=4,
             moves_per_batch=2,
             publish="completed",
             **{**FLYING, "without": ("fork", "free", *LEFT)},
         ),
-        *(7411, 23740),
+        *(7380, 23610),
         backend="rust",
         shows=SHOWS,
         not_shown={"goal abort in flight": "no request is freed"},
@@ -339,16 +339,16 @@ STATES: dict[str, Profile] = {
     ),
     "states-ahead-drafts-flight": Profile(
         "recurrent states, a draft to come behind known tokens, a batch in flight",
-        world(6, 1, 4, 2, "cancel", **{**FLYING, "num_output_placeholders": 2}),
-        *(90088, 333277),
+        world(6, 1, 4, 2, **{**FLYING, "num_output_placeholders": 2}),
+        *(89145, 330684),
         backend="rust",
         shows=SHOWS,
         not_shown=NEVER_REFUSED,
     ),
     "states-ahead-large": Profile(
         "recurrent states of tokens to come, two batches in flight; a larger one",
-        world(5, 1, 4, 2, "truncate", "cancel", **{**FLYING, "max_in_flight": 2}),
-        *(469718, 1883997),
+        world(5, 1, 4, 2, "truncate", **{**FLYING, "max_in_flight": 2}),
+        *(270679, 1029038),
         slow=True,
         backend="rust",
         shows=SHOWS,
@@ -356,19 +356,19 @@ STATES: dict[str, Profile] = {
     "states-ahead-completed-large": Profile(
         "two batches in flight, states findable when their batch is completed; a larger one",
         world(
-            *(5, 1, 4, 2, "truncate", "cancel"),
+            *(5, 1, 4, 2, "truncate"),
             publish="completed",
             **{**FLYING, "max_in_flight": 2},
         ),
-        *(758897, 3077930),
+        *(401127, 1524296),
         slow=True,
         backend="rust",
         shows=SHOWS,
     ),
     "states-ahead-fork-large": Profile(
         "recurrent states, a batch in flight, forks while output is to come; a larger one",
-        world(5, 2, 3, 1, "cancel", **{**FLYING, "without": LEFT}),
-        *(647333, 2079350),
+        world(5, 2, 3, 1, **{**FLYING, "without": LEFT}),
+        *(610189, 1956087),
         slow=True,
         backend="rust",
         shows=SHOWS,

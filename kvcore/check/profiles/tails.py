@@ -239,7 +239,7 @@ TAILS: dict[str, Profile] = {
     ),
     "tails-states-flight": Profile(
         "recurrent states and tails, a batch in flight",
-        world(4, 1, 3, 3, "cancel", without=("fork", "append", *LEFT), **STATES_FLYING),
+        world(4, 1, 3, 3, without=("fork", "append", *LEFT), **STATES_FLYING),
         *(25492, 78252),
         backend="rust",
         shows=SHOWS,
@@ -247,7 +247,7 @@ TAILS: dict[str, Profile] = {
     "tails-states-completed": Profile(
         "recurrent states and tails that are findable when their batch is completed",
         world(
-            *(4, 1, 3, 3, "cancel"),
+            *(4, 1, 3, 3),
             publish="completed",
             without=("fork", "append", *LEFT),
             **STATES_FLYING,
@@ -258,7 +258,7 @@ TAILS: dict[str, Profile] = {
     ),
     "tails-flight": Profile(
         "hits inside blocks, a batch in flight",
-        world(2, 2, 3, 3, "cancel", without=("fork", "append", *LEFT), **FLYING),
+        world(2, 2, 3, 3, without=("fork", "append", *LEFT), **FLYING),
         *(5365, 14155),
         backend="rust",
         shows=SHOWS,
@@ -266,7 +266,7 @@ TAILS: dict[str, Profile] = {
     "tails-completed": Profile(
         "hits inside blocks that are findable when their batch is completed",
         world(
-            *(2, 2, 3, 3, "cancel"),
+            *(2, 2, 3, 3),
             publish="completed",
             without=("fork", "append", *LEFT),
             **FLYING,
@@ -278,7 +278,7 @@ TAILS: dict[str, Profile] = {
     "tails-completed-fork": Profile(
         "hits inside blocks, forks that copy before the batch they copy from is completed",
         world(
-            *(2, 2, 2, 1, "cancel"),
+            *(2, 2, 2, 1),
             publish="completed",
             moves_per_batch=2,
             without=("free", *LEFT),
@@ -294,7 +294,7 @@ TAILS: dict[str, Profile] = {
     ),
     "tails-flight-fork": Profile(
         "hits inside blocks, forks, a batch in flight",
-        world(2, 2, 3, 2, "cancel", without=("append", *LEFT), **FLYING),
+        world(2, 2, 3, 2, without=("append", *LEFT), **FLYING),
         *(4303, 11094),
         backend="rust",
         shows=SHOWS,
@@ -303,7 +303,7 @@ TAILS: dict[str, Profile] = {
     "tails-flight-swap": Profile(
         "hits inside blocks, swaps, a batch in flight",
         world(
-            *(2, 2, 2, 2, "cancel", *SWAPS),
+            *(2, 2, 2, 2, *SWAPS),
             num_host_blocks=2,
             without=("fork", "append", *LEFT),
             **FLYING,
@@ -315,7 +315,7 @@ TAILS: dict[str, Profile] = {
     "tails-flight-loads": Profile(
         "hits inside blocks with external tokens behind that fail, a batch in flight",
         world(
-            *(2, 2, 2, 2, "cancel"),
+            *(2, 2, 2, 2),
             num_external=1,
             loads_fail=True,
             moves="calls",
@@ -329,7 +329,7 @@ TAILS: dict[str, Profile] = {
     "tails-two": Profile(
         "hits inside blocks, two batches in flight",
         world(
-            *(2, 2, 2, 2, "cancel"),
+            *(2, 2, 2, 2),
             without=("fork", "append", *STAYING),
             **{**FLYING, "max_in_flight": 2},
         ),

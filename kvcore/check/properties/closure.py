@@ -4,9 +4,10 @@
 No transition calls anything here. A hit is a run of blocks from the first token on, so a cached
 block whose parent is gone costs memory and is never found. The properties hold after each call, for
 groups with full attention, on runs without `BREAKS_CLOSURE`: calls that evict, pin, or write in
-place over keyed blocks. A parent whose key waits for the open batch, since another block still had
-it when the parent was filled, counts as cached: the batch gives it the key, or moves the table to
-the other block.
+place over keyed blocks. Forks beside hashes of the engine's own are such calls, too: a child has
+none at first. A parent whose key waits for the open batch, since another block still had it when
+the parent was filled, counts as cached: the batch gives it the key, or moves the table to the other
+block.
 
 Source: rows 52, 53 of kvcore/check/mutants/catalogue.py.
 """
@@ -24,8 +25,13 @@ ClosureCheck = Callable[[State, Prefixes], Iterator[str]]
 Chain = tuple[Letter, ...]
 Found = dict[Chain, list[int]]
 
-BREAKS_CLOSURE = frozenset({"evict_blocks", "pin", "truncate", "rewind", "load", "store", "cancel"})
+BREAKS_CLOSURE = frozenset({"evict_blocks", "pin", "truncate", "rewind", "load", "store"})
 """Calls behind which a child may be cached without its parent."""
+
+
+def holds_after(calls: frozenset[str]) -> bool:
+    """Return whether the properties hold on runs of these calls."""
+    return not calls & BREAKS_CLOSURE and not calls >= {"fork", "add_block_hashes"}
 
 
 def prefix_closed(state: State, prefixes: Prefixes) -> Iterator[str]:

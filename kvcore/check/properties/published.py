@@ -24,11 +24,12 @@ def published(before: State, call: Call, outcome: Outcome[State, Any]) -> Iterat
     merged with one that is; no other block is published, and none of a request of an older epoch.
     A state whose last token comes late is findable then, or belongs to the batch that writes it; so
     is one that a call marked, when its batch is taken. Tails of what a batch writes are findable
-    when it is taken or completed, and not before.
+    when it is taken or completed, and not before. A cancel leaves the keys of what it leaves.
     """
     yield from _unpublished_states(before, call, outcome)
     yield from _lost_marks(before, call, outcome)
     yield from _wrong_tails(before, call, outcome)
+    yield from _lost_keys(before, call, outcome)
     state, late = outcome.state, outcome.state.config.publish == "completed"
     commands = state.batch.commands if late else ()
     copies = {each.target for each in commands if isinstance(each, CopyOnWrite)}
@@ -67,8 +68,9 @@ def _unpublished_states(before: State, call: Call, outcome: Outcome[State, Any])
     record = state.batch.scheduled[request.row]
     taken = request.num_computed if record is None else record.num_computed_before
     owed = {each.key for batch in state.in_flight for each in batch.owed}
+    hashed = len(request.block_hashes) * state.config.hash_block_size
     for index, group in enumerate(state.config.groups if state.config.enable_caching else ()):
-        for count in range(first, min(len(request.tokens), taken) + 1):
+        for count in range(first, min(len(request.tokens), taken, hashed) + 1):
             if group.is_state and count % group.block_size == 0:
                 key = request.key(state.config, index, count // group.block_size - 1)
                 if key not in owed and key not in state.device.index:
@@ -95,6 +97,16 @@ def _lost_marks(before: State, call: Call, outcome: Outcome[State, Any]) -> Iter
             key = request.key_at(state.config, index, request.num_computed)
             if group.is_state and key not in owed and key not in state.device.index:
                 yield f"the state after {request.num_computed} tokens in group {index} has no key"
+
+
+def _lost_keys(before: State, call: Call, outcome: Outcome[State, Any]) -> Iterator[str]:
+    """Yield the blocks whose key a cancel withdrew, though they go on counting as published."""
+    for request in outcome.state.requests.values() if call.name == "cancel" else ():
+        for index, table in enumerate(request.tables):
+            for position, block in enumerate(table[: request.num_cached[index]]):
+                keys = before.device.keys[block], outcome.state.device.keys[block]
+                if keys[0] is not None and keys[1] is None:
+                    yield f"block {block} at {position} of group {index} loses its key by a cancel"
 
 
 def _wrong_tails(before: State, call: Call, outcome: Outcome[State, Any]) -> Iterator[str]:

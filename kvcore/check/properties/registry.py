@@ -116,7 +116,7 @@ def select(
             said = f"there is no property {', '.join(unknown)}"
             raise ValueError(f"{said}; `kvcore check --properties list` names them all")
         return {name: PROPERTIES[name] for name in PROPERTIES if name in names}
-    lifted = set(closure.CLOSURE_CHECKS) if calls & closure.BREAKS_CLOSURE else set()
+    lifted = set() if closure.holds_after(calls) else set(closure.CLOSURE_CHECKS)
     return {
         name: each
         for name, each in PROPERTIES.items()

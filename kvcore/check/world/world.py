@@ -14,6 +14,7 @@ import attrs
 from msgspec.structs import replace
 from pyrsistent import pvector
 
+from kvcore.check.world.keyed import OWN
 from kvcore.check.world.remembered import forget_times
 from kvcore.state.open_batch import make_open_batch
 from kvcore.state.state import RequestState, State
@@ -25,6 +26,7 @@ BASIC_CALLS = frozenset(
     {"add_request", "allocate_slots", "append", "fork", "free", "remove_request"}
     | {"reset_prefix_cache"}
 )
+EXTRA_KEYS = frozenset({"lora", "media", "cache_salt", "prompt_embeds"})
 Script = Generator[Call, Outcome[State, Any], None]
 """The calls of a move: each is yielded, and its outcome sent back."""
 
@@ -160,11 +162,19 @@ class World:
     far: Far | None = None
 
     def __attrs_post_init__(self) -> None:
-        """Batches in flight are cancelled in any case: name the call where it loses keys that
-        output gave. Raises ValueError for hashes that a state's name does not tell apart.
+        """Raise ValueError for hashes that a state's name does not tell apart, or that are one for
+        two prefixes.
         """
         own = [each.get("block_hashes") for each in self.kinds_of_requests]
         if own not in ([None] * len(own), [()] * len(own)):
             raise ValueError("block_hashes is () in each of kinds_of_requests, or in none")
-        if self.config.max_in_flight and (self.num_output_placeholders or self.num_drafts):
-            object.__setattr__(self, "calls", self.calls | {"cancel"})
+        if () not in own:
+            return
+        if any(EXTRA_KEYS & each.keys() for each in self.kinds_of_requests):
+            raise ValueError(
+                "block_hashes stand for tokens alone: kinds_of_requests has extra keys"
+            )
+        prefixes = sum(self.num_letters**size for size in range(1, self.num_tokens + 1))
+        if prefixes > len(OWN):
+            most = f"there are hashes for {len(OWN)}"
+            raise ValueError(f"num_letters and num_tokens give {prefixes} prefixes: {most}")

@@ -17,7 +17,7 @@ from kvcore.state.batch_records import PublishedKey, RequestEntry
 from kvcore.state.open_batch import OpenBatch
 from kvcore.state.state import RequestState
 from kvcore.state.transaction import Transaction
-from kvcore.transitions.in_flight import note_published_key, num_finished
+from kvcore.transitions.in_flight import note_published_key, note_written_key, num_finished
 from kvcore.transitions.unconfirmed_loads import note_tail
 
 
@@ -72,7 +72,7 @@ def _give_tails(tx: Transaction, request: RequestState, start: int, end: int) ->
     record = tx.scheduled[request.row]
     end = end if record is None else min(end, record.num_computed_before)
     for block, key in publish_tails(tx, request, start, end):
-        note_published_key(tx, block, key)
+        note_written_key(tx, request.request_id, end, block, key)
 
 
 def complete_tails(tx: Transaction, request: RequestState, made: RequestEntry, end: int) -> None:

@@ -20,7 +20,7 @@ use crate::state::open_batch::Merge;
 use crate::state::state::{State, request_mut};
 use crate::state::table_edit::TableEdit;
 use crate::transitions::checkpoints::{publish_owed, settle_ends};
-use crate::transitions::in_flight::{lower_restored, note_published_key, num_finished};
+use crate::transitions::in_flight::{lower_restored, note_written_key, num_finished};
 use crate::transitions::publish::{announce_stored, publish_blocks, stored_bytes};
 use crate::transitions::tails::keys::{complete_tails, move_tails, settle_tails, tails_to_come};
 use crate::transitions::unconfirmed_loads::{confirm_loads, note_keyed, note_owner};
@@ -208,8 +208,8 @@ fn apply_merge(state: &mut State, merge: &Merge) {
         if !state.loads.is_empty() {
             note_keyed(state, row, &[(merge.block, end)]);
         }
-        if state.config.publish == Publish::Scheduled && end > num_finished(state, row) {
-            note_published_key(state, merge.block, merge.key);
+        if state.config.publish == Publish::Scheduled {
+            note_written_key(state, row, end, merge.block, merge.key);
         }
         announce_stored(state, row, group_id, (position, position + 1));
         return;

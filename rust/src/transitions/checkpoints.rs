@@ -16,7 +16,7 @@ use std::sync::Arc;
 
 use crate::state::batch_records::{BatchInFlight, OwedCheckpoint};
 use crate::state::state::{State, request_mut};
-use crate::transitions::in_flight::{give_back, note_published_key, num_finished};
+use crate::transitions::in_flight::{give_back, note_written_key, num_finished};
 use crate::transitions::unconfirmed_loads::note_keyed;
 use crate::types::config::{Duplicates, Publish};
 use crate::types::groups::Group;
@@ -171,7 +171,7 @@ fn publish_now(state: &mut State, row: Row, count: u32, stored: StoredBytes) {
         if let Some(owed) = checkpoint(state, row, count, (group_id, false), stored)
             && publish_of(state, row, count, (owed.block, &owed.key, owed.event.as_deref()))
         {
-            note_published_key(state, owed.block, owed.key);
+            note_written_key(state, row, count, owed.block, owed.key);
         }
     }
 }

@@ -15,8 +15,10 @@ use smallvec::SmallVec;
 
 use crate::mutants::{Mutant, seeded};
 use crate::state::batch_records::{
-    OwedCheckpoint, PublishedKey, RequestEntries, RequestEntry, TableCell, next_order,
+    BatchInFlight, OwedCheckpoint, PublishedKey, RequestEntries, RequestEntry, TableCell,
+    next_order,
 };
+use crate::state::open_batch::OpenBatch;
 use crate::state::state::State;
 use crate::state::table_edit::remove_places;
 use crate::types::errors::Error;
@@ -75,6 +77,36 @@ pub(crate) fn note_next_entry(state: &mut State, row: Row) {
 pub(crate) fn note_published_key(state: &mut State, block: BlockId, key: Key) {
     if state.config.max_in_flight > 0 {
         state.batch.published_keys.push((block, key));
+    }
+}
+
+/// Note the key of a content that ends after a request's first `num_tokens` tokens in the last
+/// batch whose cancel loses some of them. Without one, no cancel withdraws it.
+pub(crate) fn note_written_key(
+    state: &mut State,
+    row: Row,
+    num_tokens: u32,
+    block: BlockId,
+    key: Key,
+) {
+    if state.config.max_in_flight > 0 {
+        note_in_writer(&mut state.batch, &mut state.in_flight, (row, num_tokens), (block, key));
+    }
+}
+
+/// The same where batches can be in flight.
+pub(crate) fn note_in_writer(
+    open: &mut OpenBatch,
+    in_flight: &mut [Arc<BatchInFlight>],
+    (row, num_tokens): (Row, u32),
+    noted: PublishedKey,
+) {
+    let loses =
+        |entries: &RequestEntries| entries.get(row).is_some_and(|entry| entry.restore < num_tokens);
+    if loses(&open.entries) {
+        open.published_keys.push(noted);
+    } else if let Some(batch) = in_flight.iter_mut().rfind(|batch| loses(&batch.entries)) {
+        Arc::make_mut(batch).published_keys.push(noted);
     }
 }
 

@@ -14,10 +14,11 @@ use std::sync::Arc;
 use crate::hashing::block_hash::root_hash;
 use crate::mutants::{Mutant, seeded};
 use crate::pool::block_pool::{AHEAD, BlockPool};
+use crate::state::batch_records::RequestEntry;
 use crate::state::open_batch::{Merge, UnwrittenBlock};
 use crate::state::state::{RequestState, State, request_mut};
 use crate::transitions::checkpoints::cache_state;
-use crate::transitions::in_flight::{note_request, num_finished};
+use crate::transitions::in_flight::{note_in_writer, note_request, num_finished};
 use crate::transitions::tails::keys::{cache_tails, note_delay};
 use crate::transitions::unconfirmed_loads::note_keyed;
 use crate::types::config::{Config, Duplicates, Publish};
@@ -107,7 +108,8 @@ pub(crate) fn publish_blocks(state: &mut State, row: Row, num_tokens: u32, last:
         }
         let scale = state.scales[group_id as usize];
         let is_last = u64::from(num_tokens) < (next + 1) * size;
-        if is_last && is_plain && request.block_hashes.len() as u64 >= next * u64::from(scale) {
+        let is_new = is_plain && belongs_to_open_batch(state, row, group_id, cached, last);
+        if is_last && is_new && request.block_hashes.len() as u64 >= next * u64::from(scale) {
             publish_one(state, row, (group_id, cached), last);
             continue;
         }
@@ -119,6 +121,21 @@ pub(crate) fn publish_blocks(state: &mut State, row: Row, num_tokens: u32, last:
         publish_range(state, row, group_id, cached..num_full, last);
         state[row].num_cached[group_id as usize] = cached.max(num_full);
     }
+}
+
+/// Whether a cancel of the open batch loses the content of the blocks from a position on, if any
+/// cancel does. last: none does.
+#[inline(always)] // once in each block of a request
+fn belongs_to_open_batch(
+    state: &State,
+    row: Row,
+    group_id: u32,
+    position: u32,
+    last: bool,
+) -> bool {
+    let end = (position + 1) * state.config.groups[group_id as usize].block_size;
+    let loses = |entry: &RequestEntry| entry.restore < end;
+    last || state.config.max_in_flight == 0 || state.batch.entries.get(row).is_some_and(loses)
 }
 
 /// Publish the block at a position of a group, of a state in which nothing has to be noted.
@@ -153,7 +170,9 @@ fn publish_runs(
     positions: Range<u32>,
     last: bool,
 ) -> u32 {
-    let is_plain = state.has_plain_keys() && state.device.is_plain();
+    let is_plain = state.has_plain_keys()
+        && state.device.is_plain()
+        && belongs_to_open_batch(state, row, group_id, positions.start, last);
     // None if a window has left more blocks behind than have hashes.
     let is_behind = positions.is_empty() && !seeded(Mutant::RunsNeedNoHashes);
     if !is_plain || state.scales[group_id as usize] != 1 || is_behind {
@@ -195,7 +214,8 @@ fn publish_runs(
 fn publish_range(state: &mut State, row: Row, group_id: u32, positions: Range<u32>, last: bool) {
     let start = state.batch.unwritten.len() as u32;
     let rest = publish_runs(state, (row, group_id), positions.clone(), last)..positions.end;
-    let State { config, scales, requests, device, batch, effects, loads, epoch, .. } = state;
+    let State { config, scales, requests, device, batch, effects, loads, epoch, in_flight, .. } =
+        state;
     let (epoch, said) = (*epoch, (&*config, &scales[..]));
     let request = &*request_mut(requests, row);
     let table = &request.tables[group_id as usize];
@@ -226,10 +246,11 @@ fn publish_range(state: &mut State, row: Row, group_id: u32, positions: Range<u3
                 if !loads.is_empty() {
                     keyed.push((block, (position + 1) * size));
                 }
+                let end = (position + 1) * size;
                 if can_be_cancelled {
-                    batch.published_keys.push((block, key));
+                    note_in_writer(batch, in_flight, (row, end), (block, key));
                 }
-                if (position + 1) * size > before {
+                if end > before {
                     let unwritten = UnwrittenBlock { group_id, position, block, key, next: None };
                     batch.unwritten.push(unwritten);
                 }

@@ -26,7 +26,7 @@ use crate::types::violation::Finding;
 /// merged with one that is; no other block is published, and none of a request of an older epoch.
 /// A state whose last token comes late is findable then, or belongs to the batch that writes it; so
 /// is one that a call marked, when its batch is taken. Tails of what a batch writes are findable
-/// when it is taken or completed, and not before.
+/// when it is taken or completed, and not before. A cancel leaves the keys of what it leaves.
 pub(crate) fn published(made: &Made<'_>) -> Finding {
     if made.after.has_states {
         check_states(made)?;
@@ -34,6 +34,9 @@ pub(crate) fn published(made: &Made<'_>) -> Finding {
     }
     if made.after.device.tails.is_some() {
         check_tails(made)?;
+    }
+    if let Call::Cancel { .. } = made.call {
+        check_cancel(made)?;
     }
     let (before, after) = (made.before, made.after);
     let late = after.config.publish == Publish::Completed;
@@ -78,6 +81,23 @@ pub(crate) fn published(made: &Made<'_>) -> Finding {
     Ok(())
 }
 
+/// Fails if a cancel withdrew the key of a block that goes on counting as published.
+fn check_cancel(made: &Made<'_>) -> Finding {
+    for request in made.after.requests() {
+        let groups = (0..).zip(&request.tables).zip(&request.num_cached);
+        for ((index, table), &num_cached) in groups {
+            for (position, &block) in table.iter().take(num_cached as usize).enumerate() {
+                let [known, key] = [made.before, made.after].map(|state| state.device.key(block));
+                if known.is_some() && key.is_none() {
+                    let place = format!("{position} of group {index}");
+                    return Err(format!("block {} at {place} loses its key by a cancel", block.0));
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
 /// Fails if a state whose last token a call added cannot become findable.
 fn check_states(made: &Made<'_>) -> Finding {
     let (before, after) = (made.before, made.after);
@@ -91,7 +111,9 @@ fn check_states(made: &Made<'_>) -> Finding {
     let taken = record.map_or(request.num_computed, |record| record.num_computed_before);
     let groups = (0..).zip(&after.config.groups).filter(|(_, group)| group.is_state());
     for (index, size) in groups.map(|(index, group)| (index, group.block_size)) {
-        let counts = (first..=request.num_tokens().min(taken)).filter(|n| n.is_multiple_of(size));
+        let hashed = request.block_hashes.len() as u32 * after.hash_block_size;
+        let last = request.num_tokens().min(taken).min(hashed);
+        let counts = (first..=last).filter(|n| n.is_multiple_of(size));
         for count in counts {
             let key = request.key(after.scales[index as usize], index, count / size - 1);
             let mut owed = after.in_flight.iter().flat_map(|batch| &batch.owed);

@@ -15,7 +15,7 @@ use hashbrown::HashSet;
 
 use crate::state::batch_records::{BatchInFlight, PublishedKey};
 use crate::state::state::State;
-use crate::transitions::in_flight::{note_published_key, num_finished};
+use crate::transitions::in_flight::{note_published_key, note_written_key, num_finished};
 use crate::transitions::unconfirmed_loads::note_tail;
 use crate::types::config::{Duplicates, Publish};
 use crate::types::ids::{BlockId, Row};
@@ -88,8 +88,9 @@ pub(crate) fn cache_tails(state: &mut State, row: Row, count: u32) {
 fn give_tails(state: &mut State, row: Row, start: u32, end: u32) {
     let record = state.batch.scheduled.get(row);
     let taken = record.map_or(u32::MAX, |record| record.num_computed_before);
-    for (block, key) in publish_tails(state, row, start, end.min(taken), None) {
-        note_published_key(state, block, key);
+    let end = end.min(taken);
+    for (block, key) in publish_tails(state, row, start, end, None) {
+        note_written_key(state, row, end, block, key);
     }
 }
 
