@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from kvcore.state.state import State
+from kvcore.state.state import RequestState, State
 from kvcore.state.table_edit import TableEdit
 from kvcore.state.transaction import Transaction, transition
 from kvcore.state.waiting import settle_waiting
@@ -53,8 +53,22 @@ def fork(state: State, parent_id: str, child_id: str) -> Outcome[State, int]:
         )
         tx.put(made.awaiting_before(tx.batch.number, parent))
         inherit_entries(tx, parent_id, child_id)
+        inherit_merges(tx, parent_id, made)
         inherit_loads(tx, parent_id, child_id, computed)
         settle_waiting(tx, child_id)
         return child.row
 
     return transition(state, change)
+
+
+def inherit_merges(tx: Transaction, parent_id: str, child: RequestState) -> None:
+    """Let the blocks that wait to be merged for a parent wait for its child, too, which counts them
+    as published.
+    """
+    shared = [
+        replace(merge, request_id=child.request_id)
+        for merge in tx.batch.merges
+        if merge.request_id == parent_id and merge.position < child.num_cached[merge.group_id]
+    ]
+    if shared:
+        tx.batch = replace(tx.batch, merges=tx.batch.merges.extend(shared))

@@ -30,6 +30,7 @@ from kvcore.state.transaction import Transaction
 from kvcore.transitions import (
     allocate,
     append,
+    fork,
     plan,
     prefix_lookup,
     publish,
@@ -196,6 +197,12 @@ def m_same_key_withdrawn(patcher: Patcher) -> None:
     """A block that its owner writes again loses its key, though the write puts back its content."""
 
     patcher.replace(plan, "writes_same", lambda *_: False)
+
+
+@mutant("merge-forks", "PREFIX-CLOSED", costs="less is findable, what is found is right")
+def m_fork_forgets_merges(patcher: Patcher) -> None:
+    """A child counts blocks as published that wait to be merged for its parent alone."""
+    patcher.replace(fork, "inherit_merges", lambda *_: None)
 
 
 @mutant("cuts-lookahead", "CACHE-KV")

@@ -120,6 +120,22 @@ PROFILES: dict[str, Profile] = {
         44811,
         shows=("goal merge",),
     ),
+    "merge-forks": Profile(
+        "forks of requests whose blocks wait to be merged",
+        world(
+            *(3, 2, 2, 2),
+            groups=(SLOT,),
+            duplicates="merge",
+            delays=(False, True),
+            num_letters=1,
+            moves="calls",
+            moves_per_batch=2,
+            without=("append", "remove_request", "reset_prefix_cache"),
+        ),
+        151,
+        6200,
+        shows=("goal merge",),
+    ),
     "completed": Profile(
         "blocks published when a batch is completed",
         world(2, 2, 3, 3, publish="completed", moves_per_batch=2),

@@ -10,6 +10,7 @@
 use std::sync::Arc;
 
 use crate::mutants::{Mutant, seeded};
+use crate::state::open_batch::Merge;
 use crate::state::state::State;
 use crate::state::table_edit::TableEdit;
 use crate::transitions::free::num_cached_after;
@@ -55,9 +56,24 @@ pub fn fork(state: &mut State, parent_id: &str, child_id: &str) -> Result<Row, E
         TableEdit::of(state, row, group).share(table);
     }
     inherit_entries(state, parent_row, row);
+    inherit_merges(state, parent_row, row);
     inherit_loads(state, parent_row, row, computed);
     state.settle_waiting(row);
     Ok(row)
+}
+
+/// Let the blocks that wait to be merged for a parent wait for its child, too, which counts them as
+/// published.
+fn inherit_merges(state: &mut State, parent: Row, child: Row) {
+    let (parent, child) = (&state[parent].request_id, &state[child]);
+    let counts = |merge: &&Merge| {
+        merge.request_id == *parent && merge.position < child.num_cached[merge.group_id as usize]
+    };
+    let shared = state.batch.merges.iter().filter(counts);
+    let renamed =
+        |merge: &Merge| Merge { request_id: Arc::clone(&child.request_id), ..merge.clone() };
+    let shared: Vec<Merge> = shared.map(renamed).collect();
+    state.batch.merges.extend(shared);
 }
 
 #[cfg(test)]
