@@ -121,7 +121,7 @@ class TierLink:
         """Give up a ticket that has no answer in time, which is a failure of the tier."""
         if not ticket.is_probe:
             self.counts.pages[ticket.operation, "timeout"] += len(ticket.names)
-        self._failed(now, probe=ticket.is_probe)
+        self._failed(ticket, now)
         self.give_up(ticket)
         self._report_span(ticket, now, num_ok=0)
 
@@ -166,7 +166,7 @@ class TierLink:
             else:
                 number = self._tier.submit_store(names, views)
         except Exception:  # of a client library
-            self._failed(now)
+            self._count_failure(operation, now)
             return None
         if number is None:
             return None
@@ -178,7 +178,7 @@ class TierLink:
         try:
             return self._tier.poll()
         except Exception:  # of a client library
-            self._failed(now)
+            self._count_failure("poll", now)
             return []
 
     def _end(
@@ -195,11 +195,9 @@ class TierLink:
             self.counts.pages.update((operation, each.name.lower()) for each in statuses)
             self.counts.seconds[operation] += now - ticket.started
         if all(each is FarStatus.FAILED for each in statuses):
-            self._failed(now, probe=ticket.is_probe)
+            self._failed(ticket, now)
         else:
-            if self._breaker.is_down:
-                self._warn("the far tier is up")
-            self._breaker.worked()
+            self._worked(ticket)
         self._report_span(ticket, now, num_ok=statuses.count(FarStatus.OK))
         ended.append(Ended(ticket, statuses))
 
@@ -216,11 +214,26 @@ class TierLink:
                 },
             )
 
-    def _failed(self, now: float, *, probe: bool = False) -> None:
+    def _failed(self, ticket: Ticket, now: float) -> None:
+        if ticket.is_probe:
+            self._breaker.probe_failed(now)
+        else:
+            self._count_failure(ticket.operation, now)
+
+    def _count_failure(self, operation: str, now: float) -> None:
         was_up = self.is_up
-        self._breaker.failed(now, probe=probe)
+        self._breaker.failed(operation, now)
         if was_up and not self.is_up:
-            self._warn("the far tier is down: its tickets failed or were too late")
+            self._warn(f"the far tier is down: each {operation} failed or was too late")
+
+    def _worked(self, ticket: Ticket) -> None:
+        was_up = self.is_up
+        self._breaker.worked("poll")
+        self._breaker.worked(ticket.operation)
+        if ticket.is_probe:
+            self._breaker.probe_worked()
+        if self.is_up and not was_up:
+            self._warn("the far tier is up")
 
     def _is_probing(self) -> bool:
         return any(each.is_probe and not each.is_given_up for each in self._tickets.values())
@@ -230,6 +243,6 @@ class TierLink:
         place = self.place or PageOwner(bytes(32))
         ticket = self._submit("find", [place.name(bytes(KEY_SIZE))], (), self._probe_timeout_s)
         if ticket is None:
-            self._breaker.failed(now, probe=True)
+            self._breaker.probe_failed(now)
         else:
             ticket.is_probe = True

@@ -18,6 +18,7 @@ from kvcore.check.far.tier import Adversary, FarSlots, place_of
 from kvcore.check.names.in_flight import Node
 from kvcore.check.world.model import CheckedCall
 from kvcore.check.world.world import by_row
+from kvcore.far.breaker import Breaker
 from kvcore.far.client import FarClient
 from kvcore.far.options import FarCounts, FarOptions
 from kvcore.state.state import State
@@ -148,6 +149,20 @@ class FarNode(Node):
     num_moves: int = 0
 
 
+class OneCount(Breaker):
+    """Counts the failures of all operations as one: no property depends on when it opens."""
+
+    def failed(self, operation: str, now: float) -> None:
+        """See `Breaker`."""
+        del operation
+        super().failed("", now)
+
+    def worked(self, operation: str) -> None:
+        """See `Breaker`."""
+        del operation
+        super().worked("")
+
+
 class Uncounted(FarCounts):
     """Counts that no node keeps, since no decision depends on them."""
 
@@ -183,6 +198,7 @@ class FarRun:
         options = options_of(num_slots)
         self.client = FarClient(engine, self.tier, self.slots, options, self.engine)
         self.client._link.counts = UNCOUNTED
+        self.client._link._breaker = OneCount()
         self.client._fetches._known._num_names_max = MANY
         self.client._link.set_place(place_of(state.epoch))
 

@@ -33,7 +33,7 @@ def name_of_far(run: FarRun, names: Renaming) -> Name:
     client, tier, state = run.client, run.tier, run.manager.state
     link, fetches, stores = client._link, client._fetches, client._stores
     place = link._place
-    name: Name = [link.is_up, link._breaker._num_failures, link._place_epoch]
+    name: Name = [link.is_up, link._breaker._num_failures.total(), link._place_epoch]
     name += [LOST if place is None else epoch_of(place.name(b""))]
     owners = {each: fetch.sequence.sequence_id for each, fetch in fetches._by_ticket.items()}
     tickets = [each for _, each in sorted(link._tickets.items())]
