@@ -2,13 +2,14 @@
 """A store of pages in Redis or Valkey.
 
 A connection that timed out is closed and never used again: it would read the answer to the previous
-command. The server evicts by itself (`maxmemory-policy allkeys-lru`), or refuses when it is full.
+question. The server evicts by itself (`maxmemory-policy allkeys-lru`), or refuses when it is full.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
+from functools import partial
 from io import BufferedReader
 from typing import Any
 
@@ -16,6 +17,7 @@ from kvcore.far.errors import InvalidTier
 from kvcore.far.tier import FarStatus, View
 from kvcore_runtime.cache.errors import TierUnusable
 from kvcore_runtime.errors import load_extra
+from kvcore_runtime.far.timed_socket import TimedSocket
 
 LOOPBACK = "redis://127.0.0.1:6379/0"
 ASKED_BYTES_MAX = 8 << 20  # of pages, which wait in the server; a larger page alone
@@ -28,7 +30,8 @@ class RedisStore:
     """See `BlockingStore`. Raises PackageMissing, InvalidTier, TierUnusable.
 
     url: in the form of the client library, with a password from a file or the environment, which no
-    message contains. timeout_s: of a connection, and of an answer. required: it must answer now.
+    message contains. timeout_s: until there is a connection; for an answer, which has at most 8 MiB
+    of pages, or one page; and to send a page. required: it must answer now.
     """
 
     def __init__(self, url: str = LOOPBACK, *, timeout_s: float = 1.0, required: bool = True):
@@ -37,7 +40,9 @@ class RedisStore:
         redis = load_extra("redis", what="pages in Redis", package="redis", extra="redis")
         limits = {"socket_timeout": timeout_s, "socket_connect_timeout": timeout_s}
         try:
-            self._client: Any = redis.Redis.from_url(url, **limits, retry=None)
+            self._client: Any = redis.Redis.from_url(
+                url, **limits, retry=None, redis_connect_func=partial(_begin, timeout_s=timeout_s)
+            )
             self._client.ping()
         except ValueError:  # whose text may be a part of the password
             raise InvalidTier(name="url", value="(not shown)", expected="redis://host/0") from None
@@ -55,19 +60,18 @@ class RedisStore:
     def find(self, names: Sequence[str], lease_s: float) -> list[bool]:
         """See `BlockingStore`; there is no lease."""
         del lease_s
-        with self._client.pipeline(transaction=False) as pipeline:
-            for name in names:
-                pipeline.exists(name)
-            return [bool(each) for each in pipeline.execute()]
+        with self._lent() as (connection, answers):
+            _send(connection, [("EXISTS", name) for name in names])
+            return [_read_number(answers) > 0 for _ in names]
 
     def get(self, names: Sequence[str], views: Sequence[View]) -> Iterator[int | FarStatus]:
         """See `BlockingStore`. A value that is too long is not read: the connection is closed."""
         left = list(zip(names, views, strict=True))
-        num_each = max(1, ASKED_BYTES_MAX // max(map(len, views), default=1))
+        num_each = max(1, ASKED_BYTES_MAX // max((1, *map(len, views))))
         while asked := left[:num_each]:
             with self._lent() as (connection, answers):
-                connection.send_command("MGET", *(name for name, _ in asked))
-                int(answers.readline(LINE_BYTES)[1:])  # the number of answers, or an error
+                _send(connection, [("MGET", *(name for name, _ in asked))])
+                _read_number(answers)  # of answers
                 for _, view in asked:
                     del left[0]
                     yield (size := read_answer(answers, view))
@@ -79,12 +83,14 @@ class RedisStore:
         """See `BlockingStore`."""
         commands = [("SET", name, view, "NX") for name, view in zip(names, views, strict=True)]
         with self._lent() as (connection, answers):
-            connection.send_packed_command(connection.pack_commands(commands))
-            return [STATUSES.get(answers.readline(LINE_BYTES)[:3], FarStatus.FAILED) for _ in names]
+            _send(connection, commands)
+            return [_read_status(connection, answers) for _ in names]
 
     def remove(self, names: Sequence[str]) -> None:
         """See `BlockingStore`."""
-        self._client.delete(*names)
+        with self._lent() as (connection, answers):
+            _send(connection, [("DEL", *names)])
+            _read_number(answers)
 
     def close(self) -> None:
         """See `BlockingStore`."""
@@ -92,17 +98,43 @@ class RedisStore:
 
     @contextlib.contextmanager
     def _lent(self) -> Iterator[tuple[Any, BufferedReader]]:
-        """Lend a connection, and the file of its answers: its parser copies each several times."""
+        """Lend a connection for a question, and the file of the answer: its parser would copy each
+        page several times.
+        """
         pool = self._client.connection_pool
         connection = pool.get_connection()
         try:
-            with connection._sock.makefile("rb", LINE_BYTES) as answers:
+            with connection._sock.answers(LINE_BYTES) as answers:
                 yield connection, answers
         except BaseException:  # else the next command would read what is left
             connection.disconnect()
             raise
         finally:
             pool.release(connection)
+
+
+def _begin(connection: Any, timeout_s: float) -> None:
+    """Begin with a new connection, whose operations end in time, the first ones too."""
+    connection._sock = TimedSocket(connection._sock, timeout_s)
+    connection.on_connect()
+
+
+def _send(connection: Any, commands: Sequence[tuple[object, ...]]) -> None:
+    """Send commands; each page in them has the whole time."""
+    for part in connection.pack_commands(commands):
+        connection._sock.begin()
+        connection.send_packed_command([part])
+
+
+def _read_status(connection: Any, answers: BufferedReader) -> FarStatus:
+    """Read the answer to a put, which has the whole time."""
+    connection._sock.begin()
+    return STATUSES.get(answers.readline(LINE_BYTES)[:3], FarStatus.FAILED)
+
+
+def _read_number(answers: BufferedReader) -> int:
+    """Read a number. Raises ValueError for an error, or another answer."""
+    return int(answers.readline(LINE_BYTES)[1:])
 
 
 def read_answer(answers: BufferedReader, view: View) -> int | FarStatus:

@@ -108,13 +108,14 @@ def test_pages_of_all_sizes_come_back(server: Redis, page_bytes: int, count: int
 def test_a_value_that_is_too_long_is_not_read_and_the_others_are(server: Redis) -> None:
     store, slots = make_store(server.port), [empty() for _ in range(4)]
     large = 64 << 20
-    for each in (1, 3):
-        store._client.set(name(each), bytes(large))
-    store.put([name(2)], [page(2)])
-    before = store._client.info("stats")["total_net_output_bytes"]
-    names = [name(each) for each in (1, 2, 3, 4)]
-    assert list(store.get(names, slots)) == [large, SIZE, large, FarStatus.MISSING]
-    assert store._client.info("stats")["total_net_output_bytes"] - before < large // 2
+    with library.Redis(port=server.port) as client:
+        for each in (1, 3):
+            client.set(name(each), bytes(large))
+        store.put([name(2)], [page(2)])
+        before = client.info("stats")["total_net_output_bytes"]
+        names = [name(each) for each in (1, 2, 3, 4)]
+        assert list(store.get(names, slots)) == [large, SIZE, large, FarStatus.MISSING]
+        assert client.info("stats")["total_net_output_bytes"] - before < large // 2
     assert slots == [empty(), page(2), empty(), empty()]
     store.remove(names)
 
@@ -129,7 +130,8 @@ def test_what_is_no_whole_answer_of_bytes_is_an_error(answer: bytes) -> None:
 
 def test_what_is_no_value_is_missing_and_no_other(server: Redis) -> None:
     store, got = make_store(server.port), [empty(), empty()]
-    store._client.rpush(name(1), "a list")
+    with library.Redis(port=server.port) as client:
+        client.rpush(name(1), "a list")
     store.put([name(2)], [page(2)])
     assert list(store.get([name(1), name(2)], got)) == [FarStatus.MISSING, SIZE]
     assert got[1] == page(2)
