@@ -2,14 +2,16 @@
 """A store of pages in a Mooncake store: a master that knows names, and keepers that hold the pages.
 
 A put over a name succeeds and keeps the old bytes, a find says yes for seconds after its keeper
-died, and a page can vanish after a put that succeeded. A call to a stopped keeper blocks.
+died, and a page can vanish after a put that succeeded. A get from a stopped keeper fails after 30
+to 60 s, and still writes into its slots when the keeper goes on: only a closed client does not.
 """
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from ctypes import addressof, c_char
 from typing import Any
 
@@ -19,7 +21,8 @@ from kvcore_runtime.cache.errors import TierUnusable
 from kvcore_runtime.errors import load_extra
 
 NAMES = {"what": "pages in Mooncake", "package": "mooncake", "extra": "mooncake"}
-STATUSES = {0: FarStatus.OK, -200: FarStatus.FULL, -704: FarStatus.MISSING}  # others: FAILED
+MISSING = -704
+STATUSES = {0: FarStatus.OK, -200: FarStatus.FULL, MISSING: FarStatus.MISSING}  # others: FAILED
 
 
 class MooncakeStore:
@@ -51,8 +54,11 @@ class MooncakeStore:
         self._setup = (host, "P2PHANDSHAKE", segment_bytes, 16 << 20, protocol, "", master)
         self._client: Any = None
         self._num_calls = 0
+        self._is_ending = False
         self._slots: list[int] | None = None
-        self._lock = threading.Lock()
+        self._has_slots = False
+        """Whether the client has registered them."""
+        self._changed = threading.Condition()
         try:
             self.find([], 0)
         except ConnectionError as error:
@@ -62,7 +68,7 @@ class MooncakeStore:
     def attach(self, memory: View, slot_bytes: int) -> None:
         """See `FarTier`: the slots become memory that keepers can read and write."""
         del slot_bytes
-        self._slots = [each[0] for each in places([memory])]
+        self._slots, self._has_slots = [each[0] for each in places([memory])], False
 
     def find(self, names: Sequence[str], lease_s: float) -> list[bool]:
         """See `BlockingStore`. Each lease is as long as the master was told, by default 10 s."""
@@ -72,8 +78,11 @@ class MooncakeStore:
         return [each == 1 for each in answers]
 
     def get(self, names: Sequence[str], views: Sequence[View]) -> list[int | FarStatus]:
-        """See `BlockingStore`."""
-        sizes = self.call("batch_get_into", list(names), *places(views))
+        """See `BlockingStore`. A failure ends the client, after its other calls."""
+        with self._lent() as client:
+            sizes = client.batch_get_into(list(names), *places(views))
+        if min(set(sizes) - {MISSING}, default=0) < 0:
+            self._end(client)
         return [each if each >= 0 else STATUSES.get(each, FarStatus.FAILED) for each in sizes]
 
     def put(self, names: Sequence[str], views: Sequence[View]) -> list[FarStatus]:
@@ -87,27 +96,49 @@ class MooncakeStore:
 
     def close(self) -> None:
         """See `BlockingStore`. A client in the middle of a call would crash: it stays open."""
-        with self._lock:
-            if self._client is not None and not self._num_calls:
+        with self._changed:
+            if self._client is not None and not self._num_calls and not self._is_ending:
                 self._client.close()
                 self._client = None
 
     def call(self, name: str, *arguments: object) -> Any:
         """Call a method of the library, which is set up first. Raises ConnectionError."""
-        with self._lock:
+        with self._lent() as client:
+            return getattr(client, name)(*arguments)
+
+    @contextlib.contextmanager
+    def _lent(self) -> Iterator[Any]:
+        """Lend the client for a call. Raises ConnectionError."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._is_ending)
             if self._client is None:
                 client = self._library.MooncakeDistributedStore()
                 _check(client.setup(*self._setup), "the master does not answer")
-                self._client = client
-            if self._slots is not None:
-                _check(self._client.register_buffer(*self._slots), "it takes no slots")
-                self._slots = None
+                self._client, self._has_slots = client, False
+            client = self._client
+            if self._slots is not None and not self._has_slots:
+                _check(client.register_buffer(*self._slots), "it takes no slots")
+                self._has_slots = True
             self._num_calls += 1
         try:
-            return getattr(self._client, name)(*arguments)
+            yield client
         finally:
-            with self._lock:
+            with self._changed:
                 self._num_calls -= 1
+                self._changed.notify_all()
+
+    def _end(self, client: Any) -> None:
+        """Close a client once no call uses it, unless it is closed; the next call makes another."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._is_ending)
+            if self._client is client:
+                self._is_ending = True
+                self._changed.wait_for(lambda: not self._num_calls)
+                try:
+                    client.close()
+                finally:
+                    self._client, self._is_ending = None, False
+                    self._changed.notify_all()
 
 
 def places(views: Sequence[View]) -> tuple[list[int], list[int]]:

@@ -34,7 +34,8 @@ class TimedSocket:
 
     def answers(self, buffer_size: int) -> io.BufferedReader:
         """Return a file from which one operation reads."""
-        return io.BufferedReader(socket.SocketIO(self, "rb"), buffer_size)  # type: ignore[arg-type] # it has recv_into
+        own: Any = self
+        return io.BufferedReader(socket.SocketIO(own, "rb"), buffer_size)
 
     def settimeout(self, seconds: float) -> None:
         """Set the longest that a single call takes; with 0 it does not wait."""

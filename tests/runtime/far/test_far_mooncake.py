@@ -7,6 +7,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
+from threading import Timer
 
 import pytest
 from kvcore_runtime.cache.errors import TierUnusable
@@ -177,6 +178,32 @@ def test_pages_come_back_and_a_stopped_or_killed_keeper_changes_no_answer() -> N
         server.kill(server.master)
         ask(engine)
         far(engine).close()
+
+
+@pytest.mark.slow
+def test_a_keeper_that_goes_on_late_writes_into_no_slot() -> None:
+    """It stops in the middle of a get, which fails a minute later; its slots then hold others."""
+    with mooncake() as server:
+        store, size, count = make_store(server), 8 << 20, 24
+        memory = memoryview(bytearray(count * size))
+        store.attach(memory, size)
+        slots = [memory[at * size : (at + 1) * size] for at in range(count)]
+        names = [name(at) for at in range(count)]
+        assert store.put(names, slots) == [FarStatus.OK] * count
+        started = time.monotonic()
+        assert store.get(names, slots) == [size] * count
+        stop = Timer((time.monotonic() - started) / 2, server.keeper.send_signal, [signal.SIGSTOP])
+        stop.start()
+        assert FarStatus.FAILED in store.get(names, slots), "it was stopped too late"
+        other = b"o" * size
+        for slot in slots:
+            slot[:] = other
+        server.keeper.send_signal(signal.SIGCONT)
+        end = time.monotonic() + 5
+        while time.monotonic() < end:
+            assert all(slot == other for slot in slots)
+            time.sleep(0.2)
+        assert store.find(names[:1], 1.0) != [], "there is another client"
 
 
 @pytest.mark.slow
