@@ -50,6 +50,8 @@ class RankTier:
         """By ticket of a load or store: how it has ended on rank 0."""
         self._stores: set[int] = set()
         self._asked = 0.0
+        self.failed: StepFailed | None = None
+        """Orders that another rank could not carry out; the engine's next step raises it."""
 
     def attach(self, memory: View, slot_bytes: int) -> None:
         """See `FarTier`."""
@@ -132,7 +134,8 @@ class RankTier:
         if ticket is not None:
             self._own[ticket] = None
             pairs = zip(names, views, strict=True)
-            with contextlib.suppress(RankLost):  # the engine's step raises it
+            # The engine's step raises it. Here it would free slots that this rank's tier has.
+            with contextlib.suppress(RankLost, StepFailed):
                 self._send(
                     RankOrder(kind, ticket, self._slots[id(view)], _key(name))
                     for name, view in pairs
@@ -147,7 +150,8 @@ class RankTier:
         least = links.collect()
         self._asked = time.monotonic()
         if least < 0:
-            raise StepFailed(number=batch.number, reason=f"rank {-least} says why")
+            self.failed = StepFailed(number=batch.number, reason=f"rank {-least} says why")
+            raise self.failed
 
 
 class RankExchange(FarExchange):
@@ -173,6 +177,11 @@ class RankExchange(FarExchange):
         weights = self._tier.join(options.staging_pages, weights)
         options = attrs.evolve(options, weights=weights, rank=0, world=links.world)
         super().__init__(engine, self._tier, options, clock=clock)
+
+    @property
+    def failed(self) -> StepFailed | None:
+        """Orders that another rank could not carry out: no step may follow."""
+        return self._tier.failed
 
     def set_weights(self, weights: str | None) -> None:
         """See `FarExchange`; weights: a digest of those of all ranks."""

@@ -83,6 +83,7 @@ class Leader:
 
     def close(self) -> None:
         """End the other ranks. Raises RankLost if one is gone; the groups are left in any case."""
+        self._hear()
         try:
             if not isinstance(self._failed, RankLost):
                 if self._failed is None:
@@ -163,8 +164,14 @@ class Leader:
             self._fail(StepFailed(number=number, reason=f"rank {-least} says why"))
 
     def _check(self) -> None:
+        self._hear()
         if self._failed is not None:
             raise self._failed
+
+    def _hear(self) -> None:
+        """Note that another rank could not carry out an order of the exchange."""
+        if self._failed is None and self._exchange is not None:
+            self._failed = self._exchange.failed
 
     def _fail(self, error: RankLost | StepFailed) -> NoReturn:
         """Raise an error, now and in each later call."""

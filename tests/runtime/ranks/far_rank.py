@@ -3,7 +3,8 @@
 
 All ranks keep their slices in the folder `pages`. Stories: `whole` answers all requests, `one` the
 first. In the others rank 1 is hurt: `dies` as soon as it has read pages, `late` reads none until
-the request was answered, `apart` has no tier, `few` has fewer slots than rank 0.
+the request was answered, `apart` has no tier, `few` has fewer slots than rank 0, `refuses` carries
+out no order to load.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ from kvcore_runtime.far.threaded import ThreadedTier
 from kvcore_runtime.model.model import tiny_model
 from kvcore_runtime.model.sampling import Sampling
 from kvcore_runtime.ranks import Leader, RankExchange, RankFollower, connect, shard
+from kvcore_runtime.ranks.errors import BadStep
+from kvcore_runtime.ranks.step_wire import RankOrder
 
 from kvcore import Config
 from kvcore.far.options import FarOptions
@@ -66,6 +69,10 @@ class HurtStore(DirectoryStore):
         return got
 
 
+def refuse(ticket: int, orders: Sequence[RankOrder]) -> None:
+    raise BadStep(reason=f"ticket {ticket} of {len(orders)} pages is not wanted")
+
+
 def run(folder: Path, rank: int, world: int, story: str) -> None:
     """Be one rank in this process, which may be a fork of the tests' process."""
     sys.stderr = (folder / f"errors{rank}").open("w")
@@ -81,7 +88,11 @@ def _be(folder: Path, rank: int, world: int, story: str) -> None:
     if rank:
         far = attrs.evolve(FAR, staging_pages=9) if story == "few" else FAR
         tier = None if story == "apart" else ThreadedTier(HurtStore(folder, story))
-        RankFollower(model, CONFIG, OPTIONS, links, tier=tier, far=far).run()
+        follower = RankFollower(model, CONFIG, OPTIONS, links, tier=tier, far=far)
+        if story == "refuses":
+            assert follower._pages is not None
+            follower._pages._submit = refuse  # type: ignore[method-assign] # told to
+        follower.run()
         return
     tier = ThreadedTier(DirectoryStore(folder / "pages"))
     options = LATE if story == "late" else FAR

@@ -115,6 +115,16 @@ def test_a_rank_that_dies_while_it_fetches_is_lost(folder: Path) -> None:
     assert "RankLost: a rank was lost at batch " in errors(folder, 0)
 
 
+def test_an_order_that_a_rank_cannot_carry_out_ends_the_steps(folder: Path) -> None:
+    with ranks(folder, 2, "refuses", run) as processes:
+        processes[0].join(WAIT_S)
+        assert processes[0].exitcode == 1
+        processes[1].join(WAIT_S)
+        assert processes[1].exitcode == 0, errors(folder, 1)
+    assert "StepFailed: batch " in errors(folder, 0)
+    assert "is not wanted" in errors(folder, 1)
+
+
 @pytest.mark.parametrize(
     ("story", "reason"),
     [
