@@ -81,7 +81,8 @@ class ThreadedTier:
     def poll(self) -> list[Done]:
         """See `FarTier`."""
         if self._queues["get"].qsize() and time.monotonic() - self._got_at > HELD_UP_S:
-            self._start("get", name="second", waits=False)
+            with contextlib.suppress(RuntimeError):  # the system has no thread for it now
+                self._start("get", name="second", waits=False)
         done, self._waited = self._waited, []
         with contextlib.suppress(Empty):
             while True:
@@ -97,22 +98,25 @@ class ThreadedTier:
                 self._waited.append(self._done.get(timeout=timeout_s))
 
     def close(self, timeout_s: float) -> None:
-        """See `FarTier`. Threads that still wait for the store are not joined."""
+        """See `FarTier`. Threads that still wait for the store are not joined, and begin no more:
+        a store that is closed would connect again.
+        """
         self._is_closed = True
         end = time.monotonic() + timeout_s
         for queue in (*self._queues.values(), self._queues["get"]):
             queue.put(None)
         for thread in self._threads.values():
             thread.join(max(0.0, end - time.monotonic()))
+        for job in list(self._jobs.values()):
+            job.is_cancelled = True
         with contextlib.suppress(Exception):  # of the client library
             self._store.close()
 
     def _submit(self, kind: str, job: _Job) -> int | None:
         if self._is_closed:
             return None
-        if not self._threads:
-            for each in KINDS:
-                self._start(each, name=each, waits=True)
+        for each in KINDS:
+            self._start(each, name=each, waits=True)
         if self._queues[kind].qsize() >= NUM_WAITING_MAX:
             return None
         self._jobs[job.ticket] = job
@@ -122,10 +126,11 @@ class ThreadedTier:
     def _start(self, kind: str, *, name: str, waits: bool) -> None:
         """Start the thread of a name, unless it runs. waits: for work, else it ends without any."""
         if name not in self._threads or not self._threads[name].is_alive():
-            self._threads[name] = threading.Thread(
+            thread = threading.Thread(
                 target=self._serve, args=(kind, waits), name=f"kvcore-far-{name}", daemon=True
             )
-            self._threads[name].start()
+            thread.start()
+            self._threads[name] = thread
 
     def _serve(self, kind: str, waits: bool) -> None:
         run = {"find": self._find, "get": self._get, "put": self._put}[kind]
