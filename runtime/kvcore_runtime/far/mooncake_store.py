@@ -55,9 +55,9 @@ class MooncakeStore:
         self._client: Any = None
         self._num_calls = 0
         self._is_ending = False
-        self._slots: list[int] | None = None
-        self._has_slots = False
-        """Whether the client has registered them."""
+        self._slots: list[View] = []
+        self._num_registered = 0
+        """Of the memories of slots, those that the client has."""
         self._changed = threading.Condition()
         try:
             self.find([], 0)
@@ -66,9 +66,11 @@ class MooncakeStore:
                 raise TierUnusable(place=master, reason=str(error)) from None
 
     def attach(self, memory: View, slot_bytes: int) -> None:
-        """See `FarTier`: the slots become memory that keepers can read and write."""
+        """See `FarTier`: the slots become memory that keepers can read and write. Several engines
+        may each attach theirs.
+        """
         del slot_bytes
-        self._slots, self._has_slots = [each[0] for each in places([memory])], False
+        self._slots.append(memory)
 
     def find(self, names: Sequence[str], lease_s: float) -> list[bool]:
         """See `BlockingStore`. Each lease is as long as the master was told, by default 10 s."""
@@ -114,11 +116,11 @@ class MooncakeStore:
             if self._client is None:
                 client = self._library.MooncakeDistributedStore()
                 _check(client.setup(*self._setup), "the master does not answer")
-                self._client, self._has_slots = client, False
+                self._client, self._num_registered = client, 0
             client = self._client
-            if self._slots is not None and not self._has_slots:
-                _check(client.register_buffer(*self._slots), "it takes no slots")
-                self._has_slots = True
+            for address, size in zip(*places(self._slots[self._num_registered :]), strict=True):
+                _check(client.register_buffer(address, size), "it takes no slots")
+                self._num_registered += 1
             self._num_calls += 1
         try:
             yield client

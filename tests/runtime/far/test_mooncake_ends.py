@@ -83,6 +83,18 @@ def test_a_slot_is_not_written_after_its_get_has_failed(store: MooncakeStore) ->
     assert not second.is_closed
 
 
+def test_each_client_has_the_slots_of_all_engines(store: MooncakeStore) -> None:
+    slots = [empty(), empty()]
+    for slot in slots:
+        store.attach(slot, SIZE)
+    for slot in slots:
+        store.get([name()], [slot])
+    store.find([name()], 1.0)
+    first, *others = Client.made
+    assert len(first.registered) == len(slots)
+    assert [each.registered for each in others] == [first.registered] * 2
+
+
 def test_a_page_that_is_missing_costs_no_client(
     store: MooncakeStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
