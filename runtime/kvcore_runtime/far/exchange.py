@@ -20,7 +20,7 @@ from kvcore.far.tier import FarTier
 from kvcore_runtime.engine.exchange import Exchange
 from kvcore_runtime.events.endpoints import Warnings
 from kvcore_runtime.far.staging import Staging
-from kvcore_runtime.model.identity import identify
+from kvcore_runtime.model.identity import describe, identify
 
 if TYPE_CHECKING:
     from kvcore_runtime.engine.engine import Engine
@@ -124,6 +124,7 @@ class FarExchange(FarClient, Exchange):
         )
         lines = (
             f"weights {weights}",
+            f"model {describe(engine.model, config.groups)}",
             f"{cache.layout.dtype}",
             *groups,
             f"hash {config.hashing} {config.hash_block_size} {config.hash_seed.hex()}",

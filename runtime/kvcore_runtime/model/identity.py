@@ -27,15 +27,23 @@ def identify(model: Llama, groups: Sequence[Group]) -> str:
 
     Reads every weight once, from the device. Raises GroupsDoNotHoldModel, UnequalPages.
     """
-    config = attrs.evolve(model.config, visibilities=model.config.layer_visibilities)
-    layers = place_layers(config.visibilities, groups)
-    shape = (config, model.invariant, model.device.type, layers.places, layers.block_sizes)
-    digest = hashlib.sha256(repr(shape).encode())
+    digest = hashlib.sha256(describe(model, groups).encode())
     for name, weight in _named(model.weights):
         digest.update(f"\n{name} {weight.dtype} {tuple(weight.shape)}\n".encode())
         content = weight.detach().cpu().contiguous().view(-1).view(torch.uint8)
         digest.update(content.numpy().data)
     return digest.hexdigest()
+
+
+def describe(model: Llama, groups: Sequence[Group]) -> str:
+    """Return what determines keys and values besides the weights: the model's shape, its mode, the
+    kind of its device, and the places of its layers; not its longest request. Raises as `identify`
+    does.
+    """
+    visibilities = model.config.layer_visibilities
+    config = attrs.evolve(model.config, visibilities=visibilities, max_model_len=1)
+    layers = place_layers(config.visibilities, groups)
+    return repr((config, model.invariant, model.device.type, layers.places, layers.block_sizes))
 
 
 def _named(weights: LlamaWeights) -> Iterator[tuple[str, Tensor]]:
