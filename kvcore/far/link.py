@@ -8,7 +8,8 @@ quarantine until its `Done`. Any exception of the tier counts as a failure of th
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Literal
+from contextlib import suppress
+from typing import Any, Literal
 
 import attrs
 
@@ -224,7 +225,12 @@ class TierLink:
         was_up = self.is_up
         self._breaker.failed(operation, now)
         if was_up and not self.is_up:
-            self._warn(f"the far tier is down: each {operation} failed or was too late")
+            tier: Any = self._tier
+            why = ""
+            with suppress(Exception):  # the tier does not say it
+                if found := tier.why(operation):
+                    why = f", the last one with {found}"
+            self._warn(f"the far tier is down: each {operation} failed or was too late{why}")
 
     def _worked(self, ticket: Ticket) -> None:
         was_up = self.is_up

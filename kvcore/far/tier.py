@@ -43,6 +43,8 @@ class FarTier(Protocol):
     call except `close` blocks longer than 1 ms. From a submit to its `Done` the views belong to the
     ticket, even after `cancel`. A tier may also have `wait(timeout_s)`, which returns as soon as
     `poll` has an answer, or after timeout_s: with it an idle exchange wakes at once, not by turns.
+    And it may have `why(operation)`, which names the error of the latest "find", "load" or "store",
+    for the log.
     """
 
     def attach(self, memory: View, slot_bytes: int) -> None:
@@ -86,7 +88,8 @@ class BlockingStore(Protocol):
         """Fill slots, which are writable and not empty.
 
         Gives for each name the size of its entry, or why there is none. If it is an iterator, each
-        page is verified while later ones are on their way.
+        page is verified while later ones are on their way. Once it has ended, or raised, nothing
+        may write into a slot, which then holds another page.
         """
 
     def put(self, names: Sequence[str], views: Sequence[View]) -> list[FarStatus]:

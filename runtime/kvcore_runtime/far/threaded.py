@@ -22,6 +22,8 @@ from kvcore.far.tier import BlockingStore, Done, FarStatus, View
 
 KINDS = ("find", "get", "put")
 """Kinds of operations; each has a thread."""
+OPERATIONS = dict(zip(("find", "load", "store"), KINDS, strict=True))
+"""The kinds, by what a tier calls them."""
 HELD_UP_S = 0.25
 """If one get takes longer than this many seconds, a second thread begins the next ones. It ends
 when none waits: two threads that always run would wait for each other, for Python's lock and for
@@ -52,6 +54,8 @@ class ThreadedTier:
         """What `wait` has taken, for the next `poll`."""
         self._queues: dict[str, SimpleQueue[_Job | None]] = {kind: SimpleQueue() for kind in KINDS}
         self._threads: dict[str, threading.Thread] = {}
+        self._errors: dict[str, str] = {}
+        """The name of the error of the latest operation of each kind that raised."""
         self._is_closed = False
         self._got_at = 0.0
         """When a thread began its latest get."""
@@ -97,6 +101,10 @@ class ThreadedTier:
             with contextlib.suppress(Empty):
                 self._waited.append(self._done.get(timeout=timeout_s))
 
+    def why(self, operation: str) -> str:
+        """See `FarTier`. Without the text of an error, which may tell names or a password."""
+        return self._errors.get(OPERATIONS[operation], "")
+
     def close(self, timeout_s: float) -> None:
         """See `FarTier`. Threads that still wait for the store are not joined, and begin no more:
         a store that is closed would connect again.
@@ -138,8 +146,11 @@ class ThreadedTier:
             while (job := self._queues[kind].get(waits)) is not None:
                 statuses = (FarStatus.FAILED,) * len(job.names)
                 if not job.is_cancelled:
-                    with contextlib.suppress(Exception):  # of the client library: FAILED
+                    self._errors.pop(kind, None)
+                    try:
                         statuses = tuple(run(job))
+                    except Exception as error:  # of the client library: FAILED
+                        self._errors[kind] = type(error).__name__
                 self._done.put(Done(job.ticket, statuses))
 
     def _find(self, job: _Job) -> list[FarStatus]:

@@ -123,6 +123,10 @@ class RankTier:
                 done.append(Done(ticket, _cut(statuses, num_right, worst)))
         return done
 
+    def why(self, operation: str) -> str:
+        """See `FarTier`: what rank 0's tier says."""
+        return str(self._tier.why(operation))  # type: ignore[attr-defined] # it may have it
+
     def close(self, timeout_s: float) -> None:
         """See `FarTier`; the other ranks close theirs when they end."""
         self._tier.close(timeout_s)

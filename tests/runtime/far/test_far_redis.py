@@ -251,6 +251,20 @@ def test_pages_come_back_and_a_stopped_or_killed_server_changes_no_answer() -> N
         far(engine).close()
 
 
+def test_the_log_says_what_took_a_tier_down(caplog: pytest.LogCaptureFixture) -> None:
+    with redis() as server:
+        engine = make_engine(server.port)
+        ask(engine)
+        assert far(engine).flush(30)
+        server.kill()
+        for _ in range(NUM_FAILURES_MAX):
+            ask(engine)
+    assert not far(engine).is_up
+    said = "the far tier is down: each find failed or was too late, the last one with Connect"
+    assert said in caplog.text
+    far(engine).close()
+
+
 def test_a_proxy_that_harms_pages_changes_no_answer(server: Redis) -> None:
     proxy = Proxy(server.port, seed=1, share=0.2)
     engine = make_engine(proxy.port)
