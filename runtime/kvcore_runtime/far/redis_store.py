@@ -62,7 +62,7 @@ class RedisStore:
         del lease_s
         with self._lent() as (connection, answers):
             _send(connection, [("EXISTS", name) for name in names])
-            return [_read_number(answers) > 0 for _ in names]
+            return [_read_number(connection, answers) > 0 for _ in names]
 
     def get(self, names: Sequence[str], views: Sequence[View]) -> Iterator[int | FarStatus]:
         """See `BlockingStore`. A value that is too long is not read: the connection is closed."""
@@ -71,7 +71,7 @@ class RedisStore:
         while asked := left[:num_each]:
             with self._lent() as (connection, answers):
                 _send(connection, [("MGET", *(name for name, _ in asked))])
-                _read_number(answers)  # of answers
+                _read_number(connection, answers)  # of answers
                 for _, view in asked:
                     del left[0]
                     yield (size := read_answer(answers, view))
@@ -90,7 +90,7 @@ class RedisStore:
         """See `BlockingStore`."""
         with self._lent() as (connection, answers):
             _send(connection, [("DEL", *names)])
-            _read_number(answers)
+            _read_number(connection, answers)
 
     def close(self) -> None:
         """See `BlockingStore`."""
@@ -132,9 +132,12 @@ def _read_status(connection: Any, answers: BufferedReader) -> FarStatus:
     return STATUSES.get(answers.readline(LINE_BYTES)[:3], FarStatus.FAILED)
 
 
-def _read_number(answers: BufferedReader) -> int:
-    """Read a number. Raises ValueError for an error, or another answer."""
-    return int(answers.readline(LINE_BYTES)[1:])
+def _read_number(connection: Any, answers: BufferedReader) -> int:
+    """Read a number. Raises the library's error for an error, and ValueError for another answer."""
+    line = answers.readline(LINE_BYTES)
+    if line.startswith(b"-"):
+        raise connection._parser.parse_error(line[1:].decode(errors="replace").strip())
+    return int(line[1:])
 
 
 def read_answer(answers: BufferedReader, view: View) -> int | FarStatus:

@@ -174,6 +174,22 @@ def test_a_server_that_cannot_be_had_is_said_or_is_down(monkeypatch: pytest.Monk
         make_store(port)
 
 
+def test_an_error_of_the_server_has_its_name() -> None:
+    with redis() as server:
+        with library.Redis(port=server.port) as client:
+            client.config_set("requirepass", "secret")
+        # Version 2 of the protocol has no hand-shake that would be refused first.
+        store = RedisStore(f"{server.url}?protocol=2", required=False)
+        made.append(store)
+        for call in (
+            lambda: store.find([name(1)], 1.0),
+            lambda: list(store.get([name(1)], [empty()])),
+            lambda: store.remove([name(1)]),
+        ):
+            with pytest.raises(library.AuthenticationError):
+                call()
+
+
 def test_a_connection_that_timed_out_gives_no_answer_of_the_question_before() -> None:
     with redis() as server:
         store = make_store(server.port)
