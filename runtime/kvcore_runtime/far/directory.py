@@ -91,9 +91,9 @@ class DirectoryStore:
 
     def _write(self, name: str, view: View) -> FarStatus:
         file = self.file(name)
-        if not is_file(file):
-            if not write_file(file, view, sync=self._sync):
-                return FarStatus.FAILED
-            if self._kept is not None:
-                self._kept.used(name, len(view), is_new=True)
-        return FarStatus.OK
+        if is_file(file):
+            return FarStatus.OK
+        status = write_file(file, view, sync=self._sync)
+        if self._kept is not None and status is FarStatus.OK:
+            self._kept.used(name, len(view), is_new=True)
+        return status

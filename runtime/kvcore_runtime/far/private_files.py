@@ -25,6 +25,7 @@ OLD_S = 3600.0
 DIRECTORY_MODE = 0o700
 FILE_MODE = 0o600
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 # The errors of opening anything but a file: a link, a socket, a directory.
 _NOT_REGULAR = (errno.ELOOP, errno.ENXIO, errno.EISDIR)
 
@@ -80,8 +81,8 @@ def read_file(file: Path, view: View) -> int | FarStatus:
     return info.st_size if got == len(view) else 0
 
 
-def write_file(file: Path, view: View, *, sync: bool) -> bool:
-    """Write a file completely or not at all. Returns whether it exists. sync: wait for the disk."""
+def write_file(file: Path, view: View, *, sync: bool) -> FarStatus:
+    """Write a file completely or not at all. Returns OK, FULL or FAILED. sync: await the disk."""
     temporary = file.parent / f"{TEMPORARY}{uuid.uuid4().hex}"
     try:
         make_private(file.parent)
@@ -91,12 +92,15 @@ def write_file(file: Path, view: View, *, sync: bool) -> bool:
                 os.fsync(opened.fileno())
         if written == len(view):
             temporary.replace(file)
-            return True
-    except (OSError, TierUnusable):
-        pass  # as if the disk were full
+            return FarStatus.OK
+        status = FarStatus.FULL
+    except OSError as error:
+        status = FarStatus.FULL if error.errno in _FULL else FarStatus.FAILED
+    except TierUnusable:
+        status = FarStatus.FAILED
     with contextlib.suppress(OSError):
         temporary.unlink(missing_ok=True)
-    return False
+    return status
 
 
 def remove_old(path: Path) -> None:

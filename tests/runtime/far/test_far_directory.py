@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pages in files: whole or not at all, private, within a limit; no other file is touched."""
 
+import errno
 import os
 import socket
 import stat
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from kvcore_runtime.cache.errors import TierUnusable
@@ -212,12 +214,12 @@ def test_a_file_of_an_earlier_format_is_foreign_and_stays(
 def test_a_writer_that_fails_or_dies_leaves_no_page(
     store: DirectoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(_self: Path, _target: Path) -> Path:
-        raise OSError(28, "No space left on device")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(Path, "replace", full)
-        assert store.put([name()], [page()]) == [FarStatus.FAILED]
+    numbers = {errno.ENOSPC: FarStatus.FULL, errno.EDQUOT: FarStatus.FULL}
+    for number, status in {**numbers, errno.EROFS: FarStatus.FAILED}.items():
+        error = OSError(number, os.strerror(number))
+        with monkeypatch.context() as patched:
+            patched.setattr(Path, "replace", Mock(side_effect=error))
+            assert store.put([name()], [page()]) == [status]
     assert [each for each in store.path.rglob("*") if each.is_file()] == []
     old, new = (store.path / f"{private_files.TEMPORARY}{each}" for each in ("old", "new"))
     for file, age in ((old, 3700), (new, 3500)):
