@@ -54,7 +54,7 @@ class MooncakeStore:
         self._setup = (host, "P2PHANDSHAKE", segment_bytes, 16 << 20, protocol, "", master)
         self._client: Any = None
         self._num_calls = 0
-        self._is_ending = False
+        self._is_ending = self._is_closed = False
         self._slots: list[View] = []
         self._num_registered = 0
         """Of the memories of slots, those that the client has."""
@@ -97,11 +97,12 @@ class MooncakeStore:
         self.call("batch_remove", list(names), True)
 
     def close(self) -> None:
-        """See `BlockingStore`. A client in the middle of a call would crash: it stays open."""
+        """See `BlockingStore`. A client in the middle of a call would crash: its last call closes
+        it.
+        """
         with self._changed:
-            if self._client is not None and not self._num_calls and not self._is_ending:
-                self._client.close()
-                self._client = None
+            self._is_closed = True
+            self._close_unused()
 
     def call(self, name: str, *arguments: object) -> Any:
         """Call a method of the library, which is set up first. Raises ConnectionError."""
@@ -116,7 +117,7 @@ class MooncakeStore:
             if self._client is None:
                 client = self._library.MooncakeDistributedStore()
                 _check(client.setup(*self._setup), "the master does not answer")
-                self._client, self._num_registered = client, 0
+                self._client, self._num_registered, self._is_closed = client, 0, False
             client = self._client
             for address, size in zip(*places(self._slots[self._num_registered :]), strict=True):
                 _check(client.register_buffer(address, size), "it takes no slots")
@@ -128,6 +129,13 @@ class MooncakeStore:
             with self._changed:
                 self._num_calls -= 1
                 self._changed.notify_all()
+                if self._is_closed:
+                    self._close_unused()
+
+    def _close_unused(self) -> None:
+        if self._client is not None and not self._num_calls and not self._is_ending:
+            client, self._client = self._client, None
+            client.close()
 
     def _end(self, client: Any) -> None:
         """Close a client once no call uses it, unless it is closed; the next call makes another."""

@@ -95,6 +95,20 @@ def test_each_client_has_the_slots_of_all_engines(store: MooncakeStore) -> None:
     assert [each.registered for each in others] == [first.registered] * 2
 
 
+def test_the_last_call_of_a_closed_store_closes_its_client(store: MooncakeStore) -> None:
+    (client,) = Client.made
+    assert client.finds.acquire(timeout=WAIT_S)
+    client.found.clear()
+    thread = threading.Thread(target=store.find, args=([name()], 1.0))
+    thread.start()
+    assert client.finds.acquire(timeout=WAIT_S)
+    store.close()
+    assert not client.is_closed
+    client.found.set()
+    thread.join(WAIT_S)
+    assert client.is_closed
+
+
 def test_a_page_that_is_missing_costs_no_client(
     store: MooncakeStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
