@@ -8,6 +8,7 @@ the process (https://kislyuk.github.io/argcomplete).
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import sys
 from collections.abc import Sequence
@@ -21,7 +22,18 @@ COMPLETING = "_ARGCOMPLETE"
 class CommandParser(argparse.ArgumentParser):
     """A parser whose help and version end as any other output if they cannot be written, which
     argparse ignores; a wrong call gets one line, above which argparse would print every option.
+
+    source: the argument that names what is read, if any. If that is not there, the line says so,
+    whatever else is wrong with the call.
     """
+
+    source = ""
+    _given: Any = None
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parse the arguments; `error` sees those that were read until then."""
+        self._given = argparse.Namespace() if namespace is None else namespace
+        return super().parse_known_args(args, self._given)
 
     def _print_message(self, message: str, file: Any = None) -> None:
         if message and file is sys.stdout:
@@ -31,6 +43,10 @@ class CommandParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """End with one line and code 2."""
+        path = getattr(self._given, self.source, None)
+        if path not in (None, "-") and not os.path.lexists(path):
+            reason = os.strerror(errno.ENOENT)
+            self.exit(2, f"{self.prog}: {path} cannot be read: {reason}\n")
         self.exit(2, f"{self.prog}: {message}; --help shows all options\n")
 
 

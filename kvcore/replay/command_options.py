@@ -71,6 +71,7 @@ def make_parser() -> argparse.ArgumentParser:
         epilog="Exit code: 0 replayed, 1 --apply found wrong content, 2 bad arguments or a bad "
         "trace, 130 interrupted, with a report of what was done.",
     )
+    parser.source = "trace"
     parser.add_argument("trace", metavar="TRACE", help=TRACES + OR_RECORD)
     add_pool(pool := parser.add_argument_group("the pool"))
     _add_variants(pool)

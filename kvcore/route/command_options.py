@@ -57,6 +57,7 @@ def make_parser() -> argparse.ArgumentParser:
         epilog="If options have several values, all combinations are run. Exit code: 0 replayed, "
         "2 bad arguments or a bad trace, 130 interrupted.",
     )
+    parser.source = "trace"
     parser.add_argument("trace", metavar="TRACE", help=TRACES)
     _add_fleet(parser.add_argument_group("the replicas"))
     _add_router(parser.add_argument_group("the router"))

@@ -126,6 +126,7 @@ def _make_parser() -> argparse.ArgumentParser:
         description="Compute how much of a model's key-value cache fits into a given memory.",
         epilog="Exit code: 0 a request of full length fits, 1 it does not, 2 bad arguments.",
     )
+    parser.source = "config"
     add = parser.add_argument
     add("config", metavar="CONFIG", help="the model's Hugging Face config.json")
     memory = parser.add_mutually_exclusive_group(required=True)

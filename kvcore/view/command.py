@@ -54,6 +54,7 @@ def make_parser() -> argparse.ArgumentParser:
         epilog="Exit code: 0 written, 1 a call's outcome differs from the recorded one, and the "
         "page ends there, 2 bad arguments or an unreadable record.",
     )
+    parser.source = "record"
     parser.add_argument(
         "record", metavar="RECORD", help="a folder of a record, or one of its files"
     )

@@ -35,3 +35,13 @@ def test_a_wrong_call_gets_one_line(name: str, capsys: pytest.CaptureFixture[str
     reported = capsys.readouterr()
     assert re.fullmatch(rf"kvcore {name}: .+; --help shows all options\n", reported.err)
     assert not reported.out
+
+
+@pytest.mark.parametrize("name", ["explain", "replay", "route", "size", "view"])
+def test_a_file_that_is_not_there_is_said_before_a_missing_option(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        cli.main([name, "no-such-file"])
+    said = f"kvcore {name}: no-such-file cannot be read: No such file or directory\n"
+    assert capsys.readouterr().err == said

@@ -79,6 +79,7 @@ def make_parser() -> argparse.ArgumentParser:
         "cache would have had.",
         epilog="Exit code: 0 explained, 2 bad arguments or a bad trace, 130 interrupted.",
     )
+    parser.source = "trace"
     parser.add_argument("trace", metavar="TRACE", help=TRACES + OR_RECORD)
     add_pool(parser.add_argument_group("the pool"))
     add_loop(parser.add_argument_group("the loop"))
