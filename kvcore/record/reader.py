@@ -40,11 +40,14 @@ class RecordedCall(Struct, frozen=True, gc=False):
 
 
 def is_record(path: str | os.PathLike[str]) -> bool:
-    """Return whether the path is a segment, even a damaged one, or a folder with one."""
+    """Return whether the path is a segment, even a damaged one, or a folder with one.
+
+    A pipe is none: what is read from it to find out would be missing later.
+    """
     found = Path(path)
     try:
-        if found.is_dir():
-            return any(found.glob(f"*{SUFFIX}"))
+        if not found.is_file():
+            return found.is_dir() and any(found.glob(f"*{SUFFIX}"))
         with found.open("rb") as file:
             return found.suffix == SUFFIX or file.read(len(MAGIC)) == MAGIC
     except (OSError, ValueError):

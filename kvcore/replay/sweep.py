@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Replays one trace on several pools: a full result for the first, and a row for each other size.
 
-Each run reads the trace again, so standard input is kept in a temporary file if there are several.
+Each run reads the trace again, so a pipe is kept in a temporary file if there are several.
 An interrupt ends the current run and all later ones; unfinished sizes have no row, since they saw a
 different part of the trace.
 """
@@ -12,7 +12,8 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
 from typing import BinaryIO, Protocol
 
 import attrs
@@ -47,11 +48,12 @@ def opened(
     """Provide a function that makes a new reader of a trace at each call. Raises
     UnreadableTrace.
     """
-    if path != STDIN or not several:
+    is_pipe = path == STDIN or Path(path).is_fifo()
+    if not (several and is_pipe):
         yield lambda: TraceReader(path, skip_bad=skip_bad, rate=rate)
         return
     name = TraceReader(path).name
-    with _kept(name, sys.stdin.buffer) as file:
+    with _kept(name, path) as file:
         size = file.tell()
 
         def reopen() -> TraceReader:
@@ -143,11 +145,12 @@ def _report(done: Sequence[Result], left_out: Sequence[int], *, is_sweep: bool) 
 
 
 @contextmanager
-def _kept(name: str, source: BinaryIO) -> Iterator[BinaryIO]:
-    """Copy a stream to a temporary file. Raises UnreadableTrace."""
+def _kept(name: str, path: str) -> Iterator[BinaryIO]:
+    """Copy a pipe to a temporary file. Raises UnreadableTrace."""
     with tempfile.TemporaryFile() as file:
         try:
-            shutil.copyfileobj(source, file)
+            with nullcontext(sys.stdin.buffer) if path == STDIN else Path(path).open("rb") as pipe:
+                shutil.copyfileobj(pipe, file)
         except OSError as error:
             raise UnreadableTrace(file=name, reason=error.strerror or str(error)) from error
         yield file

@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import io
 import json
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from threading import Thread
 from typing import Any, NoReturn
 
 import attrs
@@ -123,6 +125,19 @@ def test_standard_input_is_a_trace_too(
     from_stdin = data_of(capsys, "-", *words)
     assert from_stdin["trace"] == "standard input"
     assert without_costs(from_stdin) == without_costs(from_file)
+
+
+@pytest.mark.parametrize("words", [("--blocks", 400), ("--blocks", 400, "--sweep", "200,800")])
+def test_a_pipe_is_read_once_and_from_its_start(
+    capsys: pytest.CaptureFixture[str], trace: Path, tmp_path: Path, words: tuple[object, ...]
+) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    writer = Thread(target=pipe.write_bytes, args=(trace.read_bytes(),), daemon=True)
+    writer.start()
+    from_pipe = data_of(capsys, pipe, *words)
+    writer.join()
+    assert without_costs(from_pipe) == without_costs(data_of(capsys, trace, *words))
 
 
 @pytest.mark.parametrize(
