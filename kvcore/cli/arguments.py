@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 MOST = 2**31 - 1
+LEAST = 1e-09
 COMPLETING = "_ARGCOMPLETE"
 """Set by the shell: the number of words before the arguments."""
 
@@ -72,13 +73,13 @@ def count(text: str) -> int:
 
 
 def positive(text: str) -> float:
-    """Read a number above 0, for argparse."""
+    """Read a number above 0, for argparse; not so small that a time divided by it is infinite."""
     try:
         value = float(text)
     except ValueError:
         value = 0.0
-    if not 0 < value <= MOST:
-        raise argparse.ArgumentTypeError(f"must be a number above 0, not {text!r}")
+    if not LEAST <= value <= MOST:
+        raise argparse.ArgumentTypeError(f"must be a number from {LEAST} to {MOST}, not {text!r}")
     return value
 
 

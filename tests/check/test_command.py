@@ -313,7 +313,7 @@ def test_a_value_that_cannot_be_read_is_told_in_one_sentence(
     assert ended.value.code == command.USAGE_ERROR
     said = capsys.readouterr().err
     assert said.count("\n") == 1
-    assert said.startswith("kvcore check: argument --time: must be a number above 0")
+    assert said.startswith("kvcore check: argument --time: must be a number from 1e-09")
 
 
 def test_the_properties_are_listed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -327,7 +327,7 @@ def test_an_interrupted_command_says_what_was_done(
     [
         (["--steps", "0"], "must be an integer from 1"),
         (["--seed", "-1"], "must be an integer from 0"),
-        (["--time", "never"], "must be a number above 0"),
+        (["--time", "never"], "must be a number from 1e-09"),
         (["--runs", "2", "--time", "1"], "--runs and --time each say when to end"),
         (["--trace", "no/such/folder/x.trace"], "there is no folder for no/such/folder/x.trace"),
         (["--blocks", "2000000000"], " blocks need "),

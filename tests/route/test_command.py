@@ -104,7 +104,8 @@ def test_what_cannot_be_done_is_refused_in_a_sentence(
         (("--rule", "random"), "must be all, or some of round-robin"),
         (("--loss", 1.5), "must be a number from 0 to 1, not '1.5'"),
         (("--delay", "nan"), "must be a number from 0 to 2147483647, not 'nan'"),
-        (("--scale", 0), "must be a number above 0, not '0'"),
+        (("--scale", 0), "must be a number from 1e-09 to 2147483647, not '0'"),
+        (("--speed", "1e-320"), "must be a number from 1e-09"),
     ],
 )
 def test_a_value_that_is_none_is_refused(
