@@ -50,6 +50,8 @@ OPENERS = {b"\x1f\x8b": "gzip", b"\xfd7zXZ": "lzma", b"\x28\xb5\x2f\xfd": "zstan
 """The first bytes of compressed files, and the module that opens them; the last needs
 kvcore[zstd].
 """
+FAULTS: tuple[type[Exception], ...] = (OSError, EOFError, zlib.error, lzma.LZMAError)
+"""What reading a file can raise, without zstd's own error."""
 
 
 @attrs.frozen
@@ -89,6 +91,7 @@ class TraceReader:
         self._skip_bad, self._rate = skip_bad, rate
         self.name = _name(source) if name is None else name
         self.size = _size(source)
+        self._faults = FAULTS
         self.num_skipped = 0
         self.note: str | None = None
         self.num_lines = 0
@@ -107,7 +110,7 @@ class TraceReader:
                         yield from self._requests(file)
             else:
                 yield from self._requests(self._source)
-        except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
+        except self._faults as error:
             reason = getattr(error, "strerror", None) or str(error)
             raise UnreadableTrace(file=self.name, reason=reason) from None
 
@@ -191,12 +194,13 @@ class TraceReader:
         if module is None:
             return file
         try:
-            opener: Any = importlib.import_module(module).open
+            opener: Any = importlib.import_module(module)
         except ImportError:
             reason = "it is compressed with zstd: install kvcore[zstd]"
             raise UnreadableTrace(file=self.name, reason=reason) from None
         self.size = None
-        return cast(BinaryIO, io.BufferedReader(opener(file, "rb")))
+        self._faults = (*FAULTS, getattr(opener, "ZstdError", OSError))
+        return cast(BinaryIO, io.BufferedReader(opener.open(file, "rb")))
 
     def _decode(self, decoder: msgspec.json.Decoder[Row], line: bytes | None) -> Row:
         if line is None:

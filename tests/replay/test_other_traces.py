@@ -126,8 +126,14 @@ def test_what_is_not_read_is_refused_by_name(
     [
         (f"{AZURE}\n2023-11-16 18:17:03,12", MissingRequestField, "line 2: column 3 is missing"),
         (f"{AZURE}\nyesterday,12,1", WrongKind, "timestamp must be seconds.*'yesterday'"),
-        (f"{AZURE}\n1,-5,1", WrongKind, "prompt must be an integer of at least 0, not '-5'"),
-        (f"{AZURE}\n1,5,1.5", WrongKind, "output must be an integer of at least 0, not '1.5'"),
+        (f"{AZURE}\nnan,12,1", WrongKind, "timestamp must be a finite number, not 'nan'"),
+        (f"{AZURE}\n1,1,1\ninf,12,1", WrongKind, "line 3: timestamp must be a finite number"),
+        (f"{AZURE}\n1,-5,1", WrongKind, "prompt must be an integer from 0 .*not '-5'"),
+        (f"{AZURE}\n1,5,1.5", WrongKind, "output must be an integer from 0 .*not '1.5'"),
+        (f"{AZURE}\n1,2147483648,1", WrongKind, "prompt must be an integer from 0"),
+        (f"{AZURE}\n1,{'9' * 5000},1", WrongKind, r"prompt .*not '9+\.\.\."),
+        (f"{AZURE}\n1,5,1\r1,5,1", WrongKind, r"the line must be CSV \(new-line"),
+        (f"{AZURE}\n1,5,1,{'x' * 200_000}", WrongKind, r"the line must be CSV \(field larger"),
         (f"{AZURE}\n1,0,1", OutOfRange, "prompt is 0, must be at least 1"),
         (f"{AZURE}\n9,5,1\n8,5,1", TimeRunsBackwards, "line 3"),
         ('{"prompt": "x"}\n{"prompt": ""}', WrongKind, "line 2: prompt must be a non-empty text"),
@@ -147,6 +153,7 @@ def test_what_is_not_read_is_refused_by_name(
         ('[{"conversations": [{"from": 1, "value": "x"}]}]', WrongKind, "from must be a text"),
         ('[\n  {\n "conversations": [', NotJSON, "the file ends inside an object"),
         ('[{"conversations" []}]', NotJSON, "line 1: not JSON"),
+        (f'[{{"conversations": {"9" * 5000}}}]', NotJSON, "line 1: not JSON: Exceeds"),
     ],
 )
 def test_a_bad_line_says_what_is_wrong_with_it(text: str, error: type[BadLine], said: str) -> None:
@@ -154,7 +161,14 @@ def test_a_bad_line_says_what_is_wrong_with_it(text: str, error: type[BadLine], 
         read(text)
 
 
+def test_a_line_that_is_not_utf_8_is_refused() -> None:
+    with pytest.raises(WrongKind, match=r"line 2: the line must be UTF-8, not b'1,\\xff,1'"):
+        list(TraceReader(io.BytesIO(AZURE.encode() + b"\n1,\xff,1"), name="t"))
+
+
 def test_bad_lines_are_left_out_on_request() -> None:
+    text = f"{AZURE}\n1000,0,1\n1,5,1\n2,9,1"  # times count from the first good line
+    assert [each.arrival for each in read(text, skip_bad=True)] == [0.0, 1.0]
     text = f"{AZURE}\n1,5,1\nx,5,1\n2,7\n3,9,1"
     assert [each.prompt_len for each in read(text, skip_bad=True)] == [5, 9]
     text = '{"prompt": "abc"}\n{"prompt": 1}\n{"prompt": "abcde"}\n{"pro'

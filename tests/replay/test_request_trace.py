@@ -8,7 +8,8 @@ import io
 import json
 import sys
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import Any, BinaryIO
 
 import pytest
 
@@ -177,6 +178,29 @@ def test_zstd_is_read_by_an_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     path.write_bytes(b"\x28\xb5\x2f\xfd and more")
     monkeypatch.setitem(sys.modules, "zstandard", None)
     with pytest.raises(UnreadableTrace, match=r"kvcore\[zstd\]"):
+        list(TraceReader(path))
+
+
+def test_damaged_zstd_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Zstandard(ModuleType):
+        ZstdError = type("ZstdError", (Exception,), {})
+
+        def open(self, file: BinaryIO, mode: str) -> io.RawIOBase:  # noqa: ARG002
+            error = self.ZstdError
+
+            class Damaged(io.RawIOBase):
+                def readable(self) -> bool:
+                    return True
+
+                def readinto(self, _: object) -> int:
+                    raise error("unknown frame descriptor")
+
+            return Damaged()
+
+    path = tmp_path / "packed"
+    path.write_bytes(b"\x28\xb5\x2f\xfd and more")
+    monkeypatch.setitem(sys.modules, "zstandard", Zstandard("zstandard"))
+    with pytest.raises(UnreadableTrace, match="cannot be read: unknown frame descriptor"):
         list(TraceReader(path))
 
 

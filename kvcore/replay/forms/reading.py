@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from hashlib import blake2b
 from itertools import count
+from math import isfinite
 from typing import Any
 
 from kvcore.replay.errors import (
@@ -30,6 +31,8 @@ from kvcore.replay.workload import BAILIAN_UNIT, MOONCAKE_UNIT, TraceRequest
 
 END = b""
 """Passed instead of a line at the end of the file."""
+TOKENS_MAX = 2**31 - 1
+"""Most tokens of a prompt or an output whose length alone is given."""
 VLLM_OUTPUT_LEN = 256
 """Tokens that vLLM's benchmark generates if a line does not give a number."""
 BETWEEN = tuple(" \t\r\n[,]")
@@ -57,8 +60,8 @@ class OtherTrace:
             return ()
         try:
             text = line.decode()
-        except UnicodeDecodeError as error:
-            raise self._error(NotJSON, reason=str(error)) from None
+        except UnicodeDecodeError:
+            raise self._wrong("the line", "UTF-8", line) from None
         if self._form.kind == "csv":
             return self._of_csv(text)
         return self._of_json(text)
@@ -67,38 +70,46 @@ class OtherTrace:
         if self._is_head:
             self._is_head = False
             return
-        cells = next(csv.reader([text]))
+        try:
+            cells = next(csv.reader([text]))
+        except csv.Error as error:
+            raise self._wrong("the line", f"CSV ({error})", text) from None
         if len(cells) <= max(self._form.columns):
             raise self._error(MissingRequestField, field=f"column {len(cells) + 1}")
         when, *lengths = (cells[place].strip() for place in self._form.columns)
         numbers = [self._number(*each) for each in zip(("prompt", "output"), lengths, strict=True)]
+        if not numbers[0]:
+            raise self._error(OutOfRange, field="prompt", value=0, expected="at least 1")
         time = self._time(when)
         if self._start is None:
             self._start = time
-        if not numbers[0]:
-            raise self._error(OutOfRange, field="prompt", value=0, expected="at least 1")
         ids = array("Q", [next(self._new_ids) for _ in range(-(-numbers[0] // MOONCAKE_UNIT))])
         yield time - self._start, numbers[0], numbers[1], ids, MOONCAKE_UNIT
 
     def _time(self, text: str) -> float:
         """Read a number of seconds, or a date and time; UTC if it has no zone."""
         try:
-            return float(text)
+            seconds = float(text)
         except ValueError:
             pass
+        else:
+            if not isfinite(seconds):
+                raise self._wrong("timestamp", "a finite number", text)
+            return seconds
         try:
             when = datetime.fromisoformat(text)
         except ValueError:
-            expected = "seconds, or a date and time"
-            raise self._error(WrongKind, field="timestamp", expected=expected, value=text) from None
+            raise self._wrong("timestamp", "seconds, or a date and time", text) from None
         return (when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp()
 
     def _number(self, field: str, text: str) -> int:
-        if not text.isascii() or not text.isdigit():
-            raise self._error(
-                WrongKind, field=field, expected="an integer of at least 0", value=text
-            )
+        is_short = text.isascii() and text.isdigit() and len(text) <= len(str(TOKENS_MAX))
+        if not is_short or int(text) > TOKENS_MAX:
+            raise self._wrong(field, f"an integer from 0 to {TOKENS_MAX}", text)
         return int(text)
+
+    def _wrong(self, field: str, expected: str, value: object) -> BadLine:
+        return self._error(WrongKind, field=field, expected=expected, value=value)
 
     def _of_json(self, text: str) -> Iterator[Row]:
         for value in self._objects(text):
@@ -123,7 +134,7 @@ class OtherTrace:
                 return
             try:
                 value, at = json.JSONDecoder().raw_decode(text, at)
-            except (json.JSONDecodeError, RecursionError) as error:
+            except (ValueError, RecursionError) as error:  # ValueError: an integer is too long
                 if is_list and getattr(error, "pos", 0) >= len(text.rstrip()):
                     self._text = text[at:]  # it continues on the next line
                     return
