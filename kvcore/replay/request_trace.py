@@ -4,7 +4,7 @@
 One line is held at a time, at most LINE_BYTES_MAX long. A bad line raises its error, or is counted
 and skipped (`skip_bad`). Blank lines and a byte order mark at the start are ignored. The first good
 line decides the form: Bailian's requests have a `chat_id`, timestamps in seconds and 16 tokens per
-id; Mooncake's have milliseconds and 512.
+id; Mooncake's have milliseconds and 512. Arrivals count from the first request.
 """
 
 from __future__ import annotations
@@ -155,15 +155,18 @@ class TraceReader:
     def _mooncake(self) -> Read:
         decoder = msgspec.json.Decoder(Row)
         is_bailian: bool | None = None
+        start: float | None = None
 
         def read(line: bytes | None) -> Iterator[tuple[TraceRequest, float]]:
-            nonlocal is_bailian
+            nonlocal is_bailian, start
             if line == END:
                 return
             row = self._decode(decoder, line)
             bailian = row.chat_id is not None if is_bailian is None else is_bailian
-            yield self._check(row, bailian), row.timestamp
-            is_bailian = bailian
+            first = row.timestamp if start is None else start
+            request = self._check(row, bailian, first)
+            is_bailian, start = bailian, first
+            yield request, row.timestamp
 
         return read
 
@@ -233,7 +236,7 @@ class TraceReader:
         expected, value = f"a list of integers ({said})", values["hash_ids"]
         return self._error(WrongKind, field="hash_ids", expected=expected, value=value)
 
-    def _check(self, row: Row, bailian: bool) -> TraceRequest:
+    def _check(self, row: Row, bailian: bool, start: float) -> TraceRequest:
         unit = BAILIAN_UNIT if bailian else MOONCAKE_UNIT
         limits = (
             ("timestamp", row.timestamp, 0),
@@ -260,7 +263,7 @@ class TraceReader:
             raise self._error(
                 OutOfRange, field="an id", value=bad, expected="from 0 to 2**64 - 1"
             ) from None
-        arrival = row.timestamp if bailian else row.timestamp / 1000
+        arrival = (row.timestamp - start) / (1 if bailian else 1000)
         return TraceRequest(self.num_lines, arrival, row.input_length, row.output_length, ids, unit)
 
     def _error(self, kind: type[BadLine], **fields: object) -> BadLine:

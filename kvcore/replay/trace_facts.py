@@ -31,7 +31,7 @@ class LengthFacts:
 
 @attrs.frozen(kw_only=True)
 class Facts:
-    """The facts of a trace. seconds: from time 0 to the last arrival. unit: tokens per id.
+    """The facts of a trace. seconds: from the first to the last arrival. unit: tokens per id.
 
     repeated_ids: those of num_ids whose prefix occurred before. ideal_hit_tokens: of an unlimited
     cache with blocks of block_size tokens. interrupted: the counts are incomplete.

@@ -45,16 +45,25 @@ def read(*lines: bytes, skip_bad: bool = False) -> list[TraceRequest]:
 
 
 def test_a_mooncake_line_is_a_request_in_seconds() -> None:
-    (request,) = read(line())
-    assert (request.line, request.arrival, request.unit) == (1, 1.5, 512)
+    _, request = read(line(timestamp=0), line())
+    assert (request.line, request.arrival, request.unit) == (2, 1.5, 512)
     assert (request.prompt_len, request.output_len) == (600, 7)
     assert list(request.hash_ids) == [4, 9]
 
 
 def test_a_bailian_line_has_seconds_and_sixteen_tokens_an_id() -> None:
     fields = {"chat_id": 3, "parent_chat_id": -1, "type": "text", "turn": 1}
-    (request,) = read(line(timestamp=61.25, input_length=33, hash_ids=[1, 2, 3], **fields))
+    fields |= {"input_length": 33, "hash_ids": [1, 2, 3]}
+    _, request = read(line(timestamp=0, **fields), line(timestamp=61.25, **fields))
     assert (request.arrival, request.unit, request.prompt_len) == (61.25, 16, 33)
+
+
+def test_times_count_from_the_first_good_line() -> None:
+    """A trace may have times since 1970, or be cut from the middle of a longer one."""
+    since_1970 = 1_700_000_000_000
+    rows = [line(timestamp=since_1970 + after) for after in (0, 250, 250, 1500)]
+    requests = read(line(input_length=0), *rows, skip_bad=True)
+    assert [each.arrival for each in requests] == [0.0, 0.25, 0.25, 1.5]
 
 
 def test_the_first_good_line_decides_the_form() -> None:
@@ -123,7 +132,7 @@ def test_a_bad_line_is_named_with_what_is_wrong(bad: bytes, kind: type[BadLine],
 def test_bad_lines_can_be_skipped_and_are_counted() -> None:
     lines = [line(), *(bad for bad, _, _ in BAD), line(timestamp=1600)]
     reader = TraceReader(io.BytesIO(b"\n".join(lines)), skip_bad=True, name="t.jsonl")
-    assert [each.arrival for each in reader] == [1.5, 1.6]
+    assert [each.arrival for each in reader] == [0.0, 0.1]
     assert reader.num_skipped == len(BAD)
     assert [type(each) for each in reader.examples] == [kind for _, kind, _ in BAD[:10]]
     assert reader.examples[0].fields["line"] == 2
