@@ -274,16 +274,26 @@ class Loop:
             upcoming = arrivals.next_time()
             if upcoming is None:
                 return None
-            batcher.now = max(self.now, upcoming)
+            self._idle(upcoming - self.now)
             arrivals.pull(self.now)
+        start = self.now
         chunks = batcher.schedule()
         if not (chunks or batcher.decoding or batcher.loading):
             raise InvariantViolation("REPLAY", f"step {self.record.steps} computes nothing")
         self._finish_step(chunks)
         sample = self._sample()
         self.record.samples.add(sample)
+        self.record.spent.add(self.now - start, sample)
         self.record.steps += 1
         return sample
+
+    def _idle(self, seconds: float) -> None:
+        """Let time pass in which there is no request."""
+        if seconds > 0:
+            sample = attrs.evolve(self._sample(), cached_blocks=self._manager.num_cached_blocks)
+            self.record.spent.add(seconds, sample)
+            self.record.idle_time += seconds
+            self._batcher.now += seconds
 
     def result(self, trace: tuple[str, int]) -> Result:
         """Return the result of the steps so far. trace: provides its name and its skipped lines."""
@@ -351,6 +361,7 @@ class Loop:
             looked_up_tokens=record.looked_up_tokens,
             evictions=record.evictions,
             preemptions=record.preemptions,
+            idle_time=record.idle_time,
         )
 
 

@@ -67,7 +67,7 @@ def draw_course(result: Result) -> str:
     with rc_context(STYLE):
         figure = Figure(figsize=(WIDTH_INCHES, 9.0))
         axes: Sequence[Axes] = figure.subplots(4, 1, sharex=True, gridspec_kw=COURSE_MARGINS)
-        samples = _from_zero(result.samples)
+        samples = from_zero(result.samples)
         times = [each.time for each in samples]
         _draw_use(axes[0], times, samples)
         _draw_requests(axes[1], times, samples)
@@ -218,11 +218,21 @@ def _legend(axes: Axes) -> None:
     )
 
 
-def _from_zero(samples: Sequence[Sample]) -> list[Sample]:
-    """Add a sample of the empty pool at time 0 before the samples."""
-    empty = dict.fromkeys((each.name for each in attrs.fields(Sample)), 0)
+def from_zero(samples: Sequence[Sample]) -> list[Sample]:
+    """Add samples without requests: of the empty pool at time 0, and after each idle time, which is
+    drawn where the sample before it was taken.
+    """
+    empty: dict[str, Any] = dict.fromkeys((each.name for each in attrs.fields(Sample)), 0)
     empty["num_blocks"] = samples[0].num_blocks
-    return [Sample(**empty), *samples]
+    drawn = [Sample(**empty)]
+    for each in samples:
+        last = drawn[-1]
+        if each.idle_time > last.idle_time:
+            idle = each.idle_time - last.idle_time
+            rest = {"running": 0, "waiting": 0, "swapped": 0, "used_blocks": 0}
+            drawn.append(attrs.evolve(last, time=last.time + idle, **rest))
+        drawn.append(each)
+    return drawn
 
 
 def _rates(times: list[float], totals: list[int]) -> tuple[list[float], list[float]]:

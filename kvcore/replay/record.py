@@ -22,6 +22,7 @@ from kvcore.replay.results import (
     RefusedRequest,
     Result,
     Sample,
+    Spent,
 )
 from kvcore.replay.workload import TraceRequest
 from kvcore.scheduler import Preemptions
@@ -67,7 +68,7 @@ class Record:
         self.again_hit_tokens = self.again_looked_up_tokens = 0
         self.output_tokens = 0
         self.interrupted = False
-        self.samples = Samples()
+        self.samples, self.spent, self.idle_time = Samples(), Spent(), 0.0
         self._options = options
         self._config = config
         self._prompt_tokens = 0
@@ -162,6 +163,7 @@ class Record:
             virtual_seconds=now,
             queueing=Queueing(*(each / NANO for each in waits)),
             samples=self.samples.all(),
+            spent=self.spent,
             costs=meter.costs(),
             far_hit_tokens=None if far_written is None else self.far_hit_tokens,
             far_written=far_written,

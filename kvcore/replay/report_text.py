@@ -11,9 +11,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from kvcore.replay.explain.tables import cause_rows, evictor_rows
-from kvcore.replay.results import Cost, Options, RefusedRequest, Result
+from kvcore.replay.results import FULL_SHARE, Cost, Options, RefusedRequest, Result
 from kvcore.replay.summary import (
-    FULL_SHARE,
     Report,
     course_of,
     rates_of,

@@ -25,6 +25,8 @@ REFUSED_MAX = 100
 """Number of refused requests that a result names; further ones are only counted."""
 SAMPLES_MAX = 2048
 """Most samples of a result; a longer run is thinned evenly."""
+FULL_SHARE = 0.9
+"""The share of used blocks from which on a pool counts as nearly full."""
 
 SPARED = 0.5
 BASE_SECONDS = 0.008
@@ -80,6 +82,7 @@ class Sample:
     waiting: requests that have arrived and hold nothing; those after the first WAITING_MAX
     (loop.py) are not read yet, and not counted. swapped: requests in the host tier. used_blocks:
     blocks with an owner. cached_blocks: findable blocks without owner, counted once per stride.
+    idle_time: seconds so far in which there was no request.
     """
 
     step: int
@@ -95,6 +98,38 @@ class Sample:
     looked_up_tokens: int
     evictions: int
     preemptions: int
+    idle_time: float = 0.0
+
+
+@attrs.define
+class Spent:
+    """How long so many blocks were used or cached, and so many requests running or waiting: virtual
+    seconds by number. Each step counts with the numbers at its end. first_full: end of the first
+    step in which the pool was nearly full.
+    """
+
+    used: dict[int, float] = attrs.field(factory=dict)
+    cached: dict[int, float] = attrs.field(factory=dict)
+    running: dict[int, float] = attrs.field(factory=dict)
+    waiting: dict[int, float] = attrs.field(factory=dict)
+    first_full: float | None = None
+
+    def add(self, seconds: float, sample: Sample) -> None:
+        """Count the time that ends with a sample."""
+        for times, number in (
+            (self.used, sample.used_blocks),
+            (self.cached, sample.cached_blocks),
+            (self.running, sample.running),
+            (self.waiting, sample.waiting),
+        ):
+            times[number] = times.get(number, 0.0) + seconds
+        if self.first_full is None and is_full(sample.used_blocks, sample.num_blocks):
+            self.first_full = sample.time
+
+
+def is_full(used_blocks: int, num_blocks: int) -> bool:
+    """Return whether a pool with so many used blocks is nearly full."""
+    return used_blocks >= FULL_SHARE * num_blocks
 
 
 @attrs.frozen
@@ -171,6 +206,7 @@ class Result:
     virtual_seconds: float
     queueing: Queueing
     samples: tuple[Sample, ...]
+    spent: Spent
     costs: tuple[Cost, ...]
     far_hit_tokens: int | None = None
     far_written: int | None = None

@@ -1,21 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """The figures of a result that every report shows: rates, and use over time.
 
-Text, JSON and page take their numbers from here, so that they cannot differ. A sample stands for
-the time since the previous one; medians and shares of time weight samples by that time.
+Text, JSON and page take their numbers from here, so that they cannot differ. Medians, means and
+shares weight by time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping
 
 import attrs
 
 from kvcore.replay.explain.explained import Explained
-from kvcore.replay.results import Result, Sample
+from kvcore.replay.results import Result, Sample, Spent, is_full
 
-FULL_SHARE = 0.9
-"""The share of used blocks from which on a pool counts as nearly full."""
 SATURATED_SHARE = 0.75
 """In the middle of its growth, a growing queue has at most this share of its final length."""
 
@@ -108,16 +106,19 @@ def course_of(result: Result) -> Course | None:
     samples = result.samples
     if not samples:
         return None
-    weights = weights_of(samples)
-    total = sum(weights)
-    full = [use_of(each) >= FULL_SHARE for each in samples]
+    spent, num_blocks = result.spent, samples[0].num_blocks
+    if not sum(spent.used.values()):  # no time passed: all samples weigh the same
+        spent = Spent()
+        for each in samples:
+            spent.add(1.0, each)
+    full = (spent.used[number] for number in spent.used if is_full(number, num_blocks))
     return Course(
-        use=_spread(samples, weights, use_of),
-        cached=_spread(samples, weights, cached_of),
-        running=_spread(samples, weights, lambda each: each.running),
-        waiting=_spread(samples, weights, lambda each: each.waiting),
-        nearly_full=sum(w for w, each in zip(weights, full, strict=True) if each) / total,
-        first_full=next((s.time for s, each in zip(samples, full, strict=True) if each), None),
+        use=_spread(spent.used, num_blocks),
+        cached=_spread(spent.cached, num_blocks),
+        running=_spread(spent.running),
+        waiting=_spread(spent.waiting),
+        nearly_full=sum(full) / sum(spent.used.values()),
+        first_full=spent.first_full,
     )
 
 
@@ -155,23 +156,14 @@ def cached_of(sample: Sample) -> float:
     return sample.cached_blocks / sample.num_blocks if sample.num_blocks else 0.0
 
 
-def weights_of(samples: Sequence[Sample]) -> list[float]:
-    """Return the time that each sample stands for; equal weights if no time passed."""
-    starts = [0.0, *(each.time for each in samples)]
-    weights = [each.time - start for each, start in zip(samples, starts, strict=False)]
-    return weights if sum(weights) > 0 else [1.0] * len(samples)
-
-
-def _spread(
-    samples: Sequence[Sample], weights: Sequence[float], of: Callable[[Sample], float]
-) -> Spread:
-    values = [of(each) for each in samples]
-    half, seen = sum(weights) / 2, 0.0
-    median = max(values)
-    for value, weight in sorted(zip(values, weights, strict=True)):
-        seen += weight
-        if seen >= half:
-            median = value
+def _spread(times: Mapping[int, float], whole: int = 1) -> Spread:
+    """Return the spread of numbers, as parts of a whole. times: seconds by number."""
+    total, seen = sum(times.values()), 0.0
+    median = most = max(times)
+    for number in sorted(times):
+        seen += times[number]
+        if seen >= total / 2:
+            median = number
             break
-    mean = sum(v * w for v, w in zip(values, weights, strict=True)) / sum(weights)
-    return Spread(median=median, mean=mean, most=max(values))
+    mean = sum(number * seconds for number, seconds in times.items()) / total
+    return Spread(median / whole, mean / whole, most / whole)

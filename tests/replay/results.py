@@ -7,7 +7,15 @@ from typing import Any
 
 import attrs
 
-from kvcore.replay.results import Cost, Options, Queueing, RefusedRequest, Result, Sample
+from kvcore.replay.results import (
+    Cost,
+    Options,
+    Queueing,
+    RefusedRequest,
+    Result,
+    Sample,
+    Spent,
+)
 
 EMPTY = Sample(
     step=0,
@@ -55,6 +63,9 @@ SAMPLES = (
         preemptions=1,
     ),
 )
+SPENT = Spent()
+for seconds, sample in zip((1.0, 6.0, 3.0), SAMPLES, strict=True):
+    SPENT.add(seconds, sample)
 REFUSED = RefusedRequest(request="7", line=8, num_tokens=5000, needed_blocks=313, usable_blocks=100)
 RESULT = Result(
     trace="day & night <1>.jsonl",
@@ -81,6 +92,7 @@ RESULT = Result(
     virtual_seconds=10.0,
     queueing=Queueing(median=0.25, p99=2.0, worst=12.5),
     samples=SAMPLES,
+    spent=SPENT,
     costs=(
         Cost("append", 4, 0.00002, 0.000004, 0.000006, 0.000008, 0.00001),
         Cost("step", 3, 0.00003, 0.000009, 0.000011, 0.000012, 0.000013),

@@ -19,6 +19,7 @@ from kvcore.replay.errors import InvalidReplayOption, NotJSON
 from kvcore.replay.loop import Loop, Step, replay
 from kvcore.replay.request_trace import TraceReader
 from kvcore.replay.results import BackendName, Options, Result, Sample
+from kvcore.replay.summary import course_of
 from kvcore.replay.synthetic import generate, to_lines
 from kvcore.replay.workload import TraceRequest
 from kvcore.types.commands import Batch
@@ -195,6 +196,40 @@ def test_who_comes_late_is_waited_for_and_who_waits_is_counted() -> None:
     assert [each.waiting for each in samples] == [1, 1, 1, 0, 0]
     assert samples[-1].time > 100
     assert result.queueing.worst == pytest.approx(samples[2].time, rel=1 / 64)
+
+
+def test_time_without_requests_counts_as_empty() -> None:
+    """Two requests of two steps, each of a second: one block is used for a second of each."""
+    requests = [ask(1, 4, 2, 1), ask(2, 4, 2, 2, at=10.0)]
+    options = Options(
+        num_blocks=3,
+        block_size=4,
+        base_seconds=1.0,
+        seconds_per_prefill_token=0.0,
+        seconds_per_decode=0.0,
+    )
+    result = replay(requests, options, backend="python")
+    assert [each.time for each in result.samples] == [1.0, 2.0, 11.0, 12.0]
+    assert [each.idle_time for each in result.samples] == [0.0, 0.0, 8.0, 8.0]
+    spent = result.spent
+    assert spent.running == spent.used == {1: 2.0, 0: 10.0}
+    assert spent.cached == {0: 1.0, 1: 11.0}  # the first prompt, until the second took its place
+    course = course_of(result)
+    assert course is not None
+    assert (course.use.median, course.use.mean) == (0.0, 2 * 0.5 / 12)
+
+
+def test_figures_over_time_are_not_those_of_thinned_samples(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    options = Options(num_blocks=300, bounds=False)
+    requests = list(generate("turns", 30, 1))
+    whole = replay(requests, options, backend="python", costs=False)
+    monkeypatch.setattr(record, "SAMPLES_MAX", 8)
+    thinned = replay(requests, options, backend="python", costs=False)
+    assert len(thinned.samples) < 10 < len(whole.samples)
+    for name in ("used", "running", "waiting", "first_full"):
+        assert getattr(thinned.spent, name) == getattr(whole.spent, name)
 
 
 def test_the_first_requests_alone_can_be_asked_for() -> None:

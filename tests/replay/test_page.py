@@ -7,13 +7,14 @@ import re
 from collections import Counter
 from xml.etree import ElementTree
 
+import attrs
 import pytest
 
 pytest.importorskip("matplotlib", reason="kvcore[plots] is not installed")
 
 from kvcore.cli.page_style import DARK, LIGHT
 from kvcore.replay.page import to_html
-from kvcore.replay.plots import NAMES, draw_course, draw_sweep, with_colours
+from kvcore.replay.plots import NAMES, draw_course, draw_sweep, from_zero, with_colours
 from kvcore.replay.summary import Report
 from tests.replay.results import REFUSED, RESULT, SAMPLES, made, of_size
 
@@ -82,6 +83,17 @@ def test_each_drawing_is_there_and_has_its_curves() -> None:
     words = {text.text for text in sweep.iter("text")}
     assert words >= {"this policy", "optimum", "ideal", "51", "101", "2,001"}
     assert len(list(ElementTree.fromstring(page_of(Report(RESULT))).iter("svg"))) == 1
+
+
+def test_time_without_requests_is_drawn_empty() -> None:
+    late = attrs.evolve(SAMPLES[0], step=1, time=20.0, idle_time=15.0)
+    drawn = from_zero([SAMPLES[0], late])
+    assert [(each.time, each.running, each.used_blocks) for each in drawn] == [
+        (0.0, 0, 0),
+        (1.0, 1, 20),
+        (16.0, 0, 0),
+        (20.0, 1, 20),
+    ]
 
 
 def test_bounds_that_were_not_counted_are_not_drawn() -> None:

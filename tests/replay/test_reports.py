@@ -14,7 +14,7 @@ import pytest
 
 from kvcore.replay.report_json import to_json
 from kvcore.replay.report_text import counted, percent, span, to_text
-from kvcore.replay.results import Options, Sample
+from kvcore.replay.results import Options, Sample, Spent
 from kvcore.replay.summary import Report, course_of, rates_of
 from tests.replay.results import REFUSED, RESULT, SAMPLES, made, of_size
 
@@ -50,7 +50,10 @@ def test_use_is_weighed_by_time() -> None:
 
 def test_a_run_without_time_or_steps_has_figures_or_none() -> None:
     assert course_of(made(samples=())) is None
-    at_once = made(samples=tuple(attrs.evolve(each, time=0.0) for each in SAMPLES))
+    at_once = made(
+        samples=tuple(attrs.evolve(each, time=0.0) for each in SAMPLES),
+        spent=Spent({0: 0.0}, {0: 0.0}, {0: 0.0}, {0: 0.0}),
+    )
     course = course_of(at_once)
     assert course is not None
     assert course.running.mean == pytest.approx((1 + 4 + 2) / 3)
