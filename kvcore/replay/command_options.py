@@ -195,6 +195,8 @@ def read_arguments(given: argparse.Namespace) -> Arguments:
     """Read the options. Raises BadOptions, CannotWrite, and what `make_config` raises."""
     if given.policies and given.apply is not None:
         raise BadOptions(reason="--apply checks one policy: omit --policies")
+    if given.policies and given.explain:
+        raise BadOptions(reason="--explain explains one policy: omit --policies")
     if given.far_blocks is None and given.store_policy is not None:
         raise BadOptions(reason="--store-policy needs --far-blocks")
     if given.far_blocks is not None and given.apply is not None:

@@ -90,7 +90,8 @@ def advice(report: Report) -> str | None:
     if rates.run is None:
         return None
     size, best = result.options.num_blocks, None
-    for each in report.sweep:
+    of_policy = (each for each in report.sweep if each.options.policy == result.options.policy)
+    for each in of_policy:
         more, rate = each.options.num_blocks - size, rates_of(each).run
         if more > 0 and rate is not None and rate - rates.run >= ADVICE_POINTS:
             per_block = (rate - rates.run) / more

@@ -71,6 +71,12 @@ def test_the_advice_is_the_size_that_brings_most_per_block() -> None:
     assert said == "100 more blocks would bring 10.0 points of hit rate"
 
 
+def test_more_blocks_are_judged_under_the_same_policy() -> None:
+    other = attrs.evolve(of_size(201, 450), options=Options(num_blocks=201, policy="lru2"))
+    said = advice(Report(RESULT, (RESULT, of_size(201, 350), other)))
+    assert said == "100 more blocks would bring 10.0 points of hit rate"
+
+
 def test_without_a_larger_pool_that_helps_the_bounds_advise() -> None:
     said = "another policy can bring at most 15.0 points of hit rate in this pool, more blocks "
     said += "10.0 on top"

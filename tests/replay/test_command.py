@@ -151,6 +151,7 @@ def test_a_pipe_is_read_once_and_from_its_start(
         (("--html", "{folder}/none/page.html"), "cannot be written: no such file or directory"),
         (("--html", "{trace}/page.html"), "cannot be written: not a directory"),
         (("--sweep", "1"), "num_blocks=1"),
+        (("--explain", "--policies", "lru,lru2"), "--explain explains one policy: omit --policies"),
     ],
 )
 def test_what_cannot_be_done_is_refused_in_a_sentence(
