@@ -17,7 +17,7 @@ import attrs
 from kvcore.cli.arguments import CommandParser, count, natural, parse, positive
 from kvcore.cli.pipes import ends_cleanly
 from kvcore.replay import trace_facts
-from kvcore.replay.command import FINE, STOPPED, USAGE_ERROR
+from kvcore.replay.command import FINE, STOPPED, USAGE_ERROR, print_notes
 from kvcore.replay.command_options import TRACES, add_rate
 from kvcore.replay.request_trace import TraceReader
 from kvcore.replay.synthetic import KINDS, SESSIONS_PER_SECOND, generate, to_lines
@@ -69,8 +69,7 @@ def _show(options: argparse.Namespace) -> int:
         counting.read(reader)
     except KeyboardInterrupt:
         interrupted = True
-    if reader.note is not None:
-        print(f"kvcore trace: {reader.note}", file=sys.stderr)
+    print_notes(reader, "kvcore trace")
     facts = counting.facts(reader.name, reader.num_skipped, interrupted=interrupted)
     print(
         json.dumps(attrs.asdict(facts)) if options.json else "\n".join(trace_facts.to_lines(facts))

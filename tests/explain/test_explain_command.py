@@ -38,7 +38,7 @@ def test_the_page_shows_what_the_commands_print(
     assert explain_command.main(explain[1:]) == 0
     assert capsys.readouterr().out == first
     assert explain_command.main(one[1:]) == 0
-    assert capsys.readouterr().out == "".join(first.splitlines(keepends=True)[:3]) + second
+    assert capsys.readouterr().out == "".join(first.splitlines(keepends=True)[:4]) + second
 
 
 def test_the_data_add_up_and_name_every_cause(
@@ -98,3 +98,38 @@ def test_options_of_replay_alone_are_not_taken(
     with pytest.raises(SystemExit, match="2"):
         explain_command.main([trace, "--blocks", "2048", *words])
     assert f"unrecognized arguments: {' '.join(words)}" in capsys.readouterr().err
+
+
+def test_what_is_left_out_is_said(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with Path(trace).open("a") as file:
+        file.write("no request\n")
+    words = [trace, "--blocks", "128", "--skip-bad"]
+    usable = 127 * 16
+    rows = [json.loads(line) for line in Path(trace).read_text().splitlines()[:-1]]
+    needs = [each["input_length"] + each["output_length"] - 1 for each in rows]
+    num_refused = sum(need > usable for need in needs)
+    assert num_refused > 1
+    assert explain_command.main(words) == 0
+    reported = capsys.readouterr()
+    said = f"left out: {num_refused} requests too large for the pool, 1 bad line"
+    assert reported.out.splitlines()[2] == said
+    assert "kvcore explain: skipped: documents.jsonl, line 61: not JSON" in reported.err
+    assert explain_command.main([*words, "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert (data["refused"], data["skipped_lines"]) == (num_refused, 1)
+    assert trace_command.main(["show", trace, "--skip-bad"]) == 0
+    assert "kvcore trace: skipped: documents.jsonl, line 61" in capsys.readouterr().err
+
+
+def test_one_request_is_shown_whole_only_on_request(
+    trace: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [trace, "--blocks", "8192", "--requests", "1"]
+    assert explain_command.main([*words, "--optimum"]) == 0
+    assert "\nideal " in capsys.readouterr().out
+    assert explain_command.main([*words, "--request", "0"]) == 0
+    assert "seen for the first time" in capsys.readouterr().out
+    for more in (["--by", "evictor"], ["--by", "request"], ["--optimum"]):
+        with pytest.raises(SystemExit, match="2"):
+            explain_command.main([*words, "--request", "0", *more])
+        assert "--request shows one request whole" in capsys.readouterr().err

@@ -19,7 +19,7 @@ from kvcore.cli.arguments import CommandParser, parse
 from kvcore.cli.pipes import ends_cleanly
 from kvcore.explain.explanation import Explanation
 from kvcore.record.reader import is_record
-from kvcore.replay.command import FINE, STOPPED, USAGE_ERROR
+from kvcore.replay.command import FINE, STOPPED, USAGE_ERROR, print_notes
 from kvcore.replay.command_options import (
     OR_RECORD,
     TRACES,
@@ -47,7 +47,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     words = sys.argv[1:] if arguments is None else arguments
     of_record = any(is_record(word) for word in words)
-    given = parse(make_record_parser() if of_record else make_parser(), arguments)
+    parser = make_record_parser() if of_record else make_parser()
+    given = parse(parser, arguments)
+    if given.request is not None and (given.by != "cause" or given.optimum):
+        parser.error("--request shows one request whole: omit --by and --optimum")
     explained, split, stopped = Explained(_keep(given)), Counter[str](), False
     try:
         if of_record:
@@ -67,7 +70,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if given.json:
         print(json.dumps(to_data(data, explained, split, given.by)))
     else:
-        print("\n".join(to_lines(lines, explained, split, given.by)), flush=True)
+        by = given.by if given.request is None else None
+        print("\n".join(to_lines(lines, explained, split, by)), flush=True)
     return STOPPED if stopped else FINE
 
 
@@ -154,6 +158,7 @@ def _run(call: Arguments, explained: Explained, optimum: bool) -> tuple[Result, 
         )
     finally:
         progress.end()
+    print_notes(reader, "kvcore explain")
     split = Counter[str]()
     if isinstance(reader, Remembered):
         usable = call.options.num_blocks - 1

@@ -16,7 +16,7 @@ from msgspec import to_builtins
 from kvcore.explain.explanation import CAUSES, LENGTHS, Explanation, Span
 from kvcore.replay.explain.explained import Explained
 from kvcore.replay.explain.tables import MEANING, TAKEN_BY, TOP, cause_rows, evictor_rows
-from kvcore.replay.report_text import headline, percent, setting, table
+from kvcore.replay.report_text import counted, headline, percent, setting, table
 from kvcore.replay.results import Result
 from kvcore.replay.summary import share
 
@@ -24,15 +24,15 @@ FORMAT = 1
 
 
 def to_lines(
-    head: Iterable[str], explained: Explained, split: Counter[str], by: str
+    head: Iterable[str], explained: Explained, split: Counter[str], by: str | None
 ) -> Iterator[str]:
     """Yield the lines of the report. head: what was explained. split: evicted tokens by policy and
-    capacity, if requested.
+    capacity, if requested. by: None for each admission that was kept.
     """
     totals = explained.totals
     yield from head
     yield ""
-    if explained.kept and len({each.request for each in explained.kept}) == 1 and by == "cause":
+    if by is None:
         for each in explained.kept:
             yield from _one(each)
         return
@@ -49,8 +49,14 @@ def to_lines(
 
 
 def head_lines(result: Result) -> list[str]:
-    """Return the head of the report: the trace and its manager."""
-    return [headline(result), setting(result)]
+    """Return the head of the report: the trace, its manager, and what was left out."""
+    left_out = []
+    if result.num_refused:
+        left_out.append(f"{counted(result.num_refused, 'request')} too large for the pool")
+    if result.skipped_lines:
+        left_out.append(counted(result.skipped_lines, "bad line"))
+    lines = [headline(result), setting(result)]
+    return [*lines, f"left out: {', '.join(left_out)}"] if left_out else lines
 
 
 def head_data(result: Result) -> dict[str, Any]:
@@ -60,6 +66,8 @@ def head_data(result: Result) -> dict[str, Any]:
         "backend": result.backend,
         "interrupted": result.interrupted,
         "options": attrs.asdict(result.options),
+        "refused": result.num_refused,
+        "skipped_lines": result.skipped_lines,
     }
 
 
