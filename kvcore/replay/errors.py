@@ -40,6 +40,12 @@ class NeedsRate(TraceFileError):
     message = "{file} is {form}, which has no times: use --rate N, requests per second"
 
 
+class HasTimes(TraceFileError):
+    """The trace has times, and a rate is given."""
+
+    message = "{file} has times of its own: omit --rate"
+
+
 class EmptyTrace(TraceFileError):
     """The file has no request."""
 

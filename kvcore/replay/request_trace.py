@@ -28,6 +28,7 @@ import msgspec
 from kvcore.replay.errors import (
     BadLine,
     EmptyTrace,
+    HasTimes,
     LengthsDiffer,
     LineTooLong,
     MissingRequestField,
@@ -76,7 +77,7 @@ class TraceReader:
     for errors. rate: requests per second, for a form without times. num_skipped, examples: number
     of bad lines skipped so far, and the errors of the first ones. note: a remark on the form.
     position, size: bytes read, and total bytes (None if it is not a file). Raises, while it is
-    read: UnreadableTrace, UnreadForm, NeedsRate, EmptyTrace, BadLine.
+    read: UnreadableTrace, UnreadForm, NeedsRate, HasTimes, EmptyTrace, BadLine.
     """
 
     def __init__(
@@ -136,11 +137,13 @@ class TraceReader:
 
     def _reading(self, first: bytes | None) -> Read:
         """Return the reader for a trace that begins with this line: it yields requests, and their
-        times as in the file. Raises UnreadForm, NeedsRate.
+        times as in the file. Raises UnreadForm, NeedsRate, HasTimes.
         """
         form = None if first is None else form_of(first, self.name, self._rate)
         if form is None:
             return self._mooncake()
+        if form.kind == "csv" and self._rate is not None:
+            raise HasTimes(file=self.name)
         self.note = f"{self.name} is {form.name}: {form.note}"
         other = OtherTrace(form, self._rate, self._error)
 
@@ -163,6 +166,8 @@ class TraceReader:
                 return
             row = self._decode(decoder, line)
             bailian = row.chat_id is not None if is_bailian is None else is_bailian
+            if self._rate is not None:
+                raise HasTimes(file=self.name)
             first = row.timestamp if start is None else start
             request = self._check(row, bailian, first)
             is_bailian, start = bailian, first

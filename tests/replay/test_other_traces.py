@@ -13,6 +13,7 @@ import pytest
 from kvcore.replay import command, trace_command
 from kvcore.replay.errors import (
     BadLine,
+    HasTimes,
     LineTooLong,
     MissingRequestField,
     NeedsRate,
@@ -29,10 +30,11 @@ from kvcore.replay.workload import TraceRequest
 
 AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens"
 BURST = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type"
+MOONCAKE = '{"timestamp": 0, "input_length": 5, "output_length": 1, "hash_ids": [7]}'
 SYSTEM = "You are a helpful assistant. " * 8
 
 
-def read(text: str, *, rate: float | None = 2.0, skip_bad: bool = False) -> list[TraceRequest]:
+def read(text: str, *, rate: float | None = None, skip_bad: bool = False) -> list[TraceRequest]:
     reader = TraceReader(io.BytesIO(text.encode()), rate=rate, skip_bad=skip_bad, name="t")
     return list(reader)
 
@@ -81,7 +83,7 @@ def test_each_answer_of_a_conversation_is_a_request_behind_all_that_was_said() -
         json.dumps([conversation(*said), conversation("Hello")]),
         json.dumps(conversation(*said)) + "\n" + json.dumps(conversation("Hello")),
     ):
-        first, second = read(text)
+        first, second = read(text, rate=2)
         assert (first.arrival, second.arrival) == (0.0, 0.5)
         size = len(SYSTEM) + 1
         assert (first.prompt_len, first.output_len) == (-(-size // 4), 100)
@@ -158,7 +160,14 @@ def test_what_is_not_read_is_refused_by_name(
 )
 def test_a_bad_line_says_what_is_wrong_with_it(text: str, error: type[BadLine], said: str) -> None:
     with pytest.raises(error, match=said):
-        read(text)
+        read(text, rate=None if text.startswith(AZURE) else 2)
+
+
+@pytest.mark.parametrize("text", [f"{AZURE}\n1,5,1", "rubbish\n" + MOONCAKE])
+def test_a_rate_for_a_trace_with_times_is_refused(text: str) -> None:
+    assert len(read(text, rate=None, skip_bad=True)) == 1
+    with pytest.raises(HasTimes, match="t has times of its own: omit --rate"):
+        read(text, rate=2, skip_bad=True)
 
 
 def test_a_line_that_is_not_utf_8_is_refused() -> None:
@@ -172,13 +181,13 @@ def test_bad_lines_are_left_out_on_request() -> None:
     text = f"{AZURE}\n1,5,1\nx,5,1\n2,7\n3,9,1"
     assert [each.prompt_len for each in read(text, skip_bad=True)] == [5, 9]
     text = '{"prompt": "abc"}\n{"prompt": 1}\n{"prompt": "abcde"}\n{"pro'
-    assert [each.prompt_len for each in read(text, skip_bad=True)] == [1, 2]
+    assert [each.prompt_len for each in read(text, rate=2, skip_bad=True)] == [1, 2]
 
 
 def test_a_line_that_is_too_long_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kvcore.replay.request_trace.LINE_BYTES_MAX", 64)
     with pytest.raises(LineTooLong, match="line 2"):
-        read('{"prompt": "x"}\n' + json.dumps({"prompt": "y" * 100}))
+        read('{"prompt": "x"}\n' + json.dumps({"prompt": "y" * 100}), rate=2)
 
 
 def test_the_commands_read_them_and_say_what_is_to_be_known(
