@@ -65,6 +65,15 @@ class NoInterval(SizingError):
     )
 
 
+class NoStates(SizingError):
+    """An interval between kept states is given, and the model has no states."""
+
+    message = (
+        "no layer keeps a state, of which one would be kept every {interval} tokens: omit"
+        " --checkpoint-interval"
+    )
+
+
 class UnknownLayer(SizingError):
     """A group names a layer that the model does not have."""
 

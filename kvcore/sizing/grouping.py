@@ -17,7 +17,7 @@ from collections.abc import Sequence
 
 import attrs
 
-from kvcore.sizing.errors import NoInterval, NoLayers, UnevenHashes
+from kvcore.sizing.errors import NoInterval, NoLayers, NoStates, UnevenHashes
 from kvcore.sizing.layout import KVCacheGroupSpec, check_pages, create_kv_cache_group_specs
 from kvcore.sizing.memory import Specs
 from kvcore.sizing.specs import LayerSpec, StateSpec, blocks_of, check_count
@@ -34,7 +34,7 @@ def group_layers(
     """Make groups for these layers, those that keep everything first.
 
     checkpoint_interval: tokens between kept states; None: the tokens of a block of attention. Does
-    not modify specs. Raises NoLayers, NoInterval, GroupsDoNotFit.
+    not modify specs. Raises NoLayers, NoInterval, NoStates, GroupsDoNotFit.
     """
     if not specs:
         raise NoLayers
@@ -92,6 +92,8 @@ def _fit_states(specs: Specs, interval: int | None) -> dict[str, LayerSpec]:
     """
     states = {name: spec for name, spec in specs.items() if isinstance(spec, StateSpec)}
     if not states:
+        if interval is not None:
+            raise NoStates(interval=interval)
         return _equal_pages(specs)
     largest = max(spec.state_bytes for spec in states.values())
     resized = _equal_pages({name: spec for name, spec in specs.items() if name not in states})

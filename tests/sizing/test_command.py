@@ -201,6 +201,10 @@ def test_what_fits_makes_a_manager_and_what_does_not_makes_none(
         ([LLAMA_8B, "--gpu", "80GiB", "--weights", "16"], "memory '16': the unit is missing"),
         ([LLAMA_8B, "--gpu", "80GiB", "--tp", "3"], "8 key-value heads do not split over 3"),
         ([LLAMA_8B, "--memory", "9999TiB"], "must be at most 1024 TiB"),
+        (
+            [LLAMA_8B, "--memory", "1GiB", "--checkpoint-interval", "64"],
+            "no layer keeps a state, of which one would be kept every 64 tokens",
+        ),
         ([LLAMA_8B, "--memory", "80GiB", "--dtype", "fp3"], "dtype fp3 is not known"),
         (
             [LLAMA_8B, "--memory", "80GiB", "--hash-block-size", "32"],
