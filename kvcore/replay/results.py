@@ -9,6 +9,7 @@ separately.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import Literal
 
 import attrs
@@ -108,21 +109,18 @@ class Spent:
     step in which the pool was nearly full.
     """
 
-    used: dict[int, float] = attrs.field(factory=dict)
-    cached: dict[int, float] = attrs.field(factory=dict)
-    running: dict[int, float] = attrs.field(factory=dict)
-    waiting: dict[int, float] = attrs.field(factory=dict)
+    used: defaultdict[int, float] = attrs.field(factory=lambda: defaultdict(float))
+    cached: defaultdict[int, float] = attrs.field(factory=lambda: defaultdict(float))
+    running: defaultdict[int, float] = attrs.field(factory=lambda: defaultdict(float))
+    waiting: defaultdict[int, float] = attrs.field(factory=lambda: defaultdict(float))
     first_full: float | None = None
 
     def add(self, seconds: float, sample: Sample) -> None:
         """Count the time that ends with a sample."""
-        for times, number in (
-            (self.used, sample.used_blocks),
-            (self.cached, sample.cached_blocks),
-            (self.running, sample.running),
-            (self.waiting, sample.waiting),
-        ):
-            times[number] = times.get(number, 0.0) + seconds
+        self.used[sample.used_blocks] += seconds
+        self.cached[sample.cached_blocks] += seconds
+        self.running[sample.running] += seconds
+        self.waiting[sample.waiting] += seconds
         if self.first_full is None and is_full(sample.used_blocks, sample.num_blocks):
             self.first_full = sample.time
 

@@ -52,7 +52,7 @@ def test_a_run_without_time_or_steps_has_figures_or_none() -> None:
     assert course_of(made(samples=())) is None
     at_once = made(
         samples=tuple(attrs.evolve(each, time=0.0) for each in SAMPLES),
-        spent=Spent({0: 0.0}, {0: 0.0}, {0: 0.0}, {0: 0.0}),
+        spent=Spent(),
     )
     course = course_of(at_once)
     assert course is not None
