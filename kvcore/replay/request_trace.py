@@ -278,8 +278,8 @@ class TraceReader:
 def _name(source: str | os.PathLike[str] | BinaryIO) -> str:
     if source == STDIN:
         return "standard input"
-    if isinstance(source, str | os.PathLike):
-        return os.fspath(source)
+    if isinstance(source, str | os.PathLike):  # a name need not be UTF-8, which a report is
+        return os.fspath(source).encode(errors="backslashreplace").decode()
     return str(getattr(source, "name", "the trace"))
 
 

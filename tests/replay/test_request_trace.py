@@ -6,6 +6,7 @@ from __future__ import annotations
 import importlib
 import io
 import json
+import os
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -221,6 +222,14 @@ def test_a_file_can_be_read_twice_and_tells_how_far_it_was_read(tmp_path: Path) 
     assert reader.name == str(path)
     assert reader.position == reader.size == path.stat().st_size
     assert (reader.num_lines, reader.num_skipped) == (3, 1)
+
+
+def test_a_name_that_is_not_utf_8_can_be_printed(tmp_path: Path) -> None:
+    path = os.fsdecode(os.fsencode(tmp_path) + b"/\xff.jsonl")
+    Path(path).write_bytes(line())
+    reader = TraceReader(path)
+    assert len(list(reader)) == 1
+    assert reader.name.encode() == os.fsencode(tmp_path) + rb"/\udcff.jsonl"
 
 
 def test_standard_input_is_read_by_its_sign(monkeypatch: pytest.MonkeyPatch) -> None:
