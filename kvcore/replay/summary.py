@@ -143,7 +143,7 @@ def saturation_of(result: Result) -> Saturation | None:
     halfway = next(each for each in before if each.time >= middle)
     if halfway.waiting > SATURATED_SHARE * longest.waiting:
         return None
-    return Saturation(since, longest.time, longest.waiting)
+    return Saturation(since, longest.time, max(result.spent.waiting, default=longest.waiting))
 
 
 def use_of(sample: Sample) -> float:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import attrs
 import pytest
 
+from kvcore.replay import record
 from kvcore.replay.loop import replay
 from kvcore.replay.report_json import to_json
 from kvcore.replay.report_text import advice, to_text
@@ -49,7 +50,10 @@ def test_a_run_without_steps_is_not_saturated() -> None:
     assert saturation_of(made(samples=())) is None
 
 
-def test_an_engine_that_is_too_slow_says_so_in_every_report() -> None:
+def test_an_engine_that_is_too_slow_says_so_in_every_report(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(record, "SAMPLES_MAX", 64)  # few samples meet the longest queue
     slow = [TraceRequest(n, n / 50, 64, 40, (n,), 64) for n in range(200)]
     options = Options(num_blocks=30, block_size=16, max_running=4)
     report = Report(replay(slow, options, backend="python"))
@@ -60,6 +64,9 @@ def test_an_engine_that_is_too_slow_says_so_in_every_report() -> None:
     assert data is not None
     assert data["since_seconds"] < data["until_seconds"]
     assert data["waiting"] > 100
+    course = to_json(report)["course"]
+    assert course is not None
+    assert data["waiting"] == course["waiting"]["most"]
     calm = Report(replay(slow, attrs.evolve(options, max_running=64, num_blocks=1000)))
     assert "saturated" not in to_text(calm)
     assert to_json(calm)["saturation"] is None
