@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import tempfile
 from collections.abc import Sequence
@@ -17,6 +18,7 @@ from kvcore import Config, KVCacheManager, Request
 from kvcore.record.reader import first_calls, segment_files
 from kvcore.record.recorder import Recorder
 from kvcore.replay.command import main
+from kvcore.replay.records import follower
 from kvcore.replay.records.what_if import Variant, changed, what_if
 from kvcore.trace.calls import Call, perform_on
 from kvcore.types.errors import InvalidConfig
@@ -116,6 +118,65 @@ def test_a_preemption_is_known_by_the_calls_that_are_read_ahead(
     calls += [Call("free", ("a",)), Call("allocate_slots", ("b", 4)), Call("take_batch")]
     (more,) = run_variants(tmp_path, calls, "python", more=attrs.evolve(POOL, num_blocks=20))
     assert (more.parted_at, more.tally.avoided) == (6, avoided)
+
+
+def test_a_preemption_that_frees_no_block_is_followed_by_others(
+    tmp_path: Path, backend: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = [*admission("a", [1] * 4), *admission("c", [3] * 2)]  # two blocks and one
+    calls += [Call("add_request", (Request("b", [1, 1, 1, 1, 9]),))]
+    manager = KVCacheManager(POOL, backend)
+    manager.start_recording(Recorder(tmp_path / "record"))
+    for call in calls:
+        perform_on(manager, call)
+    manager.allocate_slots("b", 0, manager.get_computed_blocks("b"))  # both blocks of a
+    manager.append(["a"], [1])
+    manager.take_batch()
+    manager.free("a")
+    manager.append(["c"], [3])
+    manager.allocate_slots("b", 1)
+    manager.take_batch()
+    manager.stop_recording()
+
+    take, num_taken = follower.Follower._take_batch, itertools.count()
+
+    def take_batch(self: follower.Follower) -> bool:
+        assert next(num_taken) < 50, "the variant does not end"
+        return take(self)
+
+    monkeypatch.setattr(follower.Follower, "_take_batch", take_batch)
+    less = {"less": attrs.evolve(POOL, num_blocks=4)}
+    (done,) = what_if(tmp_path / "record", less, backend).variants
+    # All three need a block. To preempt b frees none, since a holds them too, so c goes as well and
+    # a ends. Then c and b need a block again, and b goes: it ends after c.
+    assert (done.tally.delayed, done.tally.preempted, done.tally.dropped) == (3, 3, 0)
+
+
+def test_drafts_of_a_delayed_request_are_accepted_once_they_are_computed(
+    tmp_path: Path, backend: Backend
+) -> None:
+    calls = [*admission("a", [1] * 4), *admission("b", [2] * 2)]  # three blocks
+    calls += [Call("add_tokens", ("b", [3])), Call("add_drafts", ("b", [4, 5]))]
+    calls += [Call("allocate_slots", ("b", 3)), Call("take_batch")]  # two more: too many here
+    calls += [Call("accept", ("b", 1)), Call("add_tokens", ("b", [6])), Call("free", ("a",))]
+    calls += [Call("allocate_slots", ("b", 1)), Call("take_batch")]
+    (less,) = run_variants(tmp_path, calls, backend, less=attrs.evolve(POOL, num_blocks=5))
+    # Once a is gone, b computes its drafts, accepts one after their batch, and goes on.
+    assert (less.tally.delayed, less.tally.dropped) == (1, 0)
+    assert less.tally.computed_tokens == 4 + 2 + 3 + 1
+
+
+def test_a_call_that_comes_while_its_step_is_open_waits_for_the_batch(
+    tmp_path: Path, backend: Backend
+) -> None:
+    calls = [*admission("a", [1] * 4), *admission("b", [2] * 2)]
+    calls += [Call("add_tokens", ("b", [3])), Call("add_drafts", ("b", [4, 5]))]
+    calls += [Call("allocate_slots", ("b", 3)), Call("take_batch"), Call("free", ("a",))]
+    calls += [Call("accept", ("b", 1)), Call("add_tokens", ("b", [6]))]  # b is scheduled just now
+    calls += [Call("allocate_slots", ("b", 1)), Call("take_batch")]
+    (less,) = run_variants(tmp_path, calls, backend, less=attrs.evolve(POOL, num_blocks=5))
+    assert (less.tally.delayed, less.tally.dropped) == (2, 0)
+    assert less.tally.computed_tokens == 4 + 2 + 3 + 1
 
 
 def test_what_no_empty_pool_holds_is_dropped(tmp_path: Path, backend: Backend) -> None:

@@ -5,7 +5,8 @@ It makes the calls as recorded up to the first whose hit, refusal or error diffe
 takes each request as far as the recorded manager does, with its own hits:
 
     covered    an allocation up to a place that a longer hit has reached already
-    delayed    a call that is refused only here; later calls of that request queue after it
+    delayed    a call that is refused, or meets its request in the open batch, only here; later
+    calls of that request queue after it
     preempted  the youngest request, if a batch would be empty while a request is delayed
     avoided    a free or swap that made space there: its request was allocated again
     dropped    calls that need more than the whole pool, name blocks that are not cached here, or
@@ -25,7 +26,7 @@ import attrs
 from kvcore.manager import KVCacheManager
 from kvcore.replay.records.counterpart import STEPS, Counterpart, Made, request_of
 from kvcore.replay.records.filled import NONE, give_hashes
-from kvcore.types.errors import KvcoreError
+from kvcore.types.errors import InOpenBatch, KvcoreError
 from kvcore.types.values import Appended, Hit, Reason, Refused, Verdict
 
 RETURNS = {
@@ -49,7 +50,7 @@ class Follower(Counterpart):
         self.refused: dict[str, tuple[int, int]] = {}
         """Delayed request -> blocks that its last refusal needed, and blocks free then."""
         self.stepped: set[str] = set()
-        """The delayed requests that have scheduled slots in the open batch."""
+        """The delayed requests that the open batch has scheduled or preempted."""
         self.gone: set[str] = set()
         """The dropped requests, until their ids are added again."""
 
@@ -249,6 +250,10 @@ class Follower(Counterpart):
         if isinstance(value, Refused):
             self._wait(request_id, call, value)
             return False
+        if isinstance(value, InOpenBatch) and request_id:
+            self.tally.delayed += 1  # it was scheduled later than in the record
+            self.queues[request_id] = deque([call])
+            return False
         if isinstance(value, KvcoreError):
             self.tally.dropped += 1
             return False
@@ -281,6 +286,9 @@ class Follower(Counterpart):
         """
         if self.manager.in_flight:
             return False
+        if not self.running and self.stepped:
+            self.stepped.clear()  # all were preempted in this batch: any may be admitted again
+            return True
         if len(self.running) <= 1:
             alone = next(iter(self.running), None) or next(iter(self.queues))
             if alone in self.queues:
@@ -299,6 +307,7 @@ class Follower(Counterpart):
         again = [_again(request_id, place) for place in [*places, reached]]
         self.queues.setdefault(request_id, deque()).extendleft(reversed(again))
         self.refused.pop(request_id, None)
+        self.stepped.add(request_id)  # others first: its blocks may be hits, so nothing is free
         self.tally.preempted += 1
         return True
 
@@ -338,6 +347,8 @@ class Follower(Counterpart):
                 self._note_refusal(request_id, call, value)
                 if value.reason is Reason.NEVER:
                     self._drop(request_id)
+                return
+            if isinstance(value, InOpenBatch):
                 return
             queue.popleft()
             if isinstance(value, KvcoreError):
