@@ -198,6 +198,21 @@ def test_a_request_that_ends_in_flight_was_not_preempted_there() -> None:
         assert ("preempted-in-flight" in watch.reached) == comes_back
 
 
+def test_an_adapter_may_replace_blocks_of_a_table_in_a_hunt() -> None:
+    sanitizer = Sanitizer([CacheGroup(block_size=4), CacheGroup(block_size=4)], num_blocks=6)
+    watch = Watch(sanitizer)
+    watch.begin("r0", [1] * 12)
+    watch.extend("r0", 0, [0, 1])
+    watch.extend("r0", 1, [2, 3])
+    before = watch.progress()
+    watch.extend("r0", 1, [4, 5], 1)  # 4 in place of 3, and 5 behind it
+    assert watch.progress() != before
+    assert watch.tables["r0"] == [(0, 0), (0, 1), (1, 2), (1, 4), (1, 5)]
+    watch.extend("r0", 0, [3], position=2)
+    watch.issue(1, [Chunk("r0", 0, 12)])
+    assert watch.complete(1) == []  # so the sanitizer has all blocks, and no read is wrong
+
+
 def test_a_world_is_the_same_after_json() -> None:
     for world in (Generator(Adapter.AXES, 2).next(), HuntWorld({"block_size": 4}, 3, 8, 2)):
         assert world_from_json(world.to_json()) == world

@@ -63,16 +63,23 @@ class Watch:
             self.fresh.add(name)
         self._guarded(self.sanitizer.begin)(name, tokens, *args, **named)
 
-    def extend(self, name: Any, group_id: int, blocks: Iterable[int]) -> None:
+    def extend(
+        self, name: Any, group_id: int, blocks: Iterable[int], position: int | None = None
+    ) -> None:
         blocks = list(blocks)
-        self._guarded(self.sanitizer.extend)(name, group_id, blocks)
+        self._guarded(self.sanitizer.extend)(name, group_id, blocks, position)
         held = {each for table in self.tables.values() for each in table}
         named = [(group_id, block) for block in blocks]
         if held.intersection(named):
             self.reached.add("shared-block")
         if named and name in self.cut_off:
             self.reached.add("preempted-in-flight")
-        self.tables[name] += named
+        table = self.tables[name]
+        mine = [place for place, (group, _) in enumerate(table) if group == group_id]
+        replaced = [] if position is None else mine[position : position + len(named)]
+        for place, each in zip(replaced, named, strict=False):
+            table[place] = each
+        table += named[len(replaced) :]
 
     def drop(self, name: Any) -> None:
         if any(name in names for names in self.steps.values()):
