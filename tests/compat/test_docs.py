@@ -53,6 +53,18 @@ def test_the_page_has_every_parameter() -> None:
             assert re.search(rf"`[^`]*\b{name}\b[^`]*`", TEXT), name
 
 
+def test_the_page_calls_events_and_the_manager_as_they_are_made() -> None:
+    for event in (kvcore.BlockStored, kvcore.BlockRemoved):
+        fields = ", ".join(field.name for field in attrs.fields(event))
+        assert f"`{event.__name__}({fields})`" in TEXT
+    shown: list[str] = []
+    for each in list(inspect.signature(compat.KVCacheManager).parameters.values()):
+        if each.kind is each.KEYWORD_ONLY and "*" not in shown:
+            shown.append("*")
+        shown.append(each.name if each.default is each.empty else f"{each.name}={each.default}")
+    assert f"`KVCacheManager({', '.join(shown)})`" in TEXT
+
+
 def test_what_the_page_names_exists() -> None:
     for name in set(re.findall(r"`(kvcore(?:\.\w+)+)", TEXT)):
         assert pkgutil.resolve_name(name) is not None
