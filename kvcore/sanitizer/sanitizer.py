@@ -99,7 +99,8 @@ class Sanitizer(Owners):
         parent: str | None = None,
     ) -> None:
         """Follow a request. tokens: the engine's own growing list, read when a step completes.
-        namespace: LoRA adapter, salt, media, embeddings. parent: the forked request.
+        namespace: LoRA adapter, salt, media and embeddings, in this order; None where a request has
+        none. parent: the forked request.
         """
         if name in self._names.live:
             raise AdapterError(observation=f"begin({name!r})", reason="it lives already")
