@@ -42,23 +42,28 @@ class Executor:
     def __init__(self, engine: "Engine") -> None:
         self.engine = engine
         self.sent: list[tuple[list[Any], list[Any]]] = []
-        self.next_positions: dict[int, int] = {}  # of a request that decodes
-        self.left: dict[int, int] = {}  # tokens until it stops
+        # Of the next decode, as ARStepInputs keeps them: request, start, count, tokens to come.
+        self.rows: list[tuple[Any, int, int, int]] = []
 
     async def forward_async(self, inputs: Any) -> None:
-        its, running = inputs["inputs"], self.engine.running
-        rows = []
-        for place, seq in enumerate(running):
-            start, count, last = self.next_positions.get(seq.seq_id, -1), 1, True
-            if its is not None:
-                start, count = int(its.history_lengths[place]), int(its.seq_length[place])
-                last = not its.is_chunk or its.is_last_chunk
-                self.left[seq.seq_id] = seq.sampling_param.max_new_tokens - seq.num_new_tokens
-            self.next_positions[seq.seq_id] = start + count
-            self.left[seq.seq_id] -= last
-            rows.append((seq, start, count, self.left[seq.seq_id]))
-        # A request is sent once more before it is known to have stopped.
-        told = [row[:3] for row in rows if row[3] >= 0]
+        its, delta = inputs["inputs"], inputs["delta"]
+        if delta is not None:
+            self.rows = [self.rows[place] for place in delta.indice_cpu]
+        rows, others = self.rows, list[Any]()
+        if its is not None:
+            sizes = zip(its.history_lengths.tolist(), its.seq_length.tolist(), strict=True)
+            others = rows
+            rows = [
+                (seq, *size, seq.sampling_param.max_new_tokens - seq.num_new_tokens - 1)
+                for seq, size in zip(self.engine.running, sizes, strict=True)
+            ]
+        if its is None or not its.is_chunk or its.is_last_chunk:
+            after = [(seq, start + count, 1, left - 1) for seq, start, count, left in rows]
+            self.rows = others + after
+        flying = self.sent[-1][0] if self.sent else []
+        ends = {(seq.seq_id, start + count) for seq, start, count, _ in flying}
+        # A request is sent once more before the answer that ends it is known.
+        told = [row[:3] for row in rows if row[3] >= 0 or (row[0].seq_id, row[1]) not in ends]
         self.sent.append((rows, told))
         self.engine.target.follow(told, inputs["cache_inputs"])
 
@@ -72,6 +77,7 @@ class Executor:
 
     async def sleep(self, level: int) -> None:
         del level
+        self.rows.clear()
         self.engine.target.forgets()
 
     def wakeup(self, tags: Any) -> None:
