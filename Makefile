@@ -155,7 +155,7 @@ engines-mooncake: setup ## install Mooncake 0.3.13 outside the project and keep 
 	$(BIN)/pytest -m mooncake tests/runtime/far $(ARGS)
 
 engines-sanitizer: setup ## reproduce each bug of docs/found.md in the installed engines
-	$(BIN)/pytest -m "slow or not slow" tests/sanitizer/test_found.py tests/sanitizer/test_found_programs.py tests/sanitizer/test_sanitize_command.py tests/sanitizer/test_sglang_host.py $(ARGS)
+	$(BIN)/pytest -m "slow or not slow" tests/sanitizer/test_found.py tests/sanitizer/test_found_programs.py tests/sanitizer/test_sanitize_command.py tests/sanitizer/test_sglang_host.py tests/sanitizer/test_lmdeploy_mends.py $(ARGS)
 
 engines-sanitizer-old: setup ## install old versions of engines and reproduce each bug of docs/found_old.md in them
 	$(BIN)/python -m tests.sanitizer.old.versions
