@@ -274,7 +274,7 @@ class Loop:
             upcoming = arrivals.next_time()
             if upcoming is None:
                 return None
-            self._idle(upcoming - self.now)
+            self._idle(upcoming)
             arrivals.pull(self.now)
         start = self.now
         chunks = batcher.schedule()
@@ -287,13 +287,14 @@ class Loop:
         self.record.steps += 1
         return sample
 
-    def _idle(self, seconds: float) -> None:
+    def _idle(self, until: float) -> None:
         """Let time pass in which there is no request."""
+        seconds = until - self.now
         if seconds > 0:
             sample = attrs.evolve(self._sample(), cached_blocks=self._manager.num_cached_blocks)
             self.record.spent.add(seconds, sample)
             self.record.idle_time += seconds
-            self._batcher.now += seconds
+            self._batcher.now = until  # not the sum, which may be before the next arrival
 
     def result(self, trace: tuple[str, int]) -> Result:
         """Return the result of the steps so far. trace: provides its name and its skipped lines."""

@@ -219,6 +219,12 @@ def test_time_without_requests_counts_as_empty() -> None:
     assert (course.use.median, course.use.mean) == (0.0, 2 * 0.5 / 12)
 
 
+def test_time_passes_to_an_arrival_and_not_to_a_rounded_sum() -> None:
+    # The first one is done at 0.30815, and 0.30815 + (0.809 - 0.30815) is less than 0.809.
+    requests = [ask(1, 3, 1, 1, at=0.3), ask(2, 3, 1, 2, at=0.809)]
+    assert replay(requests, Options(num_blocks=9, block_size=4)).finished == 2
+
+
 def test_figures_over_time_are_not_those_of_thinned_samples(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
