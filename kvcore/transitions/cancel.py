@@ -14,15 +14,18 @@ Twin: rust/src/transitions/cancel.rs.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from msgspec.structs import replace
 
 from kvcore.state.batch_records import BatchInFlight, in_order
-from kvcore.state.open_batch import make_open_batch
+from kvcore.state.open_batch import Merge, make_open_batch
 from kvcore.state.state import RequestState, State
 from kvcore.state.table_edit import rebuild
 from kvcore.state.transaction import Transaction, transition
 from kvcore.transitions.batches import check_in_flight
 from kvcore.transitions.free import cut_tables, drop_host
+from kvcore.transitions.in_flight import note_request
 from kvcore.types.arguments import read_int
 from kvcore.types.commands import EvictAll, named_rows
 from kvcore.types.values import Outcome
@@ -46,7 +49,9 @@ def cancel(state: State, batch: int) -> Outcome[State, None]:
         tx.published_keys = tx.batch.published_keys
         hold_rows(tx, number)
         tx.loads = tuple(load for load in tx.loads if load.batch < number)
-        take_back(tx, cancelled, number)
+        lost = take_back(tx, cancelled, number)
+        uncount(tx, lost)
+        keep_merges(tx, opened.merges)
         for row in sorted({row for each in cancelled for row in each.rows}):
             rebuild(tx, row)
         if started:
@@ -55,8 +60,11 @@ def cancel(state: State, batch: int) -> Outcome[State, None]:
     return transition(state, change)
 
 
-def take_back(tx: Transaction, cancelled: list[BatchInFlight], number: int) -> None:
-    """Withdraw keys, end uses, and lower each request to its remaining count."""
+def take_back(tx: Transaction, cancelled: list[BatchInFlight], number: int) -> set[int]:
+    """Withdraw keys, end uses, and lower each request to its remaining count. Returns the blocks
+    whose keys were withdrawn.
+    """
+    lost = set()
     pools = [pool for pool in (tx.device, tx.host) if pool is not None]
     for pool in pools:
         pool.end_use(lambda user: user >= number)
@@ -64,6 +72,7 @@ def take_back(tx: Transaction, cancelled: list[BatchInFlight], number: int) -> N
         for block, key in batch.published_keys:
             if tx.device.keys[block] == key:
                 tx.device.unpublish_full(block)
+                lost.add(block)
             elif key in tx.device.tail_keys(block):
                 tx.device.withdraw_tails(block, [key])
         tx.device.release([owed.block for owed in batch.owed])
@@ -75,6 +84,38 @@ def take_back(tx: Transaction, cancelled: list[BatchInFlight], number: int) -> N
             counts[request_id] = min(counts.get(request_id, entry.restore), entry.restore)
     for request_id, count in counts.items():
         fall(tx, request_id, count, number)
+    return lost
+
+
+def uncount(tx: Transaction, lost: set[int]) -> None:
+    """Let requests that go on counting blocks whose keys were withdrawn publish them again: they
+    share what a request that fell had published.
+    """
+    lost = {block for block in lost if tx.device.ref_counts[block] > 0}
+    for name in tx.rows if lost else ():
+        if name is None:
+            continue
+        request = tx.request(name)
+        counted = zip(request.tables, request.num_cached, strict=True)
+        blocks = [enumerate(table[:count]) for table, count in counted]
+        first = [next((at for at, block in each if block in lost), None) for each in blocks]
+        if any(at is not None for at in first):
+            pairs = zip(first, request.num_cached, strict=True)
+            kept = tuple(count if at is None else at for at, count in pairs)
+            tx.put(replace(request, num_cached=kept))
+
+
+def keep_merges(tx: Transaction, merges: Iterable[Merge]) -> None:
+    """Let blocks that waited to be merged in the open batch wait in the new one, if their requests
+    go on counting them.
+    """
+    for merge in merges:
+        request = tx.requests.get(merge.request_id)
+        if request is None or merge.position >= request.num_cached[merge.group_id]:
+            continue
+        tx.batch = replace(tx.batch, merges=tx.batch.merges.append(merge))
+        if tx.config.publish == "scheduled":
+            note_request(tx, merge.request_id, request.num_computed, request.num_computed)
 
 
 def hold_rows(tx: Transaction, number: int) -> None:

@@ -123,8 +123,14 @@ def m_cancel_keeps_keys(patcher: Patcher) -> None:
     """What a batch published before it ran stays findable when the batch is cancelled."""
 
     @patcher.around(cancel, "take_back")
-    def unpublished(take_back: Any, tx: Any, cancelled: list[Any], number: int) -> None:
-        take_back(tx, [replace(each, published_keys=()) for each in cancelled], number)
+    def unpublished(take_back: Any, tx: Any, cancelled: list[Any], number: int) -> Any:
+        return take_back(tx, [replace(each, published_keys=()) for each in cancelled], number)
+
+
+@mutant("flight-merge-late", "PUBLISHED", costs="what was written is not found again")
+def m_cancel_drops_merges(patcher: Patcher) -> None:
+    """A cancel forgets which blocks wait to be merged for requests that go on counting them."""
+    patcher.replace(cancel, "keep_merges", lambda *_: None)
 
 
 @mutant("ahead-drafts", "PUBLISHED", costs="what was written is not found again")

@@ -251,7 +251,7 @@ PROFILES: dict[str, Profile] = {
             moves="calls",
             without=("fork", "append", "free", "remove_request", "reset_prefix_cache"),
         ),
-        *(1611, 5169),
+        *(1612, 5174),
         shows=("goal merge",),
         not_shown={
             "call allocate_slots: refused later": "a block for each token",

@@ -100,13 +100,27 @@ def _lost_marks(before: State, call: Call, outcome: Outcome[State, Any]) -> Iter
 
 
 def _lost_keys(before: State, call: Call, outcome: Outcome[State, Any]) -> Iterator[str]:
-    """Yield the blocks whose key a cancel withdrew, though they go on counting as published."""
-    for request in outcome.state.requests.values() if call.name == "cancel" else ():
-        for index, table in enumerate(request.tables):
-            for position, block in enumerate(table[: request.num_cached[index]]):
-                keys = before.device.keys[block], outcome.state.device.keys[block]
-                if keys[0] is not None and keys[1] is None:
-                    yield f"block {block} at {position} of group {index} loses its key by a cancel"
+    """Yield the blocks whose key or merge a cancel dropped, though every request that counted them
+    as published keeps their tokens.
+    """
+    state, kept, fallen = outcome.state, list[tuple[int, tuple[str, int, int]]](), set[int]()
+    for name, request in before.requests.items() if call.name == "cancel" else ():
+        for index, group in enumerate(state.config.groups):
+            for position, block in enumerate(request.tables[index][: request.num_cached[index]]):
+                if state.requests[name].num_computed < (position + 1) * group.block_size:
+                    fallen.add(block)
+                else:
+                    kept.append((block, (name, index, position)))
+    for block, place in kept:
+        known = before.device.keys[block] is not None or _waits(before, place)
+        held = state.device.keys[block] is not None or _waits(state, place)
+        if known and not held and block not in fallen:
+            yield f"block {block} at {place[2]} of group {place[1]} loses its key by a cancel"
+
+
+def _waits(state: State, place: tuple[str, int, int]) -> bool:
+    merges = state.batch.merges
+    return any((each.request_id, each.group_id, each.position) == place for each in merges)
 
 
 def _wrong_tails(before: State, call: Call, outcome: Outcome[State, Any]) -> Iterator[str]:

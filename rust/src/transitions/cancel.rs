@@ -16,15 +16,17 @@ use std::sync::Arc;
 
 use crate::mutants::{Mutant, seeded};
 use crate::state::batch_records::{BatchInFlight, in_order};
-use crate::state::open_batch::OpenBatch;
+use crate::state::open_batch::{Merge, OpenBatch};
 use crate::state::row_map::RowMap;
 use crate::state::state::{State, request_mut};
 use crate::state::table_edit::rebuild;
 use crate::transitions::batches::check_in_flight;
 use crate::transitions::free::{cut_tables, drop_host};
+use crate::transitions::in_flight::note_request;
 use crate::types::commands::{Command, named_rows};
+use crate::types::config::Publish;
 use crate::types::errors::Error;
-use crate::types::ids::Row;
+use crate::types::ids::{BlockId, Row};
 
 /// Take back a batch in flight, all later ones and the open one. Fails with NotInFlight.
 pub fn cancel(state: &mut State, batch: i64) -> Result<(), Error> {
@@ -35,7 +37,7 @@ pub fn cancel(state: &mut State, batch: i64) -> Result<(), Error> {
     let rows = named_rows(&state.effects.commands);
     state.effects.commands.clear();
     let next = OpenBatch { number: state.batch.number + 1, ..OpenBatch::default() };
-    let OpenBatch { number: open, entries, published_keys, starts_epoch, .. } =
+    let OpenBatch { number: open, entries, published_keys, starts_epoch, merges, .. } =
         std::mem::replace(&mut state.batch, next);
     state.batch.starts_epoch = starts_epoch || cancelled.iter().any(|each| each.starts_epoch);
     cancelled.push(Arc::new(BatchInFlight {
@@ -47,7 +49,9 @@ pub fn cancel(state: &mut State, batch: i64) -> Result<(), Error> {
     }));
     hold_rows(state, number);
     state.loads.retain(|load| load.batch < number);
-    take_back(state, &cancelled, number);
+    let lost = take_back(state, &cancelled, number);
+    uncount(state, lost);
+    keep_merges(state, merges);
     let rows: BTreeSet<Row> = cancelled.iter().flat_map(|each| &each.rows).copied().collect();
     let announced = rows.into_iter().filter(|_| !seeded(Mutant::CancelLeavesTables));
     announced.for_each(|row| rebuild(state, row));
@@ -58,14 +62,21 @@ pub fn cancel(state: &mut State, batch: i64) -> Result<(), Error> {
     Ok(())
 }
 
-/// Withdraw keys, end uses, and lower each request to its remaining count.
-fn take_back(state: &mut State, cancelled: &[Arc<BatchInFlight>], number: u64) {
+/// Withdraw keys, end uses, and lower each request to its remaining count. Returns the blocks whose
+/// keys were withdrawn.
+fn take_back(
+    state: &mut State,
+    cancelled: &[Arc<BatchInFlight>],
+    number: u64,
+) -> BTreeSet<BlockId> {
+    let mut lost = BTreeSet::new();
     let State { device, host, effects, .. } = state;
     device.end_use(|user| user >= number);
     for batch in cancelled {
         for &(block, key) in &batch.published_keys {
             if device.key(block) == Some(&key) && !seeded(Mutant::CancelKeepsKeys) {
                 device.unpublish_full(block, effects);
+                lost.insert(block);
             } else if device.tail_keys(block).contains(&key) {
                 device.withdraw_tails(block, &[key], effects);
             }
@@ -87,6 +98,42 @@ fn take_back(state: &mut State, cancelled: &[Arc<BatchInFlight>], number: u64) {
     // Nothing is removed from this map, so its order is that of the first entries.
     for (row, &count) in counts.iter().filter(|_| !seeded(Mutant::CancelKeepsCounts)) {
         fall(state, row, count, number);
+    }
+    lost
+}
+
+/// Let requests that go on counting blocks whose keys were withdrawn publish them again: they share
+/// what a request that fell had published.
+fn uncount(state: &mut State, mut lost: BTreeSet<BlockId>) {
+    lost.retain(|&block| state.device.ref_count(block) > 0);
+    if lost.is_empty() {
+        return;
+    }
+    for request in state.requests.iter_mut().flatten() {
+        for (table, num_cached) in request.tables.iter().zip(&mut request.num_cached) {
+            let mut counted = table.iter().take(*num_cached as usize);
+            if let Some(first) = counted.position(|block| lost.contains(block)) {
+                *num_cached = first as u32;
+                request.quiet_until = 0;
+            }
+        }
+    }
+}
+
+/// Let blocks that waited to be merged in the open batch wait in the new one, if their requests go
+/// on counting them.
+fn keep_merges(state: &mut State, merges: Vec<Merge>) {
+    for merge in merges {
+        let Some(&row) = state.rows.get(&merge.request_id) else { continue };
+        let request = &state[row];
+        if merge.position >= request.num_cached[merge.group_id as usize] {
+            continue;
+        }
+        let computed = request.num_computed;
+        state.batch.merges.push(merge);
+        if state.config.publish == Publish::Scheduled {
+            note_request(state, row, computed, computed, None);
+        }
     }
 }
 

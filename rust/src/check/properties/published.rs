@@ -81,18 +81,33 @@ pub(crate) fn published(made: &Made<'_>) -> Finding {
     Ok(())
 }
 
-/// Fails if a cancel withdrew the key of a block that goes on counting as published.
+/// Fails if a cancel dropped the key or the merge of a block, though every request that counted it
+/// as published keeps its tokens.
 fn check_cancel(made: &Made<'_>) -> Finding {
-    for request in made.after.requests() {
-        let groups = (0..).zip(&request.tables).zip(&request.num_cached);
-        for ((index, table), &num_cached) in groups {
-            for (position, &block) in table.iter().take(num_cached as usize).enumerate() {
-                let [known, key] = [made.before, made.after].map(|state| state.device.key(block));
-                if known.is_some() && key.is_none() {
-                    let place = format!("{position} of group {index}");
-                    return Err(format!("block {} at {place} loses its key by a cancel", block.0));
+    let (before, after) = (made.before, made.after);
+    let (mut kept, mut fallen) = (Vec::new(), Vec::new());
+    for request in before.requests() {
+        let count = after[after.rows[&request.request_id]].num_computed;
+        for ((index, group), table) in (0..).zip(&after.config.groups).zip(&request.tables) {
+            for (position, &block) in (0..request.num_cached[index as usize]).zip(table) {
+                if count < (position + 1) * group.block_size {
+                    fallen.push(block);
+                } else {
+                    kept.push((block, &request.request_id, (index, position)));
                 }
             }
+        }
+    }
+    for (block, name, (index, position)) in kept {
+        let is_own = |merge: &Merge| {
+            merge.request_id == *name && (merge.group_id, merge.position) == (index, position)
+        };
+        let [known, held] = [before, after].map(|state| {
+            state.device.key(block).is_some() || state.batch.merges.iter().any(is_own)
+        });
+        if known && !held && !fallen.contains(&block) {
+            let place = format!("{position} of group {index}");
+            return Err(format!("block {} at {place} loses its key by a cancel", block.0));
         }
     }
     Ok(())
