@@ -104,9 +104,9 @@ class Sample:
 
 @attrs.define
 class Spent:
-    """How long so many blocks were used or cached, and so many requests running or waiting: virtual
-    seconds by number. Each step counts with the numbers at its end. first_full: end of the first
-    step in which the pool was nearly full.
+    """For each number of used blocks, cached blocks, running and waiting requests: the virtual
+    seconds in which there were that many. Each step counts with the numbers at its end. first_full:
+    end of the first step in which the pool was nearly full.
     """
 
     used: defaultdict[int, float] = attrs.field(factory=lambda: defaultdict(float))
@@ -126,7 +126,7 @@ class Spent:
 
 
 def is_full(used_blocks: int, num_blocks: int) -> bool:
-    """Return whether a pool with so many used blocks is nearly full."""
+    """Return whether a pool of which this many blocks are used is nearly full."""
     return used_blocks >= FULL_SHARE * num_blocks
 
 

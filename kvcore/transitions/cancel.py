@@ -2,13 +2,13 @@
 """Cancel: batches in flight are undone, whether executed or not.
 
 Invariants: a batch is cancelled together with all later ones and the open one; their numbers are
-not used again. The keys that they published are withdrawn, each request falls back to the lowest
+not used again. The keys of what they write are withdrawn, each request falls back to the lowest
 count that they remember, and the blocks after it are released. Evicted contents stay evicted, and
 freed blocks stay freed. The new open batch begins with the released blocks and the whole tables of
 every row that the cancelled commands name, so it is right whether or not these were applied. If an
 epoch began in one of the batches, it stays begun, and its `EvictAll` follows: a block whose `Touch`
-was cancelled has its owner by the tables alone. A row held for a cancelled batch becomes free,
-unless a remaining batch has it.
+was cancelled has its owner by the tables alone. What waits to be merged, and stays, goes on
+waiting. A row held for a cancelled batch becomes free, unless a remaining batch has it.
 Twin: rust/src/transitions/cancel.rs.
 """
 

@@ -2,13 +2,14 @@
 //! Cancel: batches in flight are taken back, executed or not.
 //!
 //! Invariants: a batch is cancelled together with all later ones and the open one; their numbers
-//! are not used again. The keys that they published are withdrawn, each request falls back to the
+//! are not used again. The keys of what they write are withdrawn, each request falls back to the
 //! least count that they remember, and the blocks behind it are released. What they evicted stays
 //! evicted, and what they freed stays freed. The new open batch begins with the blocks given back
 //! and with the whole tables of every row that the cancelled commands name, so it is right whether
 //! or not those had been applied. If an epoch began in one of the batches, it stays begun, and its
-//! `EvictAll` follows: a block whose `Touch` was cancelled has its owner by the tables alone. A row
-//! that was held back for a cancelled batch is free, unless a remaining batch has it.
+//! `EvictAll` follows: a block whose `Touch` was cancelled has its owner by the tables alone. What
+//! waits to be merged, and stays, goes on waiting. A row that was held back for a cancelled batch
+//! is free, unless a remaining batch has it.
 //! Twin: kvcore/transitions/cancel.py.
 
 use std::collections::BTreeSet;
